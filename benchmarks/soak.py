@@ -101,7 +101,7 @@ def live_programs() -> int:
     """Programs that the process has: on JAX all, elsewhere those of the store."""
     import keras
 
-    from keras_transformer.programs import PROGRAMS
+    from keras_transformer.kernels.programs import PROGRAMS
 
     if keras.backend.backend() != "jax":
         return len(PROGRAMS)
@@ -113,7 +113,7 @@ def live_programs() -> int:
 def run() -> None:
     import keras
 
-    from keras_transformer.programs import PROGRAMS
+    from keras_transformer.kernels.programs import PROGRAMS
 
     if FLAGS.most_programs is not None:
         PROGRAMS.most = PROGRAMS.most_lasting = FLAGS.most_programs

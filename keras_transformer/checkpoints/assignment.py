@@ -16,8 +16,8 @@ from keras_transformer.checkpoints.preset import Description, Preset
 from keras_transformer.checkpoints.presets import read_preset
 from keras_transformer.checkpoints.weights import Names, Weight, match
 from keras_transformer.config import TransformerConfig
+from keras_transformer.kernels.programs import to_tensor
 from keras_transformer.process import release_memory
-from keras_transformer.programs import to_tensor
 from keras_transformer.structure import variable_shapes
 
 BACKBONE_PREFIX = "backbone/"

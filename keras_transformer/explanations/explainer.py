@@ -9,9 +9,9 @@ import keras
 import numpy as np
 from keras import ops
 
+from keras_transformer.kernels.programs import compile_function, to_tensor
 from keras_transformer.layers.stems import TokenStem
 from keras_transformer.models.placing import ADDED_POSITIONS
-from keras_transformer.programs import compile_function, to_tensor
 
 _SEEN = ("states", "attention")
 _VECTORS = ("queries", "keys")

@@ -12,8 +12,8 @@ from keras_transformer.config import TransformerConfig
 from keras_transformer.exporting.graph import PUBLISHED, Array, Graph
 from keras_transformer.generation.cache import Cache
 from keras_transformer.generation.slot_space import SlotSpace
+from keras_transformer.kernels.indexing import columns
 from keras_transformer.layers.position import row_lengths
-from keras_transformer.layers.slots import columns
 from keras_transformer.layers.stems import Input
 from keras_transformer.tasks import QuestionAnswerer, Task, TextEmbedder
 

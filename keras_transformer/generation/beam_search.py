@@ -15,7 +15,6 @@ from keras_transformer.checking import (
     check_float,
     check_int,
 )
-from keras_transformer.generation.logits import lines_at, top_k
 from keras_transformer.generation.samplers import (
     Limits,
     Outputs,
@@ -25,6 +24,8 @@ from keras_transformer.generation.samplers import (
     named,
     put_at,
 )
+from keras_transformer.kernels.indexing import lines_at
+from keras_transformer.kernels.selection import top_k
 
 _WORST = -1e9
 # What there is not among the ended hypotheses, and the least score of one that there is: a negative

@@ -7,7 +7,7 @@ import keras
 from keras import ops
 
 from keras_transformer.checking import MOST_TOKENS, check_fields, check_float, check_int
-from keras_transformer.generation.logits import NEVER, argmax, log_sum, top_k
+from keras_transformer.generation.logits import NEVER
 from keras_transformer.generation.samplers import (
     Limits,
     Prompt,
@@ -16,6 +16,7 @@ from keras_transformer.generation.samplers import (
     named,
     put_at,
 )
+from keras_transformer.kernels.selection import argmax, log_sum, top_k
 
 _FORBIDDEN = -1.0
 

@@ -22,7 +22,7 @@ from keras_transformer.generation.logits import broken
 from keras_transformer.generation.program import Program, compile_loop, compile_pass
 from keras_transformer.generation.samplers import Greedy, Limits, Outputs, Prompt, Sampler
 from keras_transformer.generation.slot_space import longer, placed
-from keras_transformer.programs import compile_function
+from keras_transformer.kernels.programs import compile_function
 from keras_transformer.sizes import Sizes
 
 

@@ -19,9 +19,9 @@ from keras_transformer.generation.decoding import DecodeState, Decoding, Given, 
 from keras_transformer.generation.guidance import GuidedProgram, split_inputs
 from keras_transformer.generation.program import Program
 from keras_transformer.generation.samplers import Outputs, Sampler
+from keras_transformer.kernels.programs import to_tensor
 from keras_transformer.planning.memory import LOOP_TOKENS
 from keras_transformer.process import release_memory
-from keras_transformer.programs import to_tensor
 from keras_transformer.sizes import round_size, round_up
 
 # The functions of so many samplers, rules and ends are kept.

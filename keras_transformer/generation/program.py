@@ -8,8 +8,8 @@ import keras
 from keras import ops
 
 from keras_transformer.generation.cache import Cache, spaces_of
-from keras_transformer.generation.logits import log_sum
-from keras_transformer.programs import compile_function
+from keras_transformer.kernels.programs import compile_function
+from keras_transformer.kernels.selection import log_sum
 
 # Weights in another order in memory, for as long as something that is compiled has them; or none.
 Packed = weakref.WeakValueDictionary | None
@@ -78,7 +78,7 @@ class Program:
     def _logits(self, states):
         if not self.best_only:
             return ops.cast(self.backbone.logits(states), "float32")
-        from keras_transformer.torch_tracing.screened import best_product
+        from keras_transformer.kernels.torch_tracing.screened import best_product
 
         states, kernel = self.backbone.output_projection(states)
         rows, bias = ops.shape(states)[:-1], self.backbone.output_bias
@@ -117,7 +117,7 @@ def compile_pass(function: Callable, *models: keras.Model, packed: Packed = None
         return compile_function(function, *models)
     import torch
 
-    from keras_transformer.torch_tracing.traced import TracedFunction
+    from keras_transformer.kernels.torch_tracing.traced import TracedFunction
 
     traced = TracedFunction(function, *models, packed=packed)
     return torch.inference_mode()(
@@ -137,7 +137,7 @@ def compile_loop(
     if keras.backend.backend() == "torch":
         import torch
 
-        from keras_transformer.torch_tracing.traced import TracedFunction
+        from keras_transformer.kernels.torch_tracing.traced import TracedFunction
 
         step = TracedFunction(body, *models, packed=packed)
 

@@ -5,8 +5,9 @@ from typing import ClassVar
 
 from keras import ops
 
-from keras_transformer.generation.logits import COLD, NEVER, argmax, best, draw, keep, ordered
+from keras_transformer.generation.logits import COLD, NEVER, draw, keep
 from keras_transformer.generation.samplers import Limits, Sampler, uniform_of
+from keras_transformer.kernels.selection import argmax, best, ordered
 
 
 @dataclasses.dataclass(frozen=True)

@@ -15,17 +15,9 @@ from keras_transformer.checking import (
     nearest,
     shorten,
 )
-from keras_transformer.generation.logits import (
-    NEVER,
-    REACHED,
-    apply_temperature,
-    argmax,
-    best,
-    draw,
-    keep,
-    ordered,
-)
+from keras_transformer.generation.logits import NEVER, apply_temperature, draw, keep
 from keras_transformer.kerashub_names import sampler_here
+from keras_transformer.kernels.selection import REACHED, argmax, best, ordered
 
 
 class Limits(NamedTuple):

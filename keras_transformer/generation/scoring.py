@@ -8,9 +8,9 @@ from keras import ops
 
 from keras_transformer.config import TransformerConfig
 from keras_transformer.generation.engine import Engine
-from keras_transformer.generation.logits import log_sum
-from keras_transformer.generation.logits import top_k as likeliest
-from keras_transformer.programs import compile_function, to_tensor
+from keras_transformer.kernels.programs import compile_function, to_tensor
+from keras_transformer.kernels.selection import log_sum
+from keras_transformer.kernels.selection import top_k as likeliest
 from keras_transformer.sizes import round_size, round_up
 
 # So many logits are made at a time, in rows times length: they are the largest tensor.

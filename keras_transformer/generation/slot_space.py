@@ -5,8 +5,9 @@ from typing import Any, NamedTuple
 import keras
 from keras import ops
 
+from keras_transformer.kernels.indexing import columns, put_rows, taken
 from keras_transformer.layers.masking import Visibility, is_zero
-from keras_transformer.layers.slots import columns, put_rows, taken, write
+from keras_transformer.layers.slots import write
 
 
 class SlotSpace(NamedTuple):

@@ -7,8 +7,9 @@ import keras
 from keras import ops
 
 from keras_transformer.checking import MOST_TRACED, check_fields, check_float, check_int
-from keras_transformer.generation.logits import apply_temperature, argmax, draw
+from keras_transformer.generation.logits import apply_temperature, draw
 from keras_transformer.generation.samplers import Limits, Outputs, Prompt, Sampler, is_end, named
+from keras_transformer.kernels.selection import argmax
 from keras_transformer.models.backbone import Backbone
 
 # The places of a token's random numbers.

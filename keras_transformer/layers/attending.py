@@ -6,11 +6,11 @@ import zlib
 import keras
 from keras import ops
 
-from keras_transformer.layers import further_keys, scores, sparse
+from keras_transformer.kernels import attention
+from keras_transformer.layers import further_keys, sparse
 from keras_transformer.layers.blocks import goes_in_turns, in_groups, in_turns
 from keras_transformer.layers.position import row_lengths, sequence_positions
 from keras_transformer.layers.position_bias import PairBias
-from keras_transformer.layers.products import attention_kernel
 from keras_transformer.structure import block_of
 
 
@@ -99,17 +99,17 @@ class Attends:
         dropped = training and self.dropout > 0
         dot = self.score_function.scale is not None
         plain = dot and self.attention_soft_cap is None and not self.attention_sinks
-        by_kernel = plain and not (dropped or scores_wanted or from_cache)
-        by_kernel = by_kernel and scores.has_kernel(queries.dtype)
+        by_kernel = plain and not (scores_wanted or from_cache) and attention.takes(queries.dtype)
+        by_kernel = by_kernel and (not dropped or attention.takes_dropout(queries))
         attend = functools.partial(self._attend_stepwise, training=training)
         if by_kernel:
-            attend = self._attend_fused
+            attend = functools.partial(self._attend_fused, dropout=self.dropout if dropped else 0)
         elif not from_cache:
             keys, values = _heads_first(keys), _heads_first(values)
         sinks = (ops.cast(self.sinks, "float32"),) if self.attention_sinks else ()
         may_cut = dot and bias is None and not scores_wanted
         draw = self.dropout_layer.next_seeds if dropped else None
-        if may_cut and goes_in_turns(visibility, queries.shape[1], by_kernel):
+        if may_cut and goes_in_turns(visibility, queries, by_kernel):
             shared = (keys, values, *sinks)
             return in_turns(attend, queries, shared, visibility, draw), None
         if sinks:
@@ -120,21 +120,18 @@ class Attends:
         attended, weights = attend(queries, keys, values, visibility=visibility, bias=bias)
         return attended, weights if scores_wanted else None
 
-    def _attend_fused(self, queries, keys, values, *, visibility, bias=None, seed=None):
+    def _attend_fused(self, queries, keys, values, *, visibility, bias=None, seed=None, dropout):
         """The weighted sum of the values, all `(batch, length, heads, head_dim)`, in one kernel."""
-        if self.num_key_value_heads == 1:
-            # The kernels share key heads among groups, but TensorFlow's not a single one.
-            keys, values = (ops.repeat(x, self.num_heads, axis=2) for x in (keys, values))
-        options = {"scale": self.score_function.scale}
-        attend = attention_kernel(queries.dtype)
+        given = (queries, keys, values)
+        options = {"scale": self.score_function.scale, "dropout": dropout}
         if visibility.is_causality_alone and bias is None:
-            return attend(queries, keys, values, is_causal=True, **options), None
+            return attention.attention(*given, is_causal=True, **options), None
         allowed = visibility.mask(ops.shape(queries)[1], ops.shape(keys)[1])
         if bias is not None and allowed is not None:
             # Not every backend's kernel takes both: the mask goes into the bias.
             bias = ops.where(allowed, ops.cast(bias, queries.dtype), _lowest(queries.dtype))
             allowed = None
-        return attend(queries, keys, values, bias=bias, mask=allowed, **options), None
+        return attention.attention(*given, bias=bias, mask=allowed, **options), None
 
     def _attend_stepwise(
         self, queries, keys, values, sinks=None, *, visibility, bias=None, seed=None, training

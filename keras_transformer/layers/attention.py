@@ -20,13 +20,13 @@ from keras_transformer.layers.arguments import (
     with_further,
 )
 from keras_transformer.layers.attending import Attends
+from keras_transformer.layers.dense import Dense
 from keras_transformer.layers.disentangled import position_projections, with_relative_scores
 from keras_transformer.layers.dropout import Dropout
 from keras_transformer.layers.masking import Visibility, is_zero
 from keras_transformer.layers.normalization import make_head_normalization, make_normalization
 from keras_transformer.layers.position import RotaryEmbedding, sequence_positions
 from keras_transformer.layers.position_bias import PairBias
-from keras_transformer.layers.products import Dense
 from keras_transformer.layers.remat import Rematerializable, one_piece
 
 

@@ -6,26 +6,21 @@ from typing import NamedTuple
 import keras
 from keras import ops
 
+from keras_transformer.kernels import attention
 from keras_transformer.layers.masking import Visibility
-from keras_transformer.layers.products import in_program, on_cpu
 
 # From this length on full attention is computed for so many queries at a time, where the kernel of
 # the backend would keep the scores of all of them.
 _LONG, _AT_A_TIME = 4096, 256
-# Bytes of the scores of some rows: what the caches of a processor hold, or memory is not short of.
-_SCORES_AT_A_TIME = {"cpu": 3 * 2**20, "gpu": 2**30}
 # Smaller blocks compute fewer scores outside of the window, and more and smaller products.
 _LEAST_SIZE = 64
 
 
-def goes_in_turns(visibility: Visibility, query_length, by_kernel: bool) -> bool:
+def goes_in_turns(visibility: Visibility, queries, by_kernel: bool) -> bool:
     """Whether the scores of all queries at once would be too many."""
-    return (
-        not (by_kernel and keras.backend.backend() == "torch")  # which keeps none
-        and isinstance(query_length, int)
-        and query_length >= _LONG
-        and visibility.explicit is None
-    )
+    length = queries.shape[1]
+    long = isinstance(length, int) and length >= _LONG and visibility.explicit is None
+    return long and not (by_kernel and not attention.keeps_scores(queries))
 
 
 def in_turns(
@@ -127,11 +122,10 @@ def in_groups(
 
 def _rows_at_a_time(queries, slots) -> int | None:
     """How many rows go through attention at a time, None for all."""
-    known = keras.backend.backend() == "jax" and isinstance(slots, int)
-    if not known or not in_program(queries):
+    limit = attention.scores_at_a_time(queries)
+    if limit is None or not isinstance(slots, int):
         return None
     rows, length, heads, _ = queries.shape
-    limit = _SCORES_AT_A_TIME["cpu" if on_cpu() else "gpu"]
     most = max(1, limit // max(1, 4 * length * heads * slots))
     return -(-rows // -(-rows // most)) if rows > most else None
 

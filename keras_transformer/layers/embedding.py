@@ -18,33 +18,24 @@ from keras_transformer.checking import (
     check_seed,
     shorten,
 )
+from keras_transformer.kernels.indexing import look_up
+from keras_transformer.kernels.products import (
+    bfloat16_product,
+    int4_as_int8,
+    int8_product,
+    takes_bfloat16,
+    takes_int4,
+    takes_int8,
+)
+from keras_transformer.kernels.values import known_values
 from keras_transformer.layers.arguments import (
     ChecksCall,
     SavesArguments,
     check_axes,
     checked_options,
 )
-from keras_transformer.layers.products import (
-    bfloat16_product,
-    int8_product,
-    takes_bfloat16,
-    takes_int4,
-    takes_int8,
-)
 from keras_transformer.layers.remat import Rematerializable
 from keras_transformer.layers.word_vectors import read_vectors, words_by_id
-
-
-def look_up(embeddings, ids):
-    """The rows `ids` of a matrix of embeddings, with the same gradient on every backend.
-
-    TensorFlow's gradient of a gather is sparse: one entry a token. Keras's optimizers square the
-    entries before those of a repeated token are summed, so that Adam's steps and the clipping by
-    norm would differ from the other backends'. A product makes the gradient dense.
-    """
-    if keras.backend.backend() == "tensorflow":
-        embeddings = ops.multiply(embeddings, 1.0)
-    return ops.take(embeddings, ids, axis=0)
 
 
 class Embedding(keras.layers.Embedding):
@@ -65,7 +56,7 @@ class _OfIds(ChecksCall):
     """Mixin for an embedding whose ids, where their values are known, must be among its own."""
 
     def __call__(self, inputs, *args, **kwargs):
-        values = _in_memory(inputs)
+        values = known_values(inputs)
         if values is not None and values.dtype.kind in "iu":
             known = f"the layer {self.name!r} has the ids"
             check_range("inputs", values, 0, self.input_dim - 1, known)
@@ -94,17 +85,6 @@ def _table(path, words, found, vectors, missing, seed) -> tuple[np.ndarray, list
     places, sources = np.array(rows).T
     table[places] = vectors[sources]
     return table, missing_words
-
-
-def _in_memory(array) -> np.ndarray | None:
-    """An array of NumPy, or one of JAX on a CPU, which by itself takes any id, as NumPy's."""
-    if keras.backend.backend() == "jax" and not isinstance(array, np.ndarray):
-        import jax
-
-        known = isinstance(array, jax.Array) and not isinstance(array, jax.core.Tracer)
-        if known and array.is_fully_addressable and next(iter(array.devices())).platform == "cpu":
-            return np.asarray(array)
-    return array if isinstance(array, np.ndarray) else None
 
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
@@ -278,9 +258,7 @@ class TokenEmbedding(_OfIds, Rematerializable, keras.layers.ReversibleEmbedding,
                 return int8_product(inputs, self.reverse_embeddings, self.reverse_embeddings_scale)
             return int8_product(inputs, self._embeddings, self.embeddings_scale, axis=1)
         if reverse and self.logit_soft_cap is None and takes_int4(self, inputs):
-            from keras_transformer.layers import torch_int4
-
-            return int8_product(inputs, *torch_int4.of_logits(self))
+            return int8_product(inputs, *int4_as_int8(self, of_logits=True))
         if not reverse and self.quantization_mode == "int4" and not self.lora_enabled:
             return self._scaled(self._rows_of_int4(inputs))
         outputs = super().quantized_call(inputs, reverse=reverse)

@@ -8,6 +8,7 @@ import keras
 
 from keras_transformer.checking import known_shape
 from keras_transformer.config_checks import PATTERN
+from keras_transformer.kernels.products import quick_products
 from keras_transformer.layers.arguments import (
     ChecksCall,
     SavesArguments,
@@ -20,6 +21,7 @@ from keras_transformer.layers.arguments import (
     with_further,
 )
 from keras_transformer.layers.attention import MultiHeadAttention
+from keras_transformer.layers.dense import Dense
 from keras_transformer.layers.dropout import Dropout
 from keras_transformer.layers.experts import MixtureOfExperts
 from keras_transformer.layers.feed_forward import FeedForward, activated, build_function
@@ -27,7 +29,6 @@ from keras_transformer.layers.masking import Visibility
 from keras_transformer.layers.neighbours import with_neighbours
 from keras_transformer.layers.normalization import make_normalization, normalized
 from keras_transformer.layers.position_bias import PairBias
-from keras_transformer.layers.products import Dense, quick_products
 from keras_transformer.layers.remat import Rematerializable, one_piece
 
 # Those that every attention of a block has: further arguments of the block, by the same names.

@@ -9,6 +9,8 @@ from keras import ops
 from keras_transformer.checking import known_shape
 from keras_transformer.config_checks import check_gate
 from keras_transformer.distribution.layout import on_each_device
+from keras_transformer.kernels.grouped import Groups
+from keras_transformer.kernels.values import tensor_of
 from keras_transformer.layers.arguments import ChecksCall, SavesArguments, check_axes, own_layer
 from keras_transformer.layers.feed_forward import (
     FeedForward,
@@ -16,7 +18,6 @@ from keras_transformer.layers.feed_forward import (
     build_function,
     get_activation,
 )
-from keras_transformer.layers.grouped import Groups
 from keras_transformer.layers.remat import Rematerializable, one_piece
 
 
@@ -45,7 +46,7 @@ class _Projection(keras.layers.Layer):
     def weights_of_call(self) -> tuple:
         """Kernel and bias, if there is one, as tensors of the compute dtype."""
         weights = (self.kernel,) if self.bias is None else (self.kernel, self.bias)
-        return tuple(_tensor(ops.cast(weight, self.compute_dtype)) for weight in weights)
+        return tuple(tensor_of(ops.cast(weight, self.compute_dtype)) for weight in weights)
 
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
@@ -290,12 +291,3 @@ class MixtureOfExperts(ChecksCall, SavesArguments, Rematerializable, keras.layer
 
     def compute_output_shape(self, input_shape):
         return input_shape
-
-
-def _tensor(x):
-    """What a variable holds: TensorFlow's custom gradients refuse variables where run eagerly."""
-    if keras.backend.backend() != "tensorflow":
-        return x
-    import tensorflow as tf
-
-    return tf.convert_to_tensor(x)

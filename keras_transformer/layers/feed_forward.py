@@ -11,8 +11,8 @@ from keras import ops
 from keras_transformer.checking import check_int, shorten
 from keras_transformer.config_checks import check_gate
 from keras_transformer.layers.arguments import ChecksCall, SavesArguments, own_layer
+from keras_transformer.layers.dense import Dense
 from keras_transformer.layers.dropout import Dropout
-from keras_transformer.layers.products import Dense
 from keras_transformer.layers.remat import Rematerializable, one_piece
 
 

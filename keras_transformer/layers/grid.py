@@ -6,7 +6,7 @@ import keras
 import numpy as np
 from keras import ops
 
-from keras_transformer.layers.embedding import look_up
+from keras_transformer.kernels.indexing import look_up
 from keras_transformer.weight import grid_distances
 
 

@@ -4,7 +4,7 @@ import keras
 import numpy as np
 
 from keras_transformer.config import TransformerConfig
-from keras_transformer.programs import to_tensor
+from keras_transformer.kernels.programs import to_tensor
 
 
 @keras.saving.register_keras_serializable(package="keras_transformer")

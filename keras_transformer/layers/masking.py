@@ -3,8 +3,6 @@
 import functools
 from typing import Any, NamedTuple
 
-import keras
-import numpy as np
 from keras import ops
 
 from keras_transformer.checking import check_int
@@ -270,48 +268,6 @@ def combine_masks(query_length, key_length, **descriptions):
 def is_zero(number) -> bool:
     """Whether it is the int 0, and no tensor, whose value is not to be known to a compiler."""
     return isinstance(number, int) and number == 0
-
-
-def is_behind(padding, weights=None) -> bool:
-    """Whether each row has its real tokens first, and no padding a weight, as far as can be seen.
-
-    On PyTorch it can, where the mask `(batch, length)` has values. Within a program of JAX or
-    TensorFlow it has none yet.
-    """
-    given = [_on_device(x) for x in (padding, weights)]
-    padding, weights = given if weights is not None else (given[0], given[0])
-    if not has_values(padding) or padding.shape != weights.shape:
-        return False
-    padding = padding.bool()
-    seen = padding[:, 1:] & ~padding[:, :-1]
-    counted = (weights != 0) & ~padding
-    return not bool(seen.any() | counted.any())  # one look, for which a GPU waits
-
-
-def none_if_whole(padding):
-    """The mask `(batch, length)`, or None if all is real, as far as can be seen for nothing.
-
-    That is on PyTorch and a CPU. Attention then needs no mask, forward and backward.
-    """
-    if not has_values(padding) or padding.device.type != "cpu":
-        return padding
-    return None if bool(padding.all()) else padding
-
-
-def has_values(x) -> bool:
-    """Whether the numbers of a tensor can be looked at: on PyTorch, where nothing is traced."""
-    if x is None or keras.backend.backend() != "torch":
-        return False
-    import torch
-
-    from keras_transformer.layers.torch_products import computes_now
-
-    return type(x) is torch.Tensor and x.device.type != "meta" and computes_now()
-
-
-def _on_device(x):
-    array = keras.backend.backend() == "torch" and isinstance(x, np.ndarray)
-    return ops.convert_to_tensor(x) if array else x
 
 
 # Not `x[:, None, None]`, which LiteRT has no operation for.

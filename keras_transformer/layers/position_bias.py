@@ -9,8 +9,8 @@ import numpy as np
 from keras import ops
 
 from keras_transformer.checking import check_bool
+from keras_transformer.kernels.indexing import look_up
 from keras_transformer.layers.arguments import ChecksCall, SavesArguments
-from keras_transformer.layers.embedding import look_up
 from keras_transformer.layers.position import sequence_positions
 
 # Arrays of layers that bias the scores by positions.

@@ -3,10 +3,10 @@
 import keras
 
 from keras_transformer.config import TransformerConfig
+from keras_transformer.layers.dense import Dense
 from keras_transformer.layers.feed_forward import FeedForward
 from keras_transformer.layers.initializers import kernel_initializer
 from keras_transformer.layers.normalization import make_normalization
-from keras_transformer.layers.products import Dense
 from keras_transformer.layers.remat import one_piece
 
 

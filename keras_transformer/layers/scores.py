@@ -185,13 +185,3 @@ def get(
     if name not in _SCORES:
         raise ValueError(f"Unknown score {name!r}. Known are: {', '.join(map(repr, _SCORES))}.")
     return _SCORES[name](num_heads, head_dim, max_sequence_length, **kwargs)
-
-
-def has_kernel(dtype) -> bool:
-    """Whether the backend's fused kernel of dot products takes queries of this dtype."""
-    # JAX's asks for a product of float16 that compiled programs on a CPU do not have.
-    if keras.backend.backend() != "jax" or keras.backend.standardize_dtype(dtype) != "float16":
-        return True
-    import jax
-
-    return jax.default_backend() != "cpu"

@@ -7,6 +7,7 @@ import keras
 from keras import ops
 
 from keras_transformer.checking import agree, known_shape, show_shape
+from keras_transformer.kernels.indexing import put, taken
 
 _LARGEST_INT8 = 127.0
 
@@ -126,18 +127,6 @@ class Slots:
         return tuple(ops.cast(ops.cast(x, "float32") * scale, dtype) for x, scale in scaled)
 
 
-def taken(tensor, slots):
-    """Of `(rows, heads, all, size)` those `slots`, int `(rows, count)`."""
-    return ops.take_along_axis(tensor, slots[:, None, :, None], axis=2)
-
-
-def columns(tensor, places):
-    """Of `(rows, slots)` those at `places`, int `(count,)`, which are the same for all rows."""
-    if keras.backend.backend() == "torch":  # Keras looks at the sizes, which a program may not.
-        return tensor.index_select(1, places)
-    return ops.take(tensor, places, axis=1)
-
-
 def write(tensor, values, index, axis: int):
     """`tensor` with `values` along the slots `axis` from `index` on.
 
@@ -148,38 +137,6 @@ def write(tensor, values, index, axis: int):
     if size is None or (not ops.is_tensor(index) and index == size):
         return ops.concatenate([tensor, ops.cast(values, tensor.dtype)], axis=axis)
     return put(tensor, values, index, axis)
-
-
-def put(tensor, values, index, axis: int):
-    """`tensor` with `values` along `axis` from `index` on, where there is room.
-
-    On PyTorch `tensor` itself is written, without a copy.
-    """
-    if keras.backend.backend() == "torch":
-        import torch
-
-        values = values.to(tensor.dtype)
-        if isinstance(index, int):
-            tensor.narrow(axis, index, values.shape[axis]).copy_(values)
-            return tensor
-        places = index + torch.arange(values.shape[axis], device=tensor.device)
-        return tensor.index_copy_(axis, places, values)
-    start = [0] * len(tensor.shape)
-    start[axis] = index
-    return ops.slice_update(tensor, start, values)
-
-
-def put_rows(tensor, values, rows):
-    """`tensor` with `values` in its rows `rows`, int `(count,)`.
-
-    On PyTorch `tensor` itself is written, without a copy.
-    """
-    if 0 in tensor.shape:  # of which TensorFlow can write nothing
-        return tensor
-    values = ops.cast(values, tensor.dtype)
-    if keras.backend.backend() == "torch":
-        return tensor.index_copy_(0, rows.long(), values)
-    return ops.scatter_update(tensor, rows[:, None], values)
 
 
 def _quantized(x) -> tuple:

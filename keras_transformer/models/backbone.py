@@ -11,10 +11,10 @@ from keras_transformer.config import TransformerConfig
 from keras_transformer.config_vectors import refuse_vectors
 from keras_transformer.distribution.layout import check_config
 from keras_transformer.kerashub_names import ForeignNames, check_options
+from keras_transformer.kernels.products import quick_products
+from keras_transformer.kernels.values import is_behind
 from keras_transformer.layers.embedding import TokenEmbedding, VocabularyBias
 from keras_transformer.layers.initializers import embedding_initializer
-from keras_transformer.layers.masking import is_behind
-from keras_transformer.layers.products import quick_products
 from keras_transformer.layers.stems import STEMS, Input, Stem, TokenStem
 from keras_transformer.models.before_logits import output_transform, state_projection
 from keras_transformer.models.block_run import COLLECTED, OpaqueCache

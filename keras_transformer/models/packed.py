@@ -45,7 +45,7 @@ class PacksWeights:
             return
         import torch
 
-        from keras_transformer.torch_tracing.traced import TracedFunction
+        from keras_transformer.kernels.torch_tracing.traced import TracedFunction
 
         if self._traced is None:
 

@@ -16,9 +16,9 @@ from collections.abc import Callable, Iterator
 import keras
 import numpy as np
 
-from keras_transformer.layers.products import on_cpu
+from keras_transformer.kernels.device import device
+from keras_transformer.kernels.programs import PROGRAMS, Compiled
 from keras_transformer.models.accumulation import count_updates
-from keras_transformer.programs import PROGRAMS, Compiled
 
 _SIGNALS = sorted(number for number in signal.valid_signals() if number < 32)
 
@@ -285,7 +285,7 @@ def _arrived(data):
     """
     import jax
 
-    if not on_cpu() or keras.distribution.distribution() is not None:
+    if not device().is_cpu or keras.distribution.distribution() is not None:
         return data
     place = lambda x: jax.device_put(x) if isinstance(x, np.ndarray) else x  # noqa: E731
     return jax.block_until_ready(jax.tree.map(place, data))

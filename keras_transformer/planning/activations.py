@@ -26,8 +26,10 @@ _OF_ACTIVATION = {
 # With a gate these are more: the linear branch and the product.
 _OF_GATE = {"relu": 1, "relu_squared": 1}
 _OF_OTHER_GATE = 2
-# Of the logits computed at a time: small enough for a cache, large enough for quick products.
+# Of the logits computed at a time. On a CPU: small enough for its cache, large enough for quick
+# products. Elsewhere a share of the memory: few products, each as large as it can be.
 CHUNK_BYTES = 16 * 2**20
+_LEAST_ON_DEVICE, _SHARE_OF_DEVICE = 256 * 2**20, 64
 # Positions at a time where the shape of a batch is known to the compiler alone (TensorFlow).
 _WIDTH_OF_UNKNOWN = 8
 # Of a normalization: its output, and factors of the input, broadcast.
@@ -186,6 +188,13 @@ def _loss(config: TransformerConfig, rows: Rows) -> int:
     kernels = 3 if looped and not config.tie_embeddings else 1
     cut = (3 if by_bias else 2) * logits + kernels * kernel
     return cut // rows.model_parallel + (2 * states if looped else 0)
+
+
+def chunk_bytes_of(memory: int | None, is_cpu: bool) -> int:
+    """Bytes of logits at a time on a device with so many bytes of memory, None if not known."""
+    if is_cpu:
+        return CHUNK_BYTES
+    return max(_LEAST_ON_DEVICE, (memory or 0) // _SHARE_OF_DEVICE)
 
 
 def positions_at_a_time(shape, vocabulary_size: int, chunk_bytes: int = CHUNK_BYTES) -> int:

@@ -16,9 +16,9 @@ import weakref
 import keras
 
 from keras_transformer.data import BucketedDataset
+from keras_transformer.kernels.programs import PROGRAMS, TRACING, Compiled
 from keras_transformer.models.state import KeepsState, StepPrograms, signature_of
 from keras_transformer.process import SLOW_STEPS
-from keras_transformer.programs import PROGRAMS, TRACING, Compiled
 from keras_transformer.training.steps import OutputLoss, TrainingLoss, compute_step
 
 # A compilation keeps one core busy, and needs some hundred megabytes.

@@ -7,9 +7,10 @@ import numpy as np
 from keras import ops
 
 from keras_transformer.distribution.layout import devices_of_model
-from keras_transformer.layers.products import quick_products
+from keras_transformer.kernels.indexing import put, with_one_replaced
+from keras_transformer.kernels.products import quick_products
+from keras_transformer.kernels.values import tensor_of
 from keras_transformer.layers.remat import one_piece
-from keras_transformer.layers.slots import put
 from keras_transformer.planning.activations import CHUNK_BYTES, positions_at_a_time
 from keras_transformer.training.losses import checked_targets, within
 
@@ -103,16 +104,7 @@ def _with_gradients(forward, arguments):
 
         return ops.stack(sums), backward  # one tensor: on PyTorch there can be no more
 
-    return differentiated(*map(_read, arguments))
-
-
-def _read(tensor):
-    """What a variable holds: TensorFlow's custom gradients refuse variables where run eagerly."""
-    if keras.backend.backend() != "tensorflow":
-        return tensor
-    import tensorflow as tf
-
-    return tf.convert_to_tensor(tensor)
+    return differentiated(*map(tensor_of, arguments))
 
 
 def _sums(states, kernel, bias, targets, weights, label_smoothing, width, gradient):
@@ -149,7 +141,7 @@ def _sums(states, kernel, bias, targets, weights, label_smoothing, width, gradie
             return sums, by_states, by_kernel, by_bias
         # Before a cast to fewer bits, where p of a word that is all but sure is 1.
         by_target = ops.exp(-values[1]) - (1.0 - label_smoothing)
-        by_logits = _replace(p, targets, by_target)
+        by_logits = with_one_replaced(p, targets, by_target)
         if bias is not None:
             by_bias = by_bias + ops.matmul(weights[:, 0], by_logits)
         by_logits = ops.cast(by_logits, states.dtype)
@@ -205,14 +197,6 @@ def _of_tokens(states, kernel, bias, targets, label_smoothing, means):
         below = (1.0 - label_smoothing) * (largest - picked) + label_smoothing * (largest - mean)
         loss = above + below
     return (loss, cross_entropy, ops.cast(picked >= largest, "float32")), p
-
-
-def _replace(x, columns, values):
-    """`x` `(rows, columns)` with one number of each row replaced. PyTorch does it in place."""
-    if keras.backend.backend() == "torch":
-        return x.scatter_(1, columns.long(), values)
-    rows = ops.arange(ops.shape(x)[0], dtype="int32")
-    return ops.scatter_update(x, ops.stack([rows, columns[:, 0]], axis=1), values[:, 0])
 
 
 def mean_of(sums: TokenSums):

@@ -6,7 +6,7 @@ from keras import ops
 
 from keras_transformer.checking import check_choice, check_int, check_number
 from keras_transformer.distribution.replicas import mean_over_replicas, share_of_weight
-from keras_transformer.layers.masking import has_values
+from keras_transformer.kernels.values import has_values
 
 _REDUCTIONS = ("mean_with_sample_weight", "sum_over_batch_size", "sum", "mean", "none")
 

@@ -10,8 +10,8 @@ from keras import ops
 
 from keras_transformer import TransformerConfig
 from keras_transformer.generation import Greedy
+from keras_transformer.kernels.programs import compile_function
 from keras_transformer.models import build_backbone
-from keras_transformer.programs import compile_function
 
 START, END, PAD = 1, 2, 0
 

@@ -5,8 +5,9 @@ import pytest
 from keras import ops
 
 from keras_transformer.generation import logits
-from keras_transformer.generation.logits import argmax, broken, top_k
-from keras_transformer.programs import compile_function
+from keras_transformer.generation.logits import broken
+from keras_transformer.kernels.programs import compile_function
+from keras_transformer.kernels.selection import argmax, top_k
 
 # Around multiples of the chunks of 128, and where chunks begin to be used.
 SIZES = [1, 2, 127, 128, 129, 383, 384, 385, 511, 512, 513, 1023, 1024, 1025, 1500, 5000]

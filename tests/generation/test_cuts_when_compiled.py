@@ -14,7 +14,7 @@ from keras import ops
 
 from keras_transformer.generation import Random
 from keras_transformer.generation.logits import draw
-from keras_transformer.programs import compile_function
+from keras_transformer.kernels.programs import compile_function
 from tests.generation.common import make_backbone, make_prompts, on_one
 from tests.generation.nuclei import chances, draws, logits_of, outside, sharper
 

@@ -13,9 +13,9 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from keras import ops
 
-from keras_transformer import programs
 from keras_transformer.generation import BeamSearch, Engine, Greedy, Settings
 from keras_transformer.generation.cache import CACHE_DTYPES
+from keras_transformer.kernels import programs
 from keras_transformer.sizes import round_size, round_up
 from tests.generation.common import (
     END,

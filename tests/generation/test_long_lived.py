@@ -22,7 +22,7 @@ from keras_transformer.generation import (
 )
 from keras_transformer.generation.constraints import TokenAutomaton
 from keras_transformer.generation.scheduler import Scheduler
-from keras_transformer.programs import PROGRAMS
+from keras_transformer.kernels.programs import PROGRAMS
 from tests.generation.common import PAD, make_backbone, make_prompts, on_one, uncached_greedy
 
 PROMPTS = make_prompts(np.random.default_rng(0).integers(1, 40, 12).tolist())
@@ -157,7 +157,7 @@ def test_steps_of_keras_are_bounded_and_right(monkeypatch):
 def test_sizes_are_compiled_without_a_warning_of_tensorflow(forks):
     script = """
 import keras
-from keras_transformer.programs import compile_function
+from keras_transformer.kernels.programs import compile_function
 double = compile_function(lambda x: x * 2, loops=True)
 for length in range(1, 8):
     assert double(keras.ops.ones((length,))).shape == (length,)

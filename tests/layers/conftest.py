@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from keras import ops
 
-from keras_transformer.layers import blocks
+from keras_transformer.kernels.device import Device
 
 
 @pytest.fixture
@@ -63,4 +63,4 @@ def from_config(layer):
 @pytest.fixture
 def small_groups(monkeypatch):
     """Rows go through attention two at a time or so, where they go in groups."""
-    monkeypatch.setitem(blocks._SCORES_AT_A_TIME, "cpu", 2**17)
+    monkeypatch.setattr(Device, "scores_bytes", 2**17)

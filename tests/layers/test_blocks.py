@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 from keras import ops
 
+from keras_transformer.kernels.device import device
 from keras_transformer.layers import MultiHeadAttention, Visibility, blocks
 from keras_transformer.layers.slots import Slots
 from tests.layers.conftest import assert_close, differs, numpy, random, randomize
@@ -188,7 +189,7 @@ def test_a_prompt_fills_a_cache_without_a_tensor_of_its_square():
 def test_the_scores_of_some_blocks_are_in_memory_at_a_time():
     layer = made(4096, window=65)
     found = largest(lambda x: layer(x, training=True), random(1, 4096, DIM))
-    assert found <= blocks._SCORES_AT_A_TIME["cpu"] // 4
+    assert found <= device().scores_bytes // 4
 
 
 @pytest.fixture

@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 from keras import ops
 
+from keras_transformer.kernels.dropout import random_bits
 from keras_transformer.layers import Dropout
-from keras_transformer.layers.dropout import random_bits
 
 SIZE = 400_000
 

@@ -5,7 +5,8 @@ import numpy as np
 import pytest
 from keras import ops
 
-from keras_transformer.layers import MultiHeadAttention, Visibility, blocks
+from keras_transformer.kernels.device import Device, device
+from keras_transformer.layers import MultiHeadAttention, Visibility
 from tests.layers.conftest import random, randomize
 from tests.layers.test_blocks import largest
 from tests.training.gradients import value_and_gradients
@@ -33,7 +34,7 @@ def made(**options):
 @pytest.fixture
 def two_rows(monkeypatch):
     """Two rows at a time, so that the last group has one, and one of zeros."""
-    monkeypatch.setitem(blocks._SCORES_AT_A_TIME, "cpu", 2 * 4 * LENGTH * 4 * LENGTH)
+    monkeypatch.setattr(Device, "scores_bytes", 2 * 4 * LENGTH * 4 * LENGTH)
 
 
 def losses(layer):
@@ -135,7 +136,7 @@ def test_the_scores_of_all_rows_are_at_no_time_in_memory():
     layer = MultiHeadAttention(4, 8)
     layer.build((64, 128, DIM))
     found = largest(lambda x: layer(x, training=True), random(64, 128, DIM))
-    assert found <= blocks._SCORES_AT_A_TIME["cpu"] // 4 < 64 * 4 * 128 * 128
+    assert found <= device().scores_bytes // 4 < 64 * 4 * 128 * 128
 
 
 @pytest.mark.usefixtures("two_rows")

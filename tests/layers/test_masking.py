@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from keras import ops
 
+from keras_transformer.kernels.values import none_if_whole
 from keras_transformer.layers import combine_masks
-from keras_transformer.layers.masking import none_if_whole
 from tests.layers.conftest import numpy
 
 

@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 from keras import ops
 
+from keras_transformer.kernels.indexing import put
 from keras_transformer.layers import MultiHeadAttention
-from keras_transformer.layers.slots import Slots, put
+from keras_transformer.layers.slots import Slots
 from tests.layers.conftest import numpy, random
 
 KEYS, VALUES = random(2, 3, 4, 6), random(2, 3, 4, 6, seed=1)  # rows, length, heads, head size

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 import keras_transformer as kt
-from keras_transformer.programs import PROGRAMS
+from keras_transformer.kernels.programs import PROGRAMS
 from keras_transformer.training.compile_ahead import AheadOfTime
 
 ON_JAX = keras.backend.backend() == "jax"

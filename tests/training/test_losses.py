@@ -4,7 +4,7 @@ import keras
 import numpy as np
 import pytest
 
-from keras_transformer.programs import compile_function
+from keras_transformer.kernels.programs import compile_function
 from keras_transformer.training import (
     ClassCrossEntropy,
     ContrastiveLoss,

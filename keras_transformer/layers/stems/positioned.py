@@ -2,11 +2,11 @@
 
 from keras_transformer.config import TransformerConfig
 from keras_transformer.distribution.layout import spread_batch
+from keras_transformer.layers.dense import Dense
 from keras_transformer.layers.dropout import Dropout
 from keras_transformer.layers.initializers import embedding_initializer, kernel_initializer
 from keras_transformer.layers.normalization import make_normalization
 from keras_transformer.layers.position import LearnedPosition, SinusoidalPosition
-from keras_transformer.layers.products import Dense
 from keras_transformer.layers.remat import one_piece
 from keras_transformer.layers.stems.stem import Stem
 

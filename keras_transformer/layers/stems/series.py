@@ -5,11 +5,11 @@ import numpy as np
 from keras import ops
 
 from keras_transformer.config import TransformerConfig
+from keras_transformer.kernels.indexing import columns
+from keras_transformer.layers.dense import Dense
 from keras_transformer.layers.feed_forward import ResidualFeedForward
 from keras_transformer.layers.initializers import kernel_initializer
-from keras_transformer.layers.products import Dense
 from keras_transformer.layers.remat import one_piece
-from keras_transformer.layers.slots import columns
 from keras_transformer.layers.stems.positioned import PositionedStem
 from keras_transformer.layers.stems.stem import Embedded, Input
 

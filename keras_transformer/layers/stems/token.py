@@ -3,11 +3,11 @@
 from keras import ops
 
 from keras_transformer.config import TransformerConfig
+from keras_transformer.kernels.values import none_if_whole
 from keras_transformer.layers.arguments import refuse_unused
+from keras_transformer.layers.dense import Dense
 from keras_transformer.layers.embedding import SegmentEmbedding, TokenEmbedding
 from keras_transformer.layers.initializers import kernel_initializer
-from keras_transformer.layers.masking import none_if_whole
-from keras_transformer.layers.products import Dense
 from keras_transformer.layers.stems.positioned import PositionedStem
 from keras_transformer.layers.stems.stem import Embedded, Input
 

@@ -5,9 +5,9 @@ from keras import ops
 
 from keras_transformer.config import TransformerConfig
 from keras_transformer.layers.arguments import SavesArguments
+from keras_transformer.layers.dense import Dense
 from keras_transformer.layers.feed_forward import get_activation
 from keras_transformer.layers.initializers import kernel_initializer
-from keras_transformer.layers.products import Dense
 from keras_transformer.layers.stems.positioned import PositionedStem
 from keras_transformer.layers.stems.stem import Embedded, Input
 

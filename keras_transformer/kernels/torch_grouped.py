@@ -5,7 +5,7 @@ Traced (`torch_tracing`) and compiled they are one operation. See `grouped`.
 
 import torch
 
-from keras_transformer.layers.torch_products import by_onednn, suits, suits_matrix
+from keras_transformer.kernels.torch_products import by_onednn, suits, suits_matrix
 
 
 @torch.library.custom_op("keras_transformer::grouped_product", mutates_args=())

@@ -5,10 +5,8 @@ from torch._C._functorch import peek_interpreter_stack
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
-from keras_transformer.torch_tracing import int8, onednn
+from keras_transformer.kernels.torch_tracing import int8, onednn
 
-# More scores of bfloat16 than these, 64 MB as float32, are for the kernel that keeps none.
-_MOST_SCORES = 2**24
 # So many rows oneDNN multiplies with a matrix sooner than `torch.matmul` on any processor.
 _FEW_ROWS = 32
 
@@ -107,46 +105,6 @@ def int8_product(inputs, kernel, scale, bias=None):
         outputs = torch._int_mm(rows.round_().to(torch.int8), kernel).float().div_(scale.float())
     outputs = outputs.mul_(step) if bias is None else torch.addcmul(bias.float(), outputs, step)
     return outputs.to(inputs.dtype).reshape(*inputs.shape[:-1], kernel.shape[1])
-
-
-def attention(queries, keys, values, bias=None, mask=None, scale=None, is_causal=False):
-    """As `keras.ops.dot_product_attention`: all `(batch, length, heads, head_dim)`."""
-    groups = queries.shape[2] // keys.shape[2]
-    queries, keys, values = (x.transpose(1, 2) for x in (queries, keys, values))
-    if groups > 1:
-        keys, values = (x.repeat_interleave(groups, dim=1) for x in (keys, values))
-    if mask is not None:
-        # Finite, so that a query that sees no key gives a number.
-        lowest = torch.finfo(queries.dtype).min / 2
-        zero = queries.new_zeros(())  # beside a Python float `lowest` would be of 32 bits
-        bias = torch.where(mask, zero, lowest)
-    by_products = not is_causal and _suits_products(queries, keys, values)
-    if by_products and (bias is None or not bias.requires_grad):
-        scale = queries.shape[-1] ** -0.5 if scale is None else scale
-        scores = torch.matmul(queries * scale, keys.transpose(2, 3)).float()
-        scores = scores if bias is None else scores.add_(bias)
-        attended = torch.matmul(torch.softmax(scores, -1).to(values.dtype), values)
-    else:
-        attended = torch.nn.functional.scaled_dot_product_attention(
-            queries, keys, values, attn_mask=bias, is_causal=is_causal, scale=scale
-        )
-    return attended.transpose(1, 2)
-
-
-def _suits_products(queries, keys, values) -> bool:
-    """Whether two products of bfloat16, which go to oneDNN, are quicker than the fused kernel.
-
-    On a CPU they are, up to twice and a half, while the scores are not a matter of memory.
-    """
-    needs_gradient = any(x.requires_grad for x in (queries, keys, values))
-    return (
-        queries.dtype == torch.bfloat16
-        and queries.device.type == "cpu"
-        and onednn.takes_bfloat16()
-        and not (needs_gradient and torch.is_grad_enabled())
-        and queries.numel() // queries.shape[-1] * keys.shape[2] <= _MOST_SCORES
-        and not torch.compiler.is_compiling()
-    )
 
 
 class QuickProducts(TorchFunctionMode):

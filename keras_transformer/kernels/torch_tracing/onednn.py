@@ -7,8 +7,8 @@ from typing import NamedTuple
 import torch
 from torch import fx
 
-from keras_transformer.torch_tracing import int8, screened
-from keras_transformer.torch_tracing.simplify import VIEWS, shape_of
+from keras_transformer.kernels.torch_tracing import int8, screened
+from keras_transformer.kernels.torch_tracing.simplify import VIEWS, shape_of
 
 _aten = torch.ops.aten
 _SAME_NUMBERS = (

@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 from keras import ops
 
-from keras_transformer.layers.products import attention_kernel
-from keras_transformer.layers.xla_attention import attention
+from keras_transformer.kernels.attention import kernel_of
+from keras_transformer.kernels.xla_attention import attention
 
 
 def states(*shape, seed=0):
@@ -57,16 +57,17 @@ def test_what_is_called_for_which_dtype():
         import tensorflow as tf
 
         on_cpu = not tf.config.list_physical_devices("GPU")
-    assert (attention_kernel("float32") is attention) == on_cpu
     on_tensorflow = keras.backend.backend() == "tensorflow"
-    assert (attention_kernel("bfloat16") is attention) == (on_cpu and on_tensorflow)
+    for dtype, ours in (("float32", on_cpu), ("bfloat16", on_cpu and on_tensorflow)):
+        states = keras.KerasTensor((2, 4, 2, 8), dtype)
+        assert (kernel_of(states, states, False) is attention) == ours
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_what_a_backend_calls_for_few_bits_adds_up_in_float32(dtype):
     given = [states(2, 600, 3, 8, seed=n) for n in range(3)]
     halves = [ops.cast(x, dtype) for x in given]
-    found = attention_kernel(dtype)(*halves)
+    found = kernel_of(*halves[:2], False)(*halves)
     assert keras.backend.standardize_dtype(found.dtype) == dtype
     expected = attention(*(ops.cast(x, "float32") for x in halves))
     found, expected = (ops.convert_to_numpy(ops.cast(x, "float32")) for x in (found, expected))

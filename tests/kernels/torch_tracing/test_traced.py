@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from keras_transformer.generation import BeamSearch, Engine, Greedy, Settings
-from keras_transformer.layers.products import Dense
-from keras_transformer.programs import PROGRAMS
+from keras_transformer.kernels.programs import PROGRAMS
+from keras_transformer.layers.dense import Dense
 from tests.generation.common import PAD, engine_inputs, make_backbone, make_prompts, uncached_greedy
 
 pytestmark = pytest.mark.skipif(
@@ -25,7 +25,7 @@ OF_INT8 = {
 
 def of_int8():
     """The operation of this processor."""
-    from keras_transformer.torch_tracing import int8
+    from keras_transformer.kernels.torch_tracing import int8
 
     return OF_INT8[int8._KIND.__name__]
 
@@ -34,7 +34,7 @@ def traced(function, *models, pack=False):
     """What calls a function traced."""
     import torch
 
-    from keras_transformer.torch_tracing.traced import TracedFunction
+    from keras_transformer.kernels.torch_tracing.traced import TracedFunction
 
     made = TracedFunction(function, *models, packed=WeakValueDictionary() if pack else None)
     return torch.inference_mode()(lambda *args, **sizes: made(made.weights_key(), *args, **sizes))
@@ -131,7 +131,7 @@ def test_packed_weights_that_change_are_packed_anew():
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("library", list(OF_INT8))
 def test_int8_products(rows, pack, dtype, library, monkeypatch):
-    from keras_transformer.torch_tracing import int8
+    from keras_transformer.kernels.torch_tracing import int8
 
     monkeypatch.setattr(int8, "_KIND", getattr(int8, library))
     model = keras.Sequential([keras.Input((16,), dtype=dtype), Dense(7, dtype=dtype)])
@@ -148,7 +148,7 @@ def test_int8_products(rows, pack, dtype, library, monkeypatch):
 @pytest.mark.parametrize("use_bias", [True, False])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8"])
 def test_products_of_the_same_rows_are_one(use_bias, dtype):
-    from keras_transformer.torch_tracing.onednn import takes_bfloat16
+    from keras_transformer.kernels.torch_tracing.onednn import takes_bfloat16
 
     computed = "float32" if dtype == "int8" else dtype
     inputs = keras.Input((16,), dtype=computed)

@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-from keras_transformer.programs import MOST_PROGRAMS, PROGRAMS, Compiled, Programs
+from keras_transformer.kernels.programs import MOST_PROGRAMS, PROGRAMS, Compiled, Programs
 
 pytestmark = pytest.mark.backend_independent
 

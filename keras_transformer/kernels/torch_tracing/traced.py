@@ -18,9 +18,13 @@ from torch._subclasses import FakeTensorMode
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing, make_fx
 
-from keras_transformer.programs import PROGRAMS, TRACING, Compiled
-from keras_transformer.torch_tracing.onednn import OneDNN
-from keras_transformer.torch_tracing.simplify import quickly_called, simplified, without_twins
+from keras_transformer.kernels.programs import PROGRAMS, TRACING, Compiled
+from keras_transformer.kernels.torch_tracing.onednn import OneDNN
+from keras_transformer.kernels.torch_tracing.simplify import (
+    quickly_called,
+    simplified,
+    without_twins,
+)
 
 
 @contextlib.contextmanager

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from keras_transformer.generation import BeamSearch, Engine, Greedy, Rules, Settings
-from keras_transformer.programs import PROGRAMS
+from keras_transformer.kernels.programs import PROGRAMS
 from tests.generation.common import (
     PAD,
     engine_inputs,
@@ -13,16 +13,16 @@ from tests.generation.common import (
     make_prompts,
     uncached_greedy,
 )
+from tests.kernels.torch_tracing.test_traced import generate, operations
 from tests.thorough import seeds
-from tests.torch_tracing.test_traced import generate, operations
 
 if keras.backend.backend() != "torch":
     pytest.skip("PyTorch alone has them", allow_module_level=True)
 
 import torch
 
-from keras_transformer.torch_tracing import screened
-from keras_transformer.torch_tracing.screened import Screen, multiply
+from keras_transformer.kernels.torch_tracing import screened
+from keras_transformer.kernels.torch_tracing.screened import Screen, multiply
 
 pytestmark = pytest.mark.each_backend
 

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from keras_transformer.layers import TokenEmbedding
-from keras_transformer.layers.products import Dense
+from keras_transformer.layers.dense import Dense
 
 if keras.backend.backend() != "jax":
     pytest.skip("they are JAX's", allow_module_level=True)
@@ -13,7 +13,7 @@ if keras.backend.backend() != "jax":
 import jax
 import jax.numpy as jnp
 
-from keras_transformer.layers import jax_products
+from keras_transformer.kernels import jax_products
 
 pytestmark = pytest.mark.each_backend
 

@@ -5,8 +5,9 @@ import numpy as np
 import pytest
 
 import keras_transformer as kt
+from keras_transformer.kernels.products import quick_products
 from keras_transformer.layers import TokenEmbedding
-from keras_transformer.layers.products import Dense, quick_products
+from keras_transformer.layers.dense import Dense
 
 pytestmark = pytest.mark.skipif(
     keras.backend.backend() != "torch", reason="the other backends have products of their own"
@@ -110,7 +111,7 @@ def test_bfloat16_without_instructions_for_it(monkeypatch):
     """The product is that of float32, rounded once, and has its gradients."""
     import torch
 
-    from keras_transformer.layers.torch_products import onednn
+    from keras_transformer.kernels.torch_products import onednn
 
     monkeypatch.setattr(onednn, "takes_bfloat16", lambda: False)
     left, right = (x.detach().bfloat16().requires_grad_() for x in operands(3, 5, 6))
@@ -157,7 +158,7 @@ def by_levels(states, kernel, scale):
 
     As Keras's, where the processor has instructions for int8; else rows are to 7 bits.
     """
-    from keras_transformer.torch_tracing.int8 import LEVELS
+    from keras_transformer.kernels.torch_tracing.int8 import LEVELS
 
     step = states.double().abs().amax(-1, keepdim=True) / LEVELS
     rounded = (states / step.float()).round().nan_to_num()
@@ -166,7 +167,7 @@ def by_levels(states, kernel, scale):
 
 def seven_bits():
     """Whether the processor has no instructions for int8, and rows fewer levels than Keras's."""
-    from keras_transformer.torch_tracing.int8 import LEVELS
+    from keras_transformer.kernels.torch_tracing.int8 import LEVELS
 
     return LEVELS < 127
 
@@ -180,7 +181,7 @@ def largest_error(found, wanted):
 def test_int8_products_are_those_of_keras(use_bias, library, monkeypatch):
     import torch
 
-    from keras_transformer.torch_tracing import int8
+    from keras_transformer.kernels.torch_tracing import int8
 
     monkeypatch.setattr(int8, "_KIND", getattr(int8, library))
     layer = Dense(7, use_bias=use_bias, bias_initializer="normal", activation="tanh")
@@ -267,7 +268,7 @@ def test_int8_products_follow_new_numbers():
 def test_attention_in_bfloat16_is_that_of_float32(heads, seen, monkeypatch):
     import torch
 
-    from keras_transformer.layers import torch_products
+    from keras_transformer.kernels import torch_attention
 
     torch.manual_seed(0)
     queries, keys, values = (torch.randn(2, 5, n, 8) for n in (4, heads, heads))
@@ -278,21 +279,21 @@ def test_attention_in_bfloat16_is_that_of_float32(heads, seen, monkeypatch):
         options = {"mask": mask}
     elif seen == "bias":
         options = {"bias": torch.randn(1, 4, 5, 5)}
-    expected = torch_products.attention(queries, keys, values, **options)
+    expected = torch_attention.attention(queries, keys, values, **options)
 
     def found():
         half = {k: x if k == "mask" else x.bfloat16() for k, x in options.items()}
         given = (x.bfloat16() for x in (queries, keys, values))
         with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
-            attended = torch_products.attention(*given, **half)
+            attended = torch_attention.attention(*given, **half)
         fused = "aten::scaled_dot_product_attention" in {x.key for x in profile.key_averages()}
         assert attended.dtype == torch.bfloat16 and attended.isfinite().all()
         assert torch.allclose(attended.float(), expected, atol=0.03)
         return fused
 
     # Without instructions for bfloat16 the fused kernel is the quick one.
-    assert found() != torch_products.onednn.takes_bfloat16()
-    monkeypatch.setattr(torch_products, "_MOST_SCORES", 2 * 4 * 5 * 5 - 1)
+    assert found() != torch_attention.onednn.takes_bfloat16()
+    monkeypatch.setattr(torch_attention, "_MOST_SCORES", 2 * 4 * 5 * 5 - 1)
     assert found()
 
 
@@ -302,7 +303,7 @@ def test_int4_products_are_nearly_those_of_keras(block_size, traced):
     """Twice: a matrix that changes is made of int8 anew."""
     import torch
 
-    from keras_transformer.torch_tracing.traced import TracedFunction
+    from keras_transformer.kernels.torch_tracing.traced import TracedFunction
 
     layer = Dense(7, bias_initializer="normal")
     states = operands(2, 3, 16)[0].detach()

@@ -122,7 +122,7 @@ def grouped_product(rows, kernels, sizes):
     Source: Gale et al. 2022, "MegaBlocks", section 4, for blocks in place of a capacity.
     """
     if keras.backend.backend() == "torch":
-        from keras_transformer.layers.torch_grouped import product
+        from keras_transformer.kernels.torch_grouped import product
 
         return product(rows, kernels, sizes, False)
 

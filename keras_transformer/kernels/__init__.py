@@ -1,0 +1,1 @@
+"""Functions that choose an implementation by backend and device; see README.md."""
