@@ -14,6 +14,26 @@ def taken(tensor, slots):
     return ops.take_along_axis(tensor, slots[:, None, :, None], axis=2)
 
 
+def overlapping(x, span: int, size: int, length):
+    """Of `(rows, all, ...)` a part of `span` blocks at each block: `(parts, span * size, ...)`.
+
+    Args:
+        x: tensor whose second axis has `span - 1` blocks more than there are parts of a row.
+        span: int, the blocks of a part.
+        size: int, the places of a block.
+        length: int or scalar tensor, the places at which parts begin: a multiple of `size`.
+    """
+    if on("torch"):
+        # Of one row a view: neighbours share their places in memory.
+        return x.unfold(1, span * size, size).movedim(-1, 2).flatten(0, 1)
+
+    def blocks(start: int):
+        part = x[:, start : start + length]
+        return ops.reshape(part, (-1, size, *ops.shape(part)[2:]))
+
+    return ops.concatenate([blocks(i) for i in range(0, span * size, size)], axis=1)
+
+
 def columns(tensor, places):
     """Of `(rows, slots)` those at `places`, int `(count,)`, which are the same for all rows."""
     if on("torch"):  # Keras looks at the sizes, which a program may not.

@@ -7,6 +7,7 @@ import keras
 from keras import ops
 
 from keras_transformer.kernels import attention
+from keras_transformer.kernels.indexing import overlapping
 from keras_transformer.layers.masking import Visibility
 
 # From this length on full attention is computed for so many queries at a time, where the kernel of
@@ -177,12 +178,7 @@ class Blocks(NamedTuple):
         """`(batch, length, ...)` as `(batch * blocks, keys of a block, ...)`."""
         missing = -self.length % self.size
         x = _padded(x, self.before * self.size, missing + self.behind * self.size)
-        if keras.backend.backend() == "torch":
-            # Of one row a view: neighbours share their keys in memory.
-            return x.unfold(1, self.span * self.size, self.size).movedim(-1, 2).flatten(0, 1)
-        starts = range(0, self.span * self.size, self.size)
-        span = self.length + missing
-        return ops.concatenate([self._blocks(x[:, i : i + span]) for i in starts], axis=1)
+        return overlapping(x, self.span, self.size, self.length + missing)
 
     @property
     def span(self) -> int:

@@ -1,7 +1,6 @@
 """The position-wise feed-forward layer, plain, gated and residual; the table of activations."""
 
 import functools
-import math
 from collections.abc import Callable
 from typing import Any, ClassVar
 
@@ -10,23 +9,15 @@ from keras import ops
 
 from keras_transformer.checking import check_int, shorten
 from keras_transformer.config_checks import check_gate
+from keras_transformer.kernels.activations import gelu
 from keras_transformer.layers.arguments import ChecksCall, SavesArguments, own_layer
 from keras_transformer.layers.dense import Dense
 from keras_transformer.layers.dropout import Dropout
 from keras_transformer.layers.remat import Rematerializable, one_piece
 
-
-def _gelu(x):
-    """The exact one. On JAX by erf in float32, a third of the operations of its own erfc."""
-    if keras.backend.backend() != "jax":
-        return ops.gelu(x, approximate=False)
-    wide = ops.cast(x, "float32")
-    return ops.cast(0.5 * wide * (1 + ops.erf(wide * math.sqrt(0.5))), x.dtype)
-
-
 _ACTIVATIONS = {
     "relu": ops.relu,
-    "gelu": _gelu,
+    "gelu": gelu,
     "gelu_tanh": functools.partial(ops.gelu, approximate=True),
     "silu": ops.silu,
     "tanh": ops.tanh,

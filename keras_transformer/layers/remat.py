@@ -1,10 +1,8 @@
 """Rematerialization (`keras.RematScope`) of calls with options and named tensors."""
 
-import functools
-
 import keras
 
-from keras_transformer.structure import is_average
+from keras_transformer.kernels.recomputing import recomputed
 
 
 class Rematerializable:
@@ -27,79 +25,6 @@ class Rematerializable:
         return recomputed(self, layer_call, args, kwargs, lambda f: remat(f, *args, **kwargs))
 
 
-def recomputed(layer, layer_call, args: tuple, kwargs: dict, remat=keras.remat):
-    """Return a call of `args` and `kwargs` whose activations are not kept for the gradient.
-
-    They are computed again when the gradient is taken, with the same dropout.
-
-    Args:
-        layer: layer whose variables `layer_call` reads.
-        layer_call: function of `args` and `kwargs`.
-        args: tuple, any structure of tensors and other values.
-        kwargs: dict, further ones by name.
-        remat: what makes a function of tensors recompute. Defaults to `keras.remat`.
-    """
-    leaves = keras.tree.flatten((args, kwargs))
-    places = [i for i, leaf in enumerate(leaves) if _is_float_tensor(leaf)]
-    # The state of the dropout comes and goes as a tensor: changed within, it would leak from
-    # JAX's trace, and the others would recompute with other numbers than were first drawn. So
-    # do moving averages, which would move twice.
-    backend = keras.backend.backend()
-    moved = [
-        variable
-        for variable in layer.non_trainable_variables
-        if "seed_generator" in variable.path or is_average(variable.path)
-    ]
-    # Unless XLA compiles the step, TensorFlow may recompute when the optimizer has changed a
-    # weight already: the values of the first pass go along.
-    # Its gradients are of what goes along, too, and not of what an argument reads.
-    read = [v for leaf in leaves for v in getattr(leaf, "read_variables", ())]
-    carried = [*layer.variables, *read] if backend == "tensorflow" else moved
-
-    @functools.wraps(layer_call)
-    def call_with(states, *tensors):
-        filled = list(leaves)
-        for i, tensor in zip(places, tensors, strict=True):
-            filled[i] = tensor
-        all_args, all_kwargs = keras.tree.pack_sequence_as((args, kwargs), filled)
-        # The values of an outer scope, which PyTorch has none of, are not seen in an inner one.
-        outer = (*layer.variables, *read) if backend != "torch" else ()
-        inside = {id(v): (v, v.value) for v in outer}
-        inside |= {id(v): (v, s) for v, s in zip(carried, states, strict=True)}
-        mapping = list(inside.values())
-        with keras.StatelessScope(state_mapping=mapping, collect_losses=True) as scope:
-            outputs = layer_call(*all_args, **all_kwargs)
-        return outputs, [scope.get_current_value(v) for v in moved], scope.losses
-
-    call = remat(call_with)
-
-    def call_and_update(*_, **__):
-        values = [_value(v) for v in carried]
-        if backend == "torch":  # which assigns in place
-            values = [keras.ops.copy(value) for value in values]
-        outputs, states, losses = call(values, *(leaves[i] for i in places))
-        for loss in losses:
-            layer.add_loss(loss)
-        for variable, state in zip(moved, states, strict=True):
-            variable.assign(state)
-        return outputs
-
-    return call_and_update
-
-
 def one_piece() -> keras.RematScope:
     """The scope for the parts of a layer, which are not recomputed by themselves."""
     return keras.RematScope(mode=None)
-
-
-def _value(variable):
-    """What a variable holds here, within a step's scope too, in its own dtype."""
-    value = keras.ops.convert_to_tensor(variable.value)
-    cast = keras.backend.standardize_dtype(value.dtype) != variable.dtype
-    return keras.ops.convert_to_tensor(variable._value) if cast else value
-
-
-def _is_float_tensor(leaf) -> bool:
-    return keras.ops.is_tensor(leaf) and keras.backend.is_float_dtype(
-        keras.backend.standardize_dtype(leaf.dtype)
-    )

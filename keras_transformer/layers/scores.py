@@ -6,6 +6,7 @@ from collections.abc import Callable
 import keras
 from keras import ops
 
+from keras_transformer.kernels import attention
 from keras_transformer.layers.unit_vectors import unit_vectors
 
 # Measured on a CPU: of 4 queries (beams) the transposed keys are the faster ones again.
@@ -50,13 +51,7 @@ class Dot(Score):
         shape, groups = ops.shape(queries), ops.shape(keys)[1]
         queries = ops.reshape(queries * self.scale, (shape[0], groups, -1, shape[3]))
         few = isinstance(shape[2], int) and shape[2] <= _FEW_QUERIES
-        if few and keras.backend.backend() != "torch":
-            # XLA would copy all keys, transposed: here it is the queries that are. PyTorch copies
-            # neither, and takes up to five times as long for this order.
-            products = ops.matmul(keys, ops.transpose(queries, (0, 1, 3, 2)))
-            products = ops.transpose(products, (0, 1, 3, 2))
-        else:
-            products = ops.matmul(queries, ops.transpose(keys, (0, 1, 3, 2)))
+        products = attention.products(queries, keys, few)
         return ops.reshape(products, (*shape[:3], ops.shape(keys)[2]))
 
 

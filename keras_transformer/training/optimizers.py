@@ -1,13 +1,12 @@
 """The optimizers transformers were published with, and that of fine-tuning.
 
-XLA makes one loop of Adam's dozen sums and products. Keras calls them one after the other
-elsewhere, on a CPU half of the time of a step; both libraries have the whole step as one operation.
+Their step is one operation where the backend has it (`kernels.adam`).
 """
 
 import keras
-from keras import ops
 
 from keras_transformer.checking import check_number
+from keras_transformer.kernels import adam
 from keras_transformer.models.accumulation import count_updates
 from keras_transformer.process import tune_once
 from keras_transformer.structure import VECTORS, block_of, is_before_blocks
@@ -25,84 +24,22 @@ class OnePass:
 
     def update_step(self, gradient, variable, learning_rate):
         # Of TensorFlow and JAX; PyTorch's come all at once, see below.
-        if not self._suits_tensorflow(gradient, variable):
+        if not adam.takes_one(self, gradient, variable):
             return super().update_step(gradient, variable, learning_rate)
-        import tensorflow as tf
-
-        index = self._get_variable_index(variable)
-        step = ops.cast(self.iterations + 1, "float32")
-        return tf.raw_ops.ResourceApplyAdam(
-            var=variable.handle,
-            m=self._momentums[index].value.handle,
-            v=self._velocities[index].value.handle,
-            beta1_power=ops.power(self.beta_1, step),
-            beta2_power=ops.power(self.beta_2, step),
-            lr=ops.cast(learning_rate, "float32"),
-            beta1=self.beta_1,
-            beta2=self.beta_2,
-            epsilon=self.epsilon,
-            grad=gradient,
-        )
-
-    def _suits_tensorflow(self, gradient, variable) -> bool:
-        if keras.backend.backend() != "tensorflow" or self.amsgrad:
-            return False
-        import tensorflow as tf
-
-        return (
-            isinstance(gradient, tf.Tensor)  # and no slices of an embedding
-            and gradient.dtype == variable.dtype == tf.float32
-            and not tf.distribute.has_strategy()
-        )
+        return adam.update_one(self, gradient, variable, learning_rate)
 
     def _apply_weight_decay(self, variables):
-        if keras.backend.backend() != "torch":  # there a part of the update
+        if not adam.takes_decay():
             super()._apply_weight_decay(variables)
 
     def _parallel_update_step(self, grads, variables, learning_rate):
-        import torch
-
         decayed = [self.weight_decay is not None and self._use_weight_decay(v) for v in variables]
-        if not self._suits_torch([*(variable.value for variable in variables), *grads]):
-            decayed = [v.value for v, decays in zip(variables, decayed, strict=True) if decays]
-            if decayed:
-                torch._foreach_mul_(decayed, 1 - self.weight_decay * learning_rate)
-            super()._parallel_update_step(grads, variables, learning_rate)
+        if adam.takes_all(self, [*(variable.value for variable in variables), *grads]):
+            adam.update_all(self, grads, variables, learning_rate, decayed)
             return
-        indices = map(self._get_variable_index, variables)
-        rows = [
-            # The operation goes through all of them in the order of memory.
-            (v.value, gradient.contiguous(), self._momentums[i].value, self._velocities[i].value)
-            for v, gradient, i in zip(variables, grads, indices, strict=True)
-        ]
-        step = float(ops.convert_to_numpy(self.iterations)) + 1.0
-        for decay in set(decayed):
-            part = [row for row, own in zip(rows, decayed, strict=True) if own == decay]
-            torch._fused_adamw_(
-                *map(list, zip(*part, strict=True)),
-                [],
-                [torch.tensor(step)] * len(part),
-                lr=float(learning_rate),
-                beta1=self.beta_1,
-                beta2=self.beta_2,
-                weight_decay=self.weight_decay if decay else 0.0,
-                # PyTorch adds it to the corrected root of the second moment, Keras to it as it is.
-                eps=self.epsilon / (1.0 - self.beta_2**step) ** 0.5,
-                amsgrad=False,
-                maximize=False,
-            )
-        # The operation does not count as a change by itself, which packed copies are made anew for.
-        torch.autograd.graph.increment_version([value for value, *_ in rows])
-
-    def _suits_torch(self, tensors: list) -> bool:
-        import torch
-
-        return not self.amsgrad and all(
-            tensor.dtype == torch.float32
-            and tensor.device.type == "cpu"
-            and type(tensor) in (torch.Tensor, torch.nn.Parameter)
-            for tensor in tensors
-        )
+        decayed = [v for v, decays in zip(variables, decayed, strict=True) if decays]
+        adam.decay_all(decayed, 1 - (self.weight_decay or 0) * learning_rate)
+        super()._parallel_update_step(grads, variables, learning_rate)
 
 
 @keras.saving.register_keras_serializable(package="keras_transformer")

@@ -4,6 +4,7 @@ import keras
 from keras import ops
 
 from keras_transformer.config import TransformerConfig
+from keras_transformer.kernels.convolution import grouped_convolution
 from keras_transformer.layers.arguments import SavesArguments
 from keras_transformer.layers.dense import Dense
 from keras_transformer.layers.feed_forward import get_activation
@@ -205,13 +206,4 @@ class WaveformStem(PositionedStem):
         """The convolution of positions: each state stands behind the middle of what it sees."""
         layer, size = self.positions, self.config.stem.position_size
         x = ops.pad(x, ((0, 0), (size // 2, (size - 1) // 2), (0, 0)))
-        if keras.backend.backend() != "tensorflow":
-            return layer(x)
-        # Its gradient of groups takes ten times as long as that of as many convolutions.
-        kernels = ops.split(ops.cast(layer.kernel, x.dtype), layer.groups, axis=-1)
-        parts = ops.split(x, layer.groups, axis=-1)
-        made = [
-            ops.conv(part, kernel, data_format="channels_last")
-            for part, kernel in zip(parts, kernels, strict=True)
-        ]
-        return ops.concatenate(made, axis=-1) + ops.cast(layer.bias, x.dtype)
+        return grouped_convolution(layer, x)
