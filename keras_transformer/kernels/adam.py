@@ -50,14 +50,23 @@ def takes_decay() -> bool:
 
 
 def takes_all(optimizer: keras.optimizers.Adam, tensors: list) -> bool:
-    """Return whether `update_all` takes such weights and gradients: PyTorch's, in float32."""
+    """Return whether `update_all` takes such weights and gradients: PyTorch's, in float32.
+
+    Not where a step is compiled: Inductor makes one kernel of the sums and products themselves.
+    """
     import torch
 
-    return not optimizer.amsgrad and all(
-        tensor.dtype == torch.float32
-        and tensor.device.type in ("cpu", "cuda")
-        and type(tensor) in (torch.Tensor, torch.nn.Parameter)
-        for tensor in tensors
+    from keras_transformer.kernels.torch_products import computes_now
+
+    return (
+        not optimizer.amsgrad
+        and computes_now()
+        and all(
+            tensor.dtype == torch.float32
+            and tensor.device.type in ("cpu", "cuda")
+            and type(tensor) in (torch.Tensor, torch.nn.Parameter)
+            for tensor in tensors
+        )
     )
 
 

@@ -7,11 +7,12 @@ import numpy as np
 from keras import ops
 
 from keras_transformer.distribution.layout import devices_of_model
+from keras_transformer.kernels.device import device
 from keras_transformer.kernels.indexing import put, with_one_replaced
 from keras_transformer.kernels.products import quick_products
 from keras_transformer.kernels.values import tensor_of
 from keras_transformer.layers.remat import one_piece
-from keras_transformer.planning.activations import CHUNK_BYTES, positions_at_a_time
+from keras_transformer.planning.activations import positions_at_a_time
 from keras_transformer.training.losses import checked_targets, within
 
 
@@ -32,7 +33,7 @@ def linear_cross_entropy(
     bias=None,
     label_smoothing: float = 0.0,
     gradient: bool = True,
-    chunk_bytes: int = CHUNK_BYTES,
+    chunk_bytes: int | None = None,
 ) -> TokenSums:
     """Sums of the cross-entropy of `states @ kernel.T + bias`, without that product as a whole.
 
@@ -44,7 +45,8 @@ def linear_cross_entropy(
         bias: float `(vocabulary_size,)`, or None.
         label_smoothing: float in [0, 1), see `TokenCrossEntropy`.
         gradient: bool, False if `loss` will not be differentiated: saves two products.
-        chunk_bytes: int, about the size of the logits that a device has at a time.
+        chunk_bytes: int, about the size of the logits that a device has at a time. Defaults to
+            16 MiB on a CPU, which its caches hold, and else to a share of the device's memory.
 
     Returns:
         `TokenSums`. The losses are NaN where a target is none of the words, within a program.
@@ -72,7 +74,9 @@ def linear_cross_entropy(
     weights = ops.cast(weights, "float32")
     arguments = (states, kernel, *([] if bias is None else [ops.convert_to_tensor(bias)]))
     # The gradient of the kernel is summed over the devices in each chunk: as few as there can be.
-    chunk_bytes *= devices_of_model()
+    chunk_bytes = (
+        device().logits_bytes if chunk_bytes is None else chunk_bytes
+    ) * devices_of_model()
     width = positions_at_a_time(ops.shape(states), kernel.shape[0], chunk_bytes)
 
     def forward(states, kernel, bias=None):

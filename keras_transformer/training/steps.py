@@ -147,8 +147,9 @@ def _step_of_variables(loss: TrainingLoss, data, training: bool):
     elif training:
         import torch
 
-        model.zero_grad()
-        scaled.backward()
+        from keras_transformer.kernels.torch_gradients import gradients_of
+
+        gradients = gradients_of(scaled, trained, model)
         with torch.no_grad():
-            loss.apply([variable.value.grad for variable in trained], trained, weight)
+            loss.apply(gradients, trained, weight)
     return _logs(loss, value, weight, states, x, y, weights)

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from keras import ops
 
-from keras_transformer.generation import logits
 from keras_transformer.generation.logits import broken
+from keras_transformer.kernels import selection
 from keras_transformer.kernels.programs import compile_function
 from keras_transformer.kernels.selection import argmax, top_k
 
@@ -16,7 +16,7 @@ SIZES = [1, 2, 127, 128, 129, 383, 384, 385, 511, 512, 513, 1023, 1024, 1025, 15
 @pytest.fixture(autouse=True)
 def _none_are_few(monkeypatch):
     """On PyTorch chunks are looked at too, which otherwise are for many numbers."""
-    monkeypatch.setattr(logits, "_FEW", 0)
+    monkeypatch.setattr(selection, "_FEW", 0)
 
 
 def scores(shape, seed=0, values=None):
