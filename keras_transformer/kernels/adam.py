@@ -122,7 +122,7 @@ def _as_floats(optimizer: keras.optimizers.Adam, learning_rate) -> tuple:
     """The rate, the step and the epsilon of PyTorch's operation, where reading them is for free."""
     import torch
 
-    step = float(optimizer.iterations.value) + 1.0
+    step = float(ops.convert_to_tensor(optimizer.iterations)) + 1.0
     # PyTorch adds it to the corrected root of the second moment, Keras to it as it is.
     epsilon = optimizer.epsilon / (1.0 - optimizer.beta_2**step) ** 0.5
     return float(learning_rate), torch.tensor(step), epsilon
@@ -135,7 +135,7 @@ def _as_tensors(optimizer: keras.optimizers.Adam, learning_rate) -> tuple:
     """
     import torch
 
-    step = optimizer.iterations.value.to(torch.float32) + 1.0
+    step = ops.cast(optimizer.iterations, "float32") + 1.0
     corrections = (1.0 - optimizer.beta_2**step) ** 0.5 / (1.0 - optimizer.beta_1**step)
     return learning_rate * corrections, torch.full_like(step, 1e9), optimizer.epsilon
 

@@ -1,5 +1,6 @@
 """What can be said of a tensor's numbers while a step is made: on PyTorch, which has them."""
 
+import keras
 import numpy as np
 from keras import ops
 
@@ -66,3 +67,13 @@ def tensor_of(x):
     import tensorflow as tf
 
     return tf.convert_to_tensor(x)
+
+
+def number_of(variable: keras.Variable):
+    """The number of a scalar variable: Python's on PyTorch, also within a trace, else a tensor."""
+    if not on("torch"):
+        return variable
+    from keras_transformer.kernels.torch_tracing.traced import not_traced
+
+    with not_traced():
+        return variable._value.item()

@@ -13,6 +13,9 @@ from typing import Any
 import keras
 from keras import ops
 
+from keras_transformer.kernels import values
+from keras_transformer.kernels.device import on
+
 _WEIGHT = "accumulated_weight"
 
 
@@ -137,16 +140,21 @@ class Accumulation:
             optimizer._backend_reset_gradient_accumulators()
             self.weight.assign(ops.zeros((), "float32"))
 
-        is_last = (optimizer._iterations + 1) % batches_of_update(optimizer) == 0
         changed = [*optimizer.variables, *optimizer._trainable_variables]
-        _do_either(is_last, update, accumulate, changed)
+        _do_either(self._is_last(), update, accumulate, changed)
+
+    def _is_last(self):
+        """Whether the batch is the last of an update."""
+        optimizer = self.optimizer
+        number = values.number_of(optimizer._iterations)
+        return (number + 1) % batches_of_update(optimizer) == 0
 
     def _with_earlier(self, gradients: list, variables: list) -> tuple[list, list]:
         """Gradients of 0 for variables that an earlier batch of the update had gradients of.
 
         Only PyTorch's differ from batch to batch in which variables they are of.
         """
-        if keras.backend.backend() != "torch":
+        if not on("torch"):
             return gradients, variables
         optimizer = self.optimizer
         present = {optimizer._get_variable_index(variable) for variable in variables}
@@ -184,7 +192,10 @@ def _optimizers_of(optimizer: Any) -> list:
 
 def _do_either(condition, yes: Callable, no: Callable, variables: list) -> None:
     """Call one of two functions, which change `variables`."""
-    if keras.backend.backend() != "jax":
+    if isinstance(condition, bool):
+        (yes if condition else no)()
+        return
+    if not on("jax"):
         ops.cond(condition, yes, no)
         return
     import jax
@@ -216,7 +227,7 @@ def _load_older(optimizer: Any) -> None:
 
 
 def _refuse_strategy() -> None:
-    if keras.backend.backend() != "tensorflow":
+    if not on("tensorflow"):
         return
     import tensorflow as tf
 

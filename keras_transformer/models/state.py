@@ -16,9 +16,10 @@ from collections.abc import Callable, Iterator
 import keras
 import numpy as np
 
-from keras_transformer.kernels.device import device
+from keras_transformer.kernels.device import device, on
 from keras_transformer.kernels.programs import PROGRAMS, Compiled
 from keras_transformer.models.accumulation import count_updates
+from keras_transformer.models.traced_steps import traced_step
 
 _SIGNALS = sorted(number for number in signal.valid_signals() if number < 32)
 
@@ -103,29 +104,37 @@ class KeepsState:
     def make_train_function(self, force: bool = False):
         if self.train_function is not None and not force:
             return
-        if keras.backend.backend() == "jax":
+        if on("jax"):
             # The memory of what every step changes is reused for the new values.
             step = self._whole_step(self.train_step, changed=(0, 2, 3), groups=(0, 1, 2, 3))
             self.train_function = self._make_function(step)
             self.train_function.programs = step.programs
             return
-        super().make_train_function(force=True)
-        if keras.backend.backend() == "torch":
-            # The optimizer changes one weight after the other.
-            self.train_function = _until_done(self.train_function)
+        self.train_function = self._step_as_graph("train")
+        if self.train_function is None:
+            super().make_train_function(force=True)
+            if on("torch"):
+                # The optimizer changes one weight after the other.
+                self.train_function = _until_done(self.train_function)
 
     def make_test_function(self, force: bool = False):
-        if keras.backend.backend() != "jax":
-            super().make_test_function(force)
-        elif self.test_function is None or force:
+        if self.test_function is not None and not force:
+            return
+        self.test_function = self._step_as_graph("test")
+        if self.test_function is None and not on("jax"):
+            super().make_test_function(force=True)
+        elif self.test_function is None:
             step = self._whole_step(self.test_step, changed=(), groups=(0, 1, 3))
             self.test_function = self._make_function(step)
             self.test_function.programs = step.programs
 
     def make_predict_function(self, force: bool = False):
-        if keras.backend.backend() != "jax":
-            super().make_predict_function(force)
-        elif self.predict_function is None or force:
+        if self.predict_function is not None and not force:
+            return
+        self.predict_function = self._step_as_graph("predict")
+        if self.predict_function is None and not on("jax"):
+            super().make_predict_function(force=True)
+        elif self.predict_function is None:
 
             def predict_step(state, data):
                 outputs, others = self.predict_step(state, data)
@@ -134,8 +143,27 @@ class KeepsState:
             step = self._whole_step(predict_step, changed=(), groups=(0, 1))
             self.predict_function = self._make_function(step, concatenate_outputs=True)
 
+    def _step_as_graph(self, verb: str) -> Callable | None:
+        """The function of a verb whose step is a graph of PyTorch, None where it is none."""
+        step = traced_step(self, verb)
+        if step is None:
+            return None
+
+        def whole(data):
+            run = step(data)  # traced and compiled: that may take long, and be interrupted
+            with signals_wait():
+                return run()
+
+        return whole
+
+    def _resolve_auto_jit_compile(self) -> bool:
+        # Keras compiles nothing on PyTorch by itself.
+        if on("torch"):
+            return device().kind == "cuda"
+        return super()._resolve_auto_jit_compile()
+
     def _make_function(self, step_function, *args, **kwargs):
-        if keras.backend.backend() == "tensorflow":
+        if on("tensorflow"):
             whole = _until_done if self.run_eagerly else _behind_its_data
             step_function = whole(step_function)
         return super()._make_function(step_function, *args, **kwargs)

@@ -1,47 +1,60 @@
-"""PyTorch: a whole training step, forward, backward and optimizer, as one compiled program."""
+"""PyTorch: a step of training, evaluation or prediction as one graph, compiled where that pays."""
 
+import logging
 from collections.abc import Callable
+from typing import Any
 
 import keras
 import torch
 import torch.utils._pytree as pytree
 from torch._guards import TracingContext, tracing
 from torch._subclasses import FakeTensorMode
+from torch._subclasses.fake_tensor import DataDependentOutputException
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from keras_transformer.kernels.programs import PROGRAMS, Compiled
 
+# Steps of a shape that run before it is compiled: Inductor takes about a minute for a shape.
+STEPS_BEFORE = 10
+
 
 class TracedStep:
-    """A step of training of a Keras model, compiled for each shape of its data.
+    """A step of a Keras model, one graph for each shape of its data.
 
     The step is called once for a shape, with tensors that have no numbers, and what it does with
     them is written down: Keras's layers, the gradients of PyTorch's autograd, the optimizer and the
-    metrics. That is one graph without any Python in it, which changes the variables in place, and
-    which TorchInductor compiles. Where `torch.compile` reads the Python of layers instead, it takes
-    minutes for a model, and gives up in between.
+    metrics. That is one graph without any Python in it, which changes the variables in place.
+    `torch.compile` of the step itself reads the Python of its layers in place of that: it took 192
+    seconds for two layers, in 15 graphs.
+
+    A graph runs as it is at first, which saves the Python alone, and is compiled when its shape
+    has come a few times.
 
     Args:
-        step: function of a batch to a dict of logs, such as `model.train_step`.
+        step: function of a batch to outputs, such as `model.train_step`.
         variables: function to the Keras variables that the step reads or changes.
         phase: function to a hashable Python value on which the step depends, such as whether this
             batch ends an accumulation of gradients. It is asked before each step.
-        compile: function of a graph to a callable. Defaults to TorchInductor's.
+        compile: function of a graph to a faster callable, None to run graphs as they are.
     """
 
     def __init__(
         self,
         step: Callable,
         variables: Callable[[], list],
-        phase: Callable = lambda: None,
+        phase: Callable[[], Any] = lambda: None,
         compile: Callable | None = None,
     ):
         self._step = step
         self._variables = variables
         self._phase = phase
-        self._compile = compile or _by_inductor
+        self._compile = compile
 
-    def __call__(self, data):
+    def ready(self, data) -> Callable[[], Any]:
+        """Return the step of a batch, to be called once: all that takes long is done before.
+
+        Raises ValueError if what the step does depends on the numbers in its tensors.
+        """
         variables = self._variables()
         leaves, structure = pytree.tree_flatten(data)
         leaves = [None if x is None else keras.ops.convert_to_tensor(x) for x in leaves]
@@ -52,8 +65,13 @@ class TracedStep:
             self._phase(),
         )
         program = PROGRAMS.get(self, key, lambda: self._trace(variables, leaves, structure))
-        with torch.no_grad():
-            return program([v.value for v in variables], leaves)
+        given = [*(v.value for v in variables), *(x for x in leaves if x is not None)]
+
+        def run():
+            with torch.no_grad():
+                return program(given)
+
+        return run
 
     def _trace(self, variables: list, leaves: list, structure) -> Compiled:
         found = []
@@ -64,29 +82,60 @@ class TracedStep:
             batch = [None if x is None else next(given) for x in leaves]
             mapping = list(zip(variables, values, strict=True))
             with keras.StatelessScope(state_mapping=mapping) as scope:
-                logs = self._step(pytree.tree_unflatten(batch, structure))
+                outputs = self._step(pytree.tree_unflatten(batch, structure))
                 with torch.no_grad():
                     for variable, value in mapping:
                         new = scope.get_current_value(variable)
                         if new is not value:
                             value.copy_(new)
-            outputs, result = pytree.tree_flatten(logs)
+            outputs, result = pytree.tree_flatten(outputs)
             found.append(result)
             return [keras.ops.convert_to_tensor(x).detach() for x in outputs]
 
         given = [*(v.value for v in variables), *present]
-        with tracing(TracingContext(FakeTensorMode(allow_non_fake_inputs=True))):
-            graph = make_fx(flat, tracing_mode="fake", _allow_non_fake_inputs=True)(*given)
+        try:
+            with tracing(TracingContext(FakeTensorMode(allow_non_fake_inputs=True))):
+                graph = make_fx(flat, tracing_mode="fake", _allow_non_fake_inputs=True)(*given)
+        except DataDependentOutputException as error:
+            raise ValueError(
+                "A step with jit_compile=True must do the same whatever the numbers in its tensors "
+                "are, and this one looks at them. Compile the model with jit_compile=False."
+            ) from error
         graph.graph.eliminate_dead_code()
         graph.recompile()
-        run, result = self._compile(graph, given), found[-1]
-
-        def program(values: list, leaves: list):
-            outputs = run(*values, *(x for x in leaves if x is not None))
-            return pytree.tree_unflatten(list(outputs), result)
-
-        return Compiled(program, compiled=True)
+        return Compiled(_Graph(graph, found[-1], self._compile), compiled=True)
 
 
-def _by_inductor(graph: torch.fx.GraphModule, given: list) -> Callable:
-    return torch.compile(graph, fullgraph=True, dynamic=False)
+class _Graph:
+    """A graph of tensors to tensors, and what it is compiled to once it has run a few times."""
+
+    def __init__(self, graph: torch.fx.GraphModule, result, compile: Callable | None):
+        self._run = graph.forward
+        self._graph = graph
+        self._result = result
+        self._compile = compile
+        self._steps = 0
+
+    def __call__(self, given: list):
+        if self._compile is not None and self._steps >= STEPS_BEFORE:
+            self._run = self._compiled(given)
+        self._steps += 1
+        return pytree.tree_unflatten(list(self._run(*given)), self._result)
+
+    def _compiled(self, given: list) -> Callable:
+        compile, self._compile = self._compile, None
+        return compile(self._graph, given)
+
+
+def by_inductor(graph: torch.fx.GraphModule, given: list) -> Callable:
+    """Return a graph compiled by TorchInductor, or as it is where there is no compiler."""
+    try:
+        # The first call compiles, and changes what it is given: of a graph that fails, nothing.
+        return torch._inductor.compile(graph, given)
+    except Exception as error:  # of whatever kind a missing compiler is
+        logging.getLogger("keras_transformer").warning(
+            "The step runs uncompiled, since TorchInductor failed: %s. jit_compile=False in "
+            "`compile` says nothing of it.",
+            error,
+        )
+        return graph.forward
