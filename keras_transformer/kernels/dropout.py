@@ -10,6 +10,7 @@ import math
 from keras import ops
 
 from keras_transformer.kernels.device import on
+from keras_transformer.kernels.values import is_traced
 
 
 def has_quick_generator() -> bool:
@@ -21,10 +22,8 @@ def drop(inputs, rate: float):
     """A tensor of PyTorch with a share `rate` of its elements 0, the others divided by the rest."""
     import torch
 
-    from keras_transformer.kernels.torch_products import computes_now
-
     exact = 0 < round(rate * 2**16) < 2**16
-    if inputs.device.type == "cpu" and exact and computes_now():
+    if inputs.device.type == "cpu" and exact and not is_traced():
         return _by_quarters_of_draws(inputs, rate)
     return torch.nn.functional.dropout(inputs, p=rate, training=True)
 

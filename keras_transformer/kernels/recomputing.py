@@ -1,11 +1,23 @@
 """Calls whose activations are computed again for the gradient, with the same random numbers."""
 
+import contextvars
 import functools
 
 import keras
 
 from keras_transformer.kernels.device import on
+from keras_transformer.kernels.values import is_traced
 from keras_transformer.structure import is_average
+
+_recomputed: contextvars.ContextVar[bool] = contextvars.ContextVar("recomputed", default=False)
+
+
+def needs_seeds() -> bool:
+    """Return whether what is drawn here is drawn again, where no generator can be set back.
+
+    PyTorch sets its own back for a recomputation, but not where a step is written down.
+    """
+    return _recomputed.get() and is_traced()
 
 
 def recomputed(layer, layer_call, args: tuple, kwargs: dict, remat=keras.remat):
@@ -42,13 +54,18 @@ def recomputed(layer, layer_call, args: tuple, kwargs: dict, remat=keras.remat):
         for i, tensor in zip(places, tensors, strict=True):
             filled[i] = tensor
         all_args, all_kwargs = keras.tree.pack_sequence_as((args, kwargs), filled)
-        # The values of an outer scope, which PyTorch has none of, are not seen in an inner one.
-        outer = (*layer.variables, *read) if not on("torch") else ()
+        # The values of an outer scope, which PyTorch has in a trace alone, are not seen in an
+        # inner one.
+        outer = (*layer.variables, *read) if not on("torch") or is_traced() else ()
         inside = {id(v): (v, v.value) for v in outer}
         inside |= {id(v): (v, s) for v, s in zip(carried, states, strict=True)}
         mapping = list(inside.values())
-        with keras.StatelessScope(state_mapping=mapping, collect_losses=True) as scope:
-            outputs = layer_call(*all_args, **all_kwargs)
+        token = _recomputed.set(True)
+        try:
+            with keras.StatelessScope(state_mapping=mapping, collect_losses=True) as scope:
+                outputs = layer_call(*all_args, **all_kwargs)
+        finally:
+            _recomputed.reset(token)
         return outputs, [scope.get_current_value(v) for v in moved], scope.losses
 
     call = remat(call_with)

@@ -44,6 +44,15 @@ def has_values(x) -> bool:
     return type(x) is torch.Tensor and x.device.type != "meta" and computes_now()
 
 
+def is_traced() -> bool:
+    """Return whether PyTorch writes down what is called, and computes nothing."""
+    if not on("torch"):
+        return False
+    from keras_transformer.kernels.torch_products import computes_now
+
+    return not computes_now()
+
+
 def _on_device(x):
     array = on("torch") and isinstance(x, np.ndarray)
     return ops.convert_to_tensor(x) if array else x

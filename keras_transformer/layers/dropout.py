@@ -4,6 +4,8 @@ import keras
 
 from keras_transformer.checking import check_choice, check_number, check_seed
 from keras_transformer.kernels import dropout
+from keras_transformer.kernels.recomputing import needs_seeds
+from keras_transformer.kernels.values import is_traced
 
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
@@ -54,18 +56,18 @@ class Dropout(keras.layers.Dropout):
 
     @property
     def _drawn_by_backend(self) -> bool:
-        return dropout.has_quick_generator() and self.seed is None
+        return dropout.has_quick_generator() and self.seed is None and not needs_seeds()
 
     def next_seeds(self, count: int):
         """Those of so many draws, int `(count, 2)`, or None where PyTorch's generator draws."""
-        if self._drawn_by_backend:
+        if self._drawn_by_backend and not is_traced():
             return None
         return dropout.random_bits((count, 2), self.seed_generator.next())
 
     def call(self, inputs, training=False, seed=None):
         if not training or self.rate == 0:
             return super().call(inputs, training=training)
-        if self._drawn_by_backend:
+        if self._drawn_by_backend and seed is None:
             return dropout.drop(inputs, self.rate)
         seed = self.seed_generator.next() if seed is None else seed
         return dropout.drop_by_place(inputs, self.rate, seed)

@@ -112,7 +112,8 @@ class KeepsState:
             return
         self.train_function = self._step_as_graph("train")
         if self.train_function is None:
-            super().make_train_function(force=True)
+            with self._as_keras_has_it():
+                super().make_train_function(force=True)
             if on("torch"):
                 # The optimizer changes one weight after the other.
                 self.train_function = _until_done(self.train_function)
@@ -122,7 +123,8 @@ class KeepsState:
             return
         self.test_function = self._step_as_graph("test")
         if self.test_function is None and not on("jax"):
-            super().make_test_function(force=True)
+            with self._as_keras_has_it():
+                super().make_test_function(force=True)
         elif self.test_function is None:
             step = self._whole_step(self.test_step, changed=(), groups=(0, 1, 3))
             self.test_function = self._make_function(step)
@@ -133,7 +135,8 @@ class KeepsState:
             return
         self.predict_function = self._step_as_graph("predict")
         if self.predict_function is None and not on("jax"):
-            super().make_predict_function(force=True)
+            with self._as_keras_has_it():
+                super().make_predict_function(force=True)
         elif self.predict_function is None:
 
             def predict_step(state, data):
@@ -142,6 +145,18 @@ class KeepsState:
 
             step = self._whole_step(predict_step, changed=(), groups=(0, 1))
             self.predict_function = self._make_function(step, concatenate_outputs=True)
+
+    @contextlib.contextmanager
+    def _as_keras_has_it(self) -> Iterator[None]:
+        """Within, functions are made as Keras makes them, on PyTorch without compiling.
+
+        `torch.compile` of a step of Keras takes minutes for a model.
+        """
+        compiles, self._jit_compile = self.jit_compile, self.jit_compile and not on("torch")
+        try:
+            yield
+        finally:
+            self._jit_compile = compiles
 
     def _step_as_graph(self, verb: str) -> Callable | None:
         """The function of a verb whose step is a graph of PyTorch, None where it is none."""

@@ -1,6 +1,7 @@
 """Steps of a model on PyTorch as graphs, where the model is compiled with `jit_compile=True`."""
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterator
 
 import keras
@@ -20,8 +21,10 @@ def traced_step(model: keras.Model, verb: str) -> Callable | None:
         - with a `LossScaleOptimizer` (mixed_float16), which looks at the gradients,
         - in `data_parallel`, whose gradients are averaged while they are computed.
     """
-    plain = not model.jit_compile or model.run_eagerly or "train_step" in vars(model)
-    if not on("torch") or plain or isinstance(model.optimizer, keras.optimizers.LossScaleOptimizer):
+    if not on("torch") or not model.jit_compile or model.run_eagerly:
+        return None
+    scaled = isinstance(model.optimizer, keras.optimizers.LossScaleOptimizer)
+    if scaled or "train_step" in vars(model):
         return None
     import torch
 
@@ -49,21 +52,17 @@ def _variable_by_variable(optimizer: keras.optimizers.Optimizer) -> Iterator[Non
 
     What Keras has for all variables at once on PyTorch asks the host for the learning rate.
     """
-    inner = getattr(optimizer, "inner_optimizer", optimizer)
-    at_once = getattr(type(inner), "_parallel_update_step", None)
+    at_once = getattr(type(optimizer), "_parallel_update_step", None)
     if at_once is None or not at_once.__module__.startswith("keras."):
         yield
         return
-
-    def update(gradients, variables, learning_rate):
-        for gradient, variable in zip(gradients, variables, strict=True):
-            inner.update_step(gradient, variable, learning_rate)
-
-    inner._parallel_update_step = update
+    owners = [kind for kind in type(optimizer).__mro__ if "_backend_update_step" in vars(kind)]
+    # The one behind that of PyTorch: that of the optimizer on any backend.
+    optimizer._backend_update_step = functools.partial(owners[1]._backend_update_step, optimizer)
     try:
         yield
     finally:
-        del inner._parallel_update_step
+        del optimizer._backend_update_step
 
 
 def _variables(model: keras.Model, verb: str) -> list:
