@@ -14,6 +14,16 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from keras_transformer.kernels.programs import PROGRAMS, Compiled
 
+_aten = torch.ops.aten
+_MADE_FROM_NOTHING = (
+    _aten.arange.default,
+    _aten.arange.start,
+    _aten.arange.start_step,
+    _aten.full.default,
+    _aten.ones.default,
+    _aten.scalar_tensor.default,
+    _aten.zeros.default,
+)
 # Steps of a shape that run before it is compiled: Inductor takes about a minute for a shape.
 STEPS_BEFORE = 10
 
@@ -101,9 +111,42 @@ class TracedStep:
                 "A step with jit_compile=True must do the same whatever the numbers in its tensors "
                 "are, and this one looks at them. Compile the model with jit_compile=False."
             ) from error
-        graph.graph.eliminate_dead_code()
-        graph.recompile()
+        graph = without_copies_to_device(graph)
         return Compiled(_Graph(graph, found[-1], self._compile), compiled=True)
+
+
+def without_copies_to_device(graph: torch.fx.GraphModule) -> torch.fx.GraphModule:
+    """Make on the device what does not depend on the inputs, in place of copying it there.
+
+    Keras makes ranges and numbers on the host. In each step each of them would be a copy.
+    """
+    for node in list(graph.graph.nodes):
+        copies = [user for user in node.users if user.target is _aten._to_copy.default]
+        devices = {user.kwargs.get("device") for user in copies} - {None}
+        if len(devices) != 1 or len(copies) < len(node.users) or _device_of(node) != "cpu":
+            continue
+        (device,) = devices
+        if device.type == "cpu":
+            continue
+        if node.target in _MADE_FROM_NOTHING:
+            node.update_kwarg("device", device)
+        elif node.target is _aten.lift_fresh_copy.default and node.args[0].op == "get_attr":
+            constant = getattr(graph, node.args[0].target)
+            name = f"{node.args[0].target}_on_device_{len(graph._buffers)}"
+            graph.register_buffer(name, constant.to(device), persistent=False)
+            with graph.graph.inserting_before(node):
+                node.replace_input_with(node.args[0], graph.graph.get_attr(name))
+        else:
+            continue
+        node.meta["val"] = copies[0].meta["val"]
+    graph.graph.eliminate_dead_code()
+    graph.recompile()
+    return graph
+
+
+def _device_of(node: torch.fx.Node) -> str | None:
+    value = node.meta.get("val")
+    return value.device.type if isinstance(value, torch.Tensor) else None
 
 
 class _Graph:
