@@ -167,8 +167,10 @@ def test_a_palette_of_transparent_colours_is_put_on_white():
     """By the object as by its file, whose palette Pillow splits in two."""
     image = of_mode("RGBA").quantize(16)
     assert image.mode == "P" and "transparency" not in image.info
+    expected = on_white(image.convert("RGBA"))
+    assert (on_white(Image.open(io.BytesIO(encoded(image)))) == expected).all()
     for given in (image, encoded(image)):
-        assert (read_image(given) == on_white(image)).all()
+        assert (read_image(given) == expected).all()
 
 
 def test_a_large_image_is_converted_by_strips(monkeypatch):
