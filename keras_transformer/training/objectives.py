@@ -413,16 +413,22 @@ class RowGenerator:
         return self._draw(lambda generator: generator.random(shape[1]))
 
     def choice(self, values: np.ndarray, shape: tuple[int, int]) -> np.ndarray:
-        return self._draw(lambda generator: generator.choice(values, shape[1]))
+        return values[self._draw(lambda generator: generator.integers(len(values), size=shape[1]))]
 
     def poisson(self, mean: float, shape: tuple[int, int]) -> np.ndarray:
         return self._draw(lambda generator: generator.poisson(mean, shape[1]))
 
     def _draw(self, draw: Callable) -> np.ndarray:
-        # A new generator each time: how much was drawn before depends on the padding.
+        # Anew each time: how much was drawn before depends on the padding. Only the counter of the
+        # bits is set, since to make a generator for each row takes ten times as long.
         self.draws += 1
-        seeds = ((self.seed, self.draws, row) for row in self.rows)
-        return np.stack([draw(np.random.default_rng(seed)) for seed in seeds])
+        bits = np.random.Philox(key=[self.seed % 2**64, self.draws])
+        state, generator, found = bits.state, np.random.Generator(bits), []
+        for row in self.rows:
+            state["state"]["counter"][:] = [0, 0, 0, row]
+            bits.state = state
+            found.append(draw(generator))
+        return np.stack(found)
 
 
 def generator_of(dataset, arrays: dict) -> np.random.Generator | RowGenerator:
