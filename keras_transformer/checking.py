@@ -20,6 +20,7 @@ _WIDTH = 80  # Characters of a value that a message quotes.
 _CONTROLS = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]"
 )
+_ADDRESS = re.compile(r" at 0x[0-9a-fA-F]{6,}")
 _VAST = 2**15  # A bound from here on is told only to those who pass it.
 
 # More tokens than any tensor here has room for; int32 holds what is added to it.
@@ -31,7 +32,10 @@ LARGEST_PENALTY = 1e6
 
 
 def shorten(value: Any, width: int = _WIDTH) -> str:
-    """`repr(value)` on one line, and of a long value only its beginning and its end."""
+    """`repr(value)` on one line, and of a long value only its beginning and its end.
+
+    Addresses of objects are left out: they tell where the memory of a process is.
+    """
     value = _python_value(value)
     quoting = reprlib.Repr()
     quoting.maxstring = quoting.maxother = quoting.maxlong = width
@@ -41,6 +45,7 @@ def shorten(value: Any, width: int = _WIDTH) -> str:
     except Exception:  # The value's own `repr`, or an integer of too many digits.
         text = f"<{type(value).__name__}>"
     text = " ".join(text.split()) if "\n" in text else text
+    text = text if isinstance(value, (str, bytes)) else _ADDRESS.sub("", text)
     if len(text) <= width:
         return text
     half = (width - 3) // 2

@@ -1,6 +1,7 @@
 """The checkers of arguments: what passes, as what, and what is refused with which words."""
 
 import decimal
+import io
 from pathlib import Path
 
 import numpy as np
@@ -157,5 +158,8 @@ def test_quotes_are_short_and_on_one_line():
         text.encode()
     assert shorten("a'b") == '"a\'b"' and shorten(None) == "None" and shorten(5) == "5"
     assert describe([1]) == "[1] of type list"
+    assert describe(io.BytesIO()) == "<_io.BytesIO object> of type BytesIO"
+    assert "0x" not in shorten([object(), {"a": print, "b": object.__init__}])
+    assert shorten("at 0x7f5551a9a") == "'at 0x7f5551a9a'"
     assert nearest("padding_msk", ["padding_mask", "x"]) == " Did you mean 'padding_mask'?"
     assert nearest(object(), ["padding_mask"]) == ""

@@ -183,7 +183,9 @@ def _bytes_a_pixel(image: Any) -> int:
 
 def _is_transparent(image: Any) -> bool:
     given = image.info.get("transparency") is not None and image.mode not in _DEEP
-    return given or (not {"A", "a"}.isdisjoint(image.getbands()) and image.mode != "LAB")
+    colours = image.palette.mode if image.mode == "P" and image.palette else ""
+    bands = {*image.getbands(), *colours}
+    return given or (not {"A", "a"}.isdisjoint(bands) and image.mode != "LAB")
 
 
 def _plain(image: Any, place: str) -> Any:

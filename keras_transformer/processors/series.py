@@ -125,7 +125,8 @@ class SeriesProcessor(Processor):
             return Series(values, names, dates, "column", _dtype([array.dtype]))
         try:
             array = np.asarray(given)
-            array = array.astype("float64") if array.dtype.kind not in "iufb" else array
+            # Complex numbers would lose a part: they are none of a series.
+            array = array.astype("float64") if array.dtype.kind not in "iufbc" else array
         except (TypeError, ValueError):
             raise ValueError(
                 f"`{place}` must be a series of numbers: a data frame, or an array (time,) or "

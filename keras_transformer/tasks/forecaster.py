@@ -32,6 +32,7 @@ from keras_transformer.weight import residual_of
 
 POOLINGS = ("mean", "max", "first")
 _WINDOWS = 2**14  # that are looked at at once
+_LARGEST = 1e17  # Its square, times the length of a window, is within float32.
 _OF_DISTANCES = ("relative", "rotary", "alibi", "none")  # Positions that are of no place in a row.
 
 
@@ -425,7 +426,13 @@ class Forecaster(ForecastsSeries, Task):
 def known_values(rows: np.ndarray) -> dict[str, np.ndarray]:
     """The inputs of rows `(batch, length)`, NaN where a value is missing."""
     observed = np.isfinite(rows)
-    return {"values": np.nan_to_num(rows).astype("float32"), "observed": observed}
+    values = np.where(observed, rows, 0)
+    if (largest := np.abs(values).max(initial=0)) > _LARGEST:
+        raise ValueError(
+            f"`x` has values of {largest:.3g}, whose variance float32 cannot hold: they may be up "
+            f"to {_LARGEST:.0e}. Give them in a larger unit, or with `processor.adapt(series)`."
+        )
+    return {"values": values.astype("float32"), "observed": observed}
 
 
 def has_level(x: Any) -> bool:

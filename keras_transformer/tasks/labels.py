@@ -273,7 +273,7 @@ def _weights_by_row(
     listed = isinstance(weights, rows) and len(weights) == len(counts)
     if not listed or np.ndim(weights[0]) != 1 or not all(isinstance(row, rows) for row in weights):
         return None
-    padded = most is not None and isinstance(weights, np.ndarray)
+    padded = isinstance(weights, np.ndarray) and weights.ndim == 2
     found = []
     for i, (row, count) in enumerate(zip(weights, counts, strict=True)):
         if len(row) != count and not (len(row) > count and (padded or count == most)):

@@ -75,6 +75,7 @@ class Task(ForeignNames, Serializable, Verbs, Adaptable, ThreadSafe, CompiledSte
     # What the first array of its backbone may be.
     reads_arrays: ClassVar[tuple[str, ...]] = ("token_ids", "encoder_token_ids")
     predicts_tokens: ClassVar[bool] = False  # Whether its published classes are language models.
+    learns_tokens: ClassVar[bool] = False  # Whether it has a target for each token.
     reads_pooler: ClassVar[bool] = False  # Whether its head reads a pooler's state, if any.
     published_head: ClassVar[tuple[Conversion, ...]] = ()  # In the config of a saved head.
     published_options: ClassVar[tuple[Conversion, ...]] = ()  # In any config.
@@ -297,6 +298,14 @@ class Task(ForeignNames, Serializable, Verbs, Adaptable, ThreadSafe, CompiledSte
                 "that the task comes with, task.loss, or one of Keras with from_logits=True.",
                 stacklevel=3,
             )
+        if self.learns_tokens and _counts_padding(self.loss):
+            warnings.warn(
+                f"The loss {getattr(self.loss, 'name', self.loss)!r} is a mean over padding too: "
+                "it changes with the size of the batches. Give it "
+                "reduction='mean_with_sample_weight', or the loss that the task comes with, "
+                "task.loss.",
+                stacklevel=3,
+            )
 
     def _bucketed(self, columns: dict[str, Any], make_batch, **options) -> BucketedDataset:
         """Batches no longer than the model allows; in training, of as few lengths as pay off."""
@@ -397,6 +406,13 @@ def softmax(logits: np.ndarray) -> np.ndarray:
 
 def _is_auto(given: Any) -> bool:
     return isinstance(given, str) and given == "auto"
+
+
+def _counts_padding(loss: Any) -> bool:
+    """Whether it is a loss of Keras, or its name, that is a mean over all targets of a batch."""
+    if isinstance(loss, keras.losses.Loss):
+        return loss.reduction in ("sum_over_batch_size", "mean")
+    return isinstance(loss, str)
 
 
 def _takes_probabilities(loss: Any) -> bool:

@@ -106,6 +106,7 @@ class TokenClassifier(Classifier):
     published_as = ("ForTokenClassification",)
     published_head = (LABELS,)
     takes_records = False
+    learns_tokens = True
     predict_options: ClassVar = PER_TOKEN
 
     def _make_head(self) -> None:

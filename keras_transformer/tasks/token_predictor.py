@@ -71,6 +71,7 @@ class TokenPredictor(Task):
     """
 
     predicts_tokens = True
+    learns_tokens = True
 
     @property
     def number_of_targets(self) -> int:

@@ -396,11 +396,50 @@ def _permuted(ids, mask, ends, random: np.random.Generator) -> np.ndarray:
     return np.take_along_axis(ids, np.argsort(keys, axis=1, kind="stable"), axis=1)
 
 
-def generator_of(dataset, arrays: dict) -> np.random.Generator:
-    """What a batch is drawn from. `arrays["row"]` are its rows of the dataset."""
+class RowGenerator:
+    """The draws of a NumPy generator, those of each row by the row's own number.
+
+    So a row is spoiled alike in batches of any size, and behind any padding.
+
+    Args:
+        seed: int.
+        rows: int array `(batch,)`, the numbers of the rows.
+    """
+
+    def __init__(self, seed: int, rows: np.ndarray):
+        self.seed, self.rows, self.draws = seed, rows.tolist(), 0
+
+    def random(self, shape: tuple[int, int]) -> np.ndarray:
+        return self._draw(lambda generator: generator.random(shape[1]))
+
+    def choice(self, values: np.ndarray, shape: tuple[int, int]) -> np.ndarray:
+        return values[self._draw(lambda generator: generator.integers(len(values), size=shape[1]))]
+
+    def poisson(self, mean: float, shape: tuple[int, int]) -> np.ndarray:
+        return self._draw(lambda generator: generator.poisson(mean, shape[1]))
+
+    def _draw(self, draw: Callable) -> np.ndarray:
+        # Anew each time: how much was drawn before depends on the padding. Only the counter of the
+        # bits is set, since to make a generator for each row takes ten times as long.
+        self.draws += 1
+        bits = np.random.Philox(key=[self.seed % 2**64, self.draws])
+        state, generator, found = bits.state, np.random.Generator(bits), []
+        for row in self.rows:
+            state["state"]["counter"][:] = [0, 0, 0, row]
+            bits.state = state
+            found.append(draw(generator))
+        return np.stack(found)
+
+
+def generator_of(dataset, arrays: dict) -> np.random.Generator | RowGenerator:
+    """Return what a batch is drawn from. `arrays["row"]` are its rows of the dataset.
+
+    Without `shuffle`, as in `evaluate`, what is drawn does not depend on the size of the batches.
+    """
+    if not dataset.shuffle:
+        return RowGenerator(dataset.seed, np.asarray(arrays["row"]))
     # By epoch and first row: a batch fetched twice, or by another thread, is the same.
-    epoch = dataset.epoch if dataset.shuffle else 0
-    return np.random.default_rng((dataset.seed, epoch, int(arrays["row"][0])))
+    return np.random.default_rng((dataset.seed, dataset.epoch, int(arrays["row"][0])))
 
 
 def require_mask_id(tokenizer: Tokenizer) -> int:

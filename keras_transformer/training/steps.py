@@ -52,11 +52,16 @@ class OutputLoss(TrainingLoss):
         return self.model._compute_loss(x, y, states, sample_weight, training=training)
 
     def weight(self, x, y, sample_weight):
-        counted = getattr(self.model.loss, "total_weight", None)
+        loss = self.model.loss
         # A loss of the user's own has the meaning that Keras gives it.
-        if counted is None or not _is_of_library(type(self.model), "compute_loss"):
+        if not _is_of_library(type(self.model), "compute_loss"):
             return super().weight(x, y, sample_weight)
-        return counted(y, sample_weight)
+        if hasattr(loss, "total_weight"):
+            return loss.total_weight(y, sample_weight)
+        of_weights = getattr(loss, "reduction", None) == "mean_with_sample_weight"
+        if not of_weights or sample_weight is None or keras.tree.is_nested(sample_weight):
+            return super().weight(x, y, sample_weight)
+        return ops.sum(ops.cast(sample_weight, "float32"))
 
     def logs(self, states, x, y, sample_weight):
         return self.model.compute_metrics(x, y, states, sample_weight)

@@ -163,6 +163,16 @@ def test_a_transparent_colour_is_white(mode, value):
     assert (read_image(content) == on_white(Image.open(io.BytesIO(content)))).all()
 
 
+def test_a_palette_of_transparent_colours_is_put_on_white():
+    """By the object as by its file, whose palette Pillow splits in two."""
+    image = of_mode("RGBA").quantize(16)
+    assert image.mode == "P" and "transparency" not in image.info
+    expected = on_white(image.convert("RGBA"))
+    assert (on_white(Image.open(io.BytesIO(encoded(image)))) == expected).all()
+    for given in (image, encoded(image)):
+        assert (read_image(given) == expected).all()
+
+
 def test_a_large_image_is_converted_by_strips(monkeypatch):
     monkeypatch.setattr("keras_transformer.processors.image_files._STRIP", 20)
     for mode in ("RGBA", "P", "I", "CMYK"):

@@ -423,6 +423,8 @@ def test_wrong_series(learned):
         (text, "The column 'b' of `x` does not hold numbers"),
         (text[["b", "a"]], "The first column of `x`, 'b', holds neither numbers nor dates"),
         (["a", "b"], r"must be a series of numbers"),
+        (waves() + 1j, "must hold numbers, received complex128"),
+        (waves() * 1e30, r"values of .*e\+30, whose variance float32 cannot hold"),
     ):
         with pytest.raises(ValueError, match=message):
             learned.forecast(series)

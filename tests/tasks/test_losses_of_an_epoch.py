@@ -1,11 +1,20 @@
 """The loss of an epoch is one mean over all that counts, whatever the batches are."""
 
+import warnings
+
 import keras
 import numpy as np
 import pytest
 
 import keras_transformer as kt
-from keras_transformer.training import Distiller, Perplexity, TokenCrossEntropy
+from keras_transformer.training import (
+    Denoising,
+    Distiller,
+    MaskedTokens,
+    Perplexity,
+    SpanCorruption,
+    TokenCrossEntropy,
+)
 from tests.generation.common import on_one
 from tests.tasks.common import (
     ENGLISH,
@@ -224,6 +233,46 @@ def test_it_does_not_depend_on_the_size_of_the_batches():
     }
     losses = [embedder.evaluate(**data, batch_size=size, verbose=0) for size in (1, 2, 7)]
     assert losses[1:] == pytest.approx(losses[:1] * 2, rel=1e-5)
+
+
+@pytest.mark.one_backend
+def test_a_loss_of_keras_by_weight_is_that_of_the_task():
+    """Whatever the batches are; one that counts padding is warned of."""
+    task = language_model()
+    expected = task.evaluate(TEXTS, verbose=0)[0]
+    loss = keras.losses.SparseCategoricalCrossentropy
+    by_weight = loss(from_logits=True, reduction="mean_with_sample_weight")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        task.compile(task.optimizer, by_weight)
+    for size in (1, 3, 7):
+        assert task.evaluate(TEXTS, batch_size=size, verbose=0)[0] == pytest.approx(expected, 1e-5)
+    with pytest.warns(UserWarning, match="padding too"):
+        task.compile(task.optimizer, loss(from_logits=True))
+
+
+@pytest.mark.one_backend
+@pytest.mark.parametrize("kind", ["masked", "whole words", "spans", "denoising"])
+def test_what_is_hidden_of_a_text_does_not_depend_on_the_batch(kind):
+    if kind in ("masked", "whole words"):
+        task = masked()
+        options = {"objective": MaskedTokens(whole_words=kind == "whole words")}
+    else:
+        task = randomized(kt.Seq2SeqLM(*_with_sentinels()))
+        options = {"objective": SpanCorruption() if kind == "spans" else Denoising()}
+    losses = [
+        task.evaluate(task.make_dataset(TEXTS, batch_size=size, **options), verbose=0)[0]
+        for size in (1, 3, 7)
+    ]
+    assert losses[1:] == pytest.approx(losses[:1] * 2, rel=1e-5)
+    inputs = task.make_dataset([TEXTS[0]] * 9, **options)[0][0]
+    assert len(np.unique(inputs[task.backbone.id_inputs[0]], axis=0)) > 1  # each row its own
+
+
+def _with_sentinels():
+    specials = ["<mask>", *(f"<extra_id_{i}>" for i in range(20))]
+    words = kt.Tokenizer.train(TEXTS, vocabulary_size=300, special_tokens=specials)
+    return kt.models.Seq2Seq(config("seq2seq", words)), words
 
 
 @pytest.mark.one_backend

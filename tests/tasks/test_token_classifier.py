@@ -189,6 +189,21 @@ def test_only_the_first_token_of_a_word_counts(kind):
     np.testing.assert_allclose(weighted[order.argsort()], weights[order.argsort()] * [[0.5], [0.0]])
 
 
+def test_weights_of_words_in_an_array():
+    """An array has room for the longest text; what is behind the words of others is not read."""
+    task = small(labels=LABELS)
+    words, labels = [["a", "man", "rides"], ["dogs"]], [["O", "O", "O"], ["O"]]
+    listed = task.make_dataset(words, labels, sample_weight=[[1.0, 2.0, 3.0], [4.0]])[0][2]
+    for behind in (9.0, np.nan):
+        array = np.array([[1, 2, 3, behind], [4, behind, behind, behind]])
+        found = task.make_dataset(words, labels, sample_weight=array)[0][2]
+        np.testing.assert_array_equal(found, listed)
+    with pytest.raises(ValueError, match=r"`sample_weight\[0\]` has 2 numbers, and `x\[0\]` 3"):
+        task.make_dataset(words, labels, sample_weight=np.ones((2, 2)))
+    with pytest.raises(ValueError, match=r"`sample_weight\[0\]` has 4 numbers, and `x\[0\]` 3"):
+        task.make_dataset(words, labels, sample_weight=[[1.0] * 4, [1.0]])
+
+
 def test_words_of_sentencepiece():
     """`▁` alone is its word's first token, in `fit` as in `recognize`."""
     tokenizers = pytest.importorskip("tokenizers")
