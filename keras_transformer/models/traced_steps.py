@@ -39,7 +39,7 @@ def traced_step(model: keras.Model, verb: str) -> Callable | None:
 
     traced = TracedStep(
         computed,
-        lambda: _variables(model, verb),
+        lambda: variables_of(model, verb),
         phase=lambda: _phase(model.optimizer) if trains else None,
         compile=by_inductor if trains else None,
     )
@@ -65,7 +65,7 @@ def _variable_by_variable(optimizer: keras.optimizers.Optimizer) -> Iterator[Non
         del optimizer._backend_update_step
 
 
-def _variables(model: keras.Model, verb: str) -> list:
+def variables_of(model: keras.Model, verb: str) -> list:
     """Variables that a step reads or changes, each once."""
     found = list(model.variables)
     if verb != "predict":

@@ -7,7 +7,7 @@ from typing import Any
 import keras
 import torch
 import torch.utils._pytree as pytree
-from torch._guards import TracingContext, tracing
+from torch._guards import TracingContext, detect_fake_mode, tracing
 from torch._subclasses import FakeTensorMode
 from torch._subclasses.fake_tensor import DataDependentOutputException
 from torch.fx.experimental.proxy_tensor import make_fx
@@ -84,35 +84,53 @@ class TracedStep:
         return run
 
     def _trace(self, variables: list, leaves: list, structure) -> Compiled:
-        found = []
-        present = [x for x in leaves if x is not None]
+        given = [*(v.value for v in variables), *(x for x in leaves if x is not None)]
+        graph, result = written_down(self._step, variables, leaves, structure, given)
+        return Compiled(_Graph(graph, result, self._compile), compiled=True)
 
-        def flat(*tensors):
-            values, given = tensors[: len(variables)], iter(tensors[len(variables) :])
-            batch = [None if x is None else next(given) for x in leaves]
-            mapping = list(zip(variables, values, strict=True))
-            with keras.StatelessScope(state_mapping=mapping) as scope:
-                outputs = self._step(pytree.tree_unflatten(batch, structure))
-                with torch.no_grad():
-                    for variable, value in mapping:
-                        new = scope.get_current_value(variable)
-                        if new is not value:
-                            value.copy_(new)
-            outputs, result = pytree.tree_flatten(outputs)
-            found.append(result)
-            return [keras.ops.convert_to_tensor(x).detach() for x in outputs]
 
-        given = [*(v.value for v in variables), *present]
-        try:
-            with tracing(TracingContext(FakeTensorMode(allow_non_fake_inputs=True))):
-                graph = make_fx(flat, tracing_mode="fake", _allow_non_fake_inputs=True)(*given)
-        except DataDependentOutputException as error:
-            raise ValueError(
-                "A step with jit_compile=True must do the same whatever the numbers in its tensors "
-                "are, and this one looks at them. Compile the model with jit_compile=False."
-            ) from error
-        graph = without_copies_to_device(graph)
-        return Compiled(_Graph(graph, found[-1], self._compile), compiled=True)
+def written_down(
+    step: Callable, variables: list, leaves: list, structure, given: list
+) -> tuple[torch.fx.GraphModule, Any]:
+    """Return a step as a graph, which changes the variables in place, and how its outputs nest.
+
+    Args:
+        step: function of a batch to outputs.
+        variables: Keras variables that it reads or changes.
+        leaves: tensors of the batch, None for one that is missing.
+        structure: how they nest.
+        given: tensors, the values of the variables and the leaves that are there. They may be fake,
+            of any device.
+
+    Raises ValueError if what the step does depends on the numbers in its tensors.
+    """
+    found = []
+
+    def flat(*tensors):
+        values, rest = tensors[: len(variables)], iter(tensors[len(variables) :])
+        batch = [None if x is None else next(rest) for x in leaves]
+        mapping = list(zip(variables, values, strict=True))
+        with keras.StatelessScope(state_mapping=mapping) as scope:
+            outputs = step(pytree.tree_unflatten(batch, structure))
+            with torch.no_grad():
+                for variable, value in mapping:
+                    new = scope.get_current_value(variable)
+                    if new is not value:
+                        value.copy_(new)
+        outputs, result = pytree.tree_flatten(outputs)
+        found.append(result)
+        return [keras.ops.convert_to_tensor(x).detach() for x in outputs]
+
+    mode = detect_fake_mode(given) or FakeTensorMode(allow_non_fake_inputs=True)
+    try:
+        with tracing(TracingContext(mode)):
+            graph = make_fx(flat, tracing_mode="fake", _allow_non_fake_inputs=True)(*given)
+    except DataDependentOutputException as error:
+        raise ValueError(
+            "A step with jit_compile=True must do the same whatever the numbers in its tensors "
+            "are, and this one looks at them. Compile the model with jit_compile=False."
+        ) from error
+    return without_copies_to_device(graph), found[-1]
 
 
 def without_copies_to_device(graph: torch.fx.GraphModule) -> torch.fx.GraphModule:
