@@ -56,6 +56,7 @@ class Field(NamedTuple):
         least: the least number.
         most: the greatest number, or the most texts.
         optional: whether it may be left out without a default.
+        whole: whether the model reads all of a text, however long: `Verb.check_tokens`.
     """
 
     name: str
@@ -65,6 +66,7 @@ class Field(NamedTuple):
     least: float = 0
     most: float = 32
     optional: bool = False
+    whole: bool = False
 
     @property
     def schema(self) -> dict[str, Any]:
@@ -178,6 +180,24 @@ class Verb:
             raise ValueError(f"{quoted(unknown[0])} is not known here. There are: {known}.")
         return {field.name: field.read(given, longest) for field in self.fields}
 
+    def check_tokens(self, served: Served, values: Values, most: int) -> None:
+        """Raise ValueError for texts that take more memory than one of `most` tokens.
+
+        Texts that the task cuts are not counted. Attention takes the square of the length of the
+        longest text for each of them.
+        """
+        for name in [field.name for field in self.fields if field.whole]:
+            texts = values[name] if isinstance(values[name], list) else [values[name] or ""]
+            longest = max(map(len, served.task.tokenizer.encode_batch(texts)))
+            room = int(most / len(texts) ** 0.5)
+            if longest > room:
+                of_each = f" of each of {len(texts)} texts" if len(texts) > 1 else ""
+                raise ValueError(
+                    f"`{name}` has a text of {longest:,} tokens, and at most {room:,} are read"
+                    f"{of_each}: memory grows with the square of its length. Shorten it"
+                    f"{', or send fewer at a time' if of_each else ''}."
+                )
+
 
 def quoted(name: str) -> str:
     """The name of a field that a client made up, cut."""
@@ -185,6 +205,7 @@ def quoted(name: str) -> str:
 
 
 _TEXTS = Field("texts", "texts", "Texts, one a line")
+_WHOLE_TEXTS = _TEXTS._replace(whole=True)
 _FILE = Field("file", "file", "File")
 _LENGTH = Field("max_new_tokens", "integer", "Longest, in tokens", 64, least=1, most=512)
 _ITS_LENGTH = _LENGTH._replace(default=None, optional=True)  # what the model says
@@ -309,7 +330,7 @@ VERBS = (
     ),
     Verb(
         "fill-mask", "Fill the mask", ("MaskedLM",),
-        (_TEXTS, Field("top_k", "integer", "How many", 5, least=1, most=20)), _fill_mask,
+        (_WHOLE_TEXTS, Field("top_k", "integer", "How many", 5, least=1, most=20)), _fill_mask,
         explained=_first,
     ),
     Verb(
@@ -324,13 +345,16 @@ VERBS = (
     Verb("embed", "Embed and compare", ("TextEmbedder",), (_TEXTS,), _embed, explained=_first),
     Verb(
         "translate", "Translate", ("Seq2SeqLM",),
-        (_TEXTS, Field("beams", "integer", "Beams", 4, least=1, most=16), _ITS_LENGTH), _translate,
+        (
+            _WHOLE_TEXTS, Field("beams", "integer", "Beams", 4, least=1, most=16), _ITS_LENGTH,
+        ),
+        _translate,
         explained=_first,
     ),
     Verb(
         "complete", "Complete", ("CausalLM",),
         (
-            Field("prompt", "text", "Prompt"), _LENGTH,
+            Field("prompt", "text", "Prompt", whole=True), _LENGTH,
             Field("temperature", "number", "Temperature, 0 for the likeliest", 0.8, most=4),
             Field("top_p", "number", "Share of the likeliest", 0.95, least=0.01, most=1),
             Field("seed", "integer", "Seed", least=0, most=2**31 - 1, optional=True),
@@ -339,7 +363,10 @@ VERBS = (
     ),
     Verb(
         "caption", "Describe", ("ImageToText",),
-        (_FILE, Field("question", "text", "Question", optional=True), _ITS_LENGTH), _caption,
+        (
+            _FILE, Field("question", "text", "Question", optional=True, whole=True), _ITS_LENGTH,
+        ),
+        _caption,
     ),
     Verb("transcribe", "Transcribe", ("SpeechToText", "CTCSpeechToText"), (_FILE,), _transcribe),
 )  # fmt: skip

@@ -204,6 +204,25 @@ def test_a_view_of_the_attention_is_bounded(served):
         assert time.monotonic() - began < 20
 
 
+@pytest.mark.parametrize(
+    "preset, verb, name",
+    [("lm", "complete", "prompt"), ("lm", "complete/stream", "prompt"),
+     ("lm", "complete/explain", "prompt"), ("words", "translate", "texts"),
+     ("masked", "fill-mask", "texts")],
+)  # fmt: skip
+def test_the_tokens_of_texts_that_are_read_whole_are_bounded(served, preset, verb, name):
+    task, text = served[preset].task, TEXTS[0]
+    (row,) = task.tokenizer.encode_batch([text])
+    with started(make_app(served, Limits(tokens=len(row) - 1))) as port:
+        status, _, told = ask(port, f"/api/{preset}/{verb}", {name: text})
+        assert status == 422 and f"`{name}` has a text of {len(row)} tokens" in told["error"]
+    if name == "texts":  # The square of the longest, for each: four take what one of twice has.
+        with started(make_app(served, Limits(tokens=2 * len(row) - 1))) as port:
+            assert ask(port, f"/api/{preset}/{verb}", {name: [text] * 4})[0] == 422
+            assert ask(port, f"/api/{preset}/{verb}", {name: [text] * 3})[0] == 200
+            assert ask(port, "/api/classifier/classify", {name: [text] * 4})[0] == 200  # are cut
+
+
 def test_no_answer_is_taken_for_what_it_does_not_say(port):
     for path in ("/", "/api", "/openapi.json", "/views/x", "/none", "/page.js"):
         assert ask(port, path)[1]["x-content-type-options"] == "nosniff"
