@@ -34,6 +34,9 @@ class Served(NamedTuple):
         return tuple(verb for verb in VERBS if type(self.task).__name__ in verb.tasks)
 
 
+# How files and codestreams of JPEG 2000 begin (ISO/IEC 15444-1, annexes A and I). Pillow decodes
+# them without letting another thread run, for seconds.
+_JPEG_2000 = (b"\x00\x00\x00\x0cjP  \r\n\x87\n", b"\xff\x4f\xff\x51")
 _NOT_EMPTY = r"\S"  # of a text, for JSON Schema
 _JSON_TYPES = {
     "text": "string",
@@ -116,6 +119,10 @@ class Field(NamedTuple):
             content = b""
         if not content:
             raise ValueError(f"`{self.name}` must be the bytes of a file in base64.")
+        if content.startswith(_JPEG_2000):
+            raise ValueError(
+                f"`{self.name}` is a JPEG 2000, which is not read here: send a PNG, JPEG or WebP."
+            )
         return content
 
     def _read_flag(self, value: Any, longest: int) -> bool:

@@ -88,7 +88,12 @@ def test_an_image_as_bytes():
         (rows,) = ask(port, "/api/pictures/classify", given)[2]["rows"]
         ((label, score),) = task.classify([content.getvalue()], top_k=1)[0]
         assert (rows[0]["label"], rows[0]["score"]) == (label, pytest.approx(score, abs=1e-6))
-        for wrong, told in ((b"no image", "cannot be read as an image"), (b"", "base64")):
+        slow = []  # to decode, which no other request would get through
+        for form in ({}, {"no_jp2": True}):
+            slow.append(io.BytesIO())
+            Image.new("RGB", (9, 7)).save(slow[-1], "JPEG2000", **form)
+        slow = [(each.getvalue(), "JPEG 2000") for each in slow]
+        for wrong, told in ((b"no image", "cannot be read as an image"), (b"", "base64"), *slow):
             given = {"file": base64.b64encode(wrong).decode()}
             status, _, found = ask(port, "/api/pictures/classify", given)
             assert status == 422 and told in found["error"]
