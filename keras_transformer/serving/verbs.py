@@ -193,9 +193,11 @@ class Verb:
         Texts that the task cuts are not counted. Attention takes the square of the length of the
         longest text for each of them.
         """
-        for name in [field.name for field in self.fields if field.whole]:
+        tokenizer = getattr(served.task, "tokenizer", None)  # without one it refuses texts itself
+        names = [field.name for field in self.fields if field.whole and tokenizer is not None]
+        for name in names:
             texts = values[name] if isinstance(values[name], list) else [values[name] or ""]
-            longest = max(map(len, served.task.tokenizer.encode_batch(texts)))
+            longest = max(map(len, tokenizer.encode_batch(texts)))
             room = int(most / len(texts) ** 0.5)
             if longest > room:
                 of_each = f" of each of {len(texts)} texts" if len(texts) > 1 else ""
