@@ -4,9 +4,10 @@ import argparse
 import math
 from collections import Counter
 from collections.abc import Sequence
+from typing import Any
 
 import keras_transformer as kt
-from keras_transformer.checking import printable
+from keras_transformer.checking import printable, shorten
 from keras_transformer.cli.command import ABOUT_PRESET, command, option, positive, say
 
 
@@ -52,6 +53,17 @@ def _where(pointer: dict[str, str] | None) -> str:
     if pointer is None:
         return "none"
     return f"none: extra [{pointer['extra']}]" if "extra" in pointer else "none: on the hub"
+
+
+def _head_shapes(config: Any, task: dict[str, Any]) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of a head. Raises ValueError for a task that there is not."""
+    known = kt.checkpoints.heads.TASKS
+    if task["name"] not in known:
+        raise ValueError(
+            f"The task of the preset is {shorten(task['name'])}, which this release does not have. "
+            f"There are: {', '.join(sorted(known))}."
+        )
+    return known[task["name"]].head_shapes(config, task)
 
 
 @command(
@@ -102,9 +114,7 @@ def _info(options: argparse.Namespace) -> None:
     say("\narchitecture")
     _print_table([(f"  {key}", str(value)) for key, value in config.to_dict().items()])
 
-    head = {}
-    if task:
-        head = kt.checkpoints.heads.TASKS[task["name"]].head_shapes(config, task)
+    head = _head_shapes(config, task) if task else {}
     shapes = kt.checkpoints.variable_shapes(config) | {
         f"head/{path}": shape for path, shape in head.items()
     }

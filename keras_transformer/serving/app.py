@@ -201,12 +201,13 @@ class _Server:
             known = ", ".join("/".join(key) for key in self.verbs)
             asked = shorten(f"{preset}/{name}")[1:-1]
             raise HTTPException(404, f"{asked} is not served. There are: {known}.")
-        given = await self.bodies.read(request)
+        served, given = self.tasks[preset], await self.bodies.read(request)
         try:
             values = await self.bodies.in_turn(verb.read, given, self.limits.characters)
+            await self.bodies.in_turn(verb.check_tokens, served, values, self.limits.tokens)
         except ValueError as error:
             raise HTTPException(422, str(error)) from None
-        return self.tasks[preset], verb, values
+        return served, verb, values
 
     async def _computed(self, function: Callable, served: Served, values: Any) -> Any:
         try:

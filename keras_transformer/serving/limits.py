@@ -22,7 +22,8 @@ class Limits:
         running: so many requests are computed at a time.
         waiting: so many more wait; others are told to come again.
         explanations: so many views of attention are kept, the latest.
-        tokens: of a prompt and what is written behind it, of the API.
+        tokens: of a prompt and what is written behind it, of the API; and of each text that a model
+            reads whole, fewer where several of them are sent together (`Verb.check_tokens`).
         batch_size: so many texts are written together for each model, of the API.
         body_seconds: a request that takes longer to arrive, its headers or its body, is given up.
         stop_seconds: when the server is stopped, what runs has so long to be finished.

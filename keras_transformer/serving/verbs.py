@@ -34,6 +34,9 @@ class Served(NamedTuple):
         return tuple(verb for verb in VERBS if type(self.task).__name__ in verb.tasks)
 
 
+# How files and codestreams of JPEG 2000 begin (ISO/IEC 15444-1, annexes A and I). Pillow decodes
+# them without letting another thread run, for seconds.
+_JPEG_2000 = (b"\x00\x00\x00\x0cjP  \r\n\x87\n", b"\xff\x4f\xff\x51")
 _NOT_EMPTY = r"\S"  # of a text, for JSON Schema
 _JSON_TYPES = {
     "text": "string",
@@ -56,6 +59,7 @@ class Field(NamedTuple):
         least: the least number.
         most: the greatest number, or the most texts.
         optional: whether it may be left out without a default.
+        whole: whether the model reads all of a text, however long: `Verb.check_tokens`.
     """
 
     name: str
@@ -65,6 +69,7 @@ class Field(NamedTuple):
     least: float = 0
     most: float = 32
     optional: bool = False
+    whole: bool = False
 
     @property
     def schema(self) -> dict[str, Any]:
@@ -114,6 +119,10 @@ class Field(NamedTuple):
             content = b""
         if not content:
             raise ValueError(f"`{self.name}` must be the bytes of a file in base64.")
+        if content.startswith(_JPEG_2000):
+            raise ValueError(
+                f"`{self.name}` is a JPEG 2000, which is not read here: send a PNG, JPEG or WebP."
+            )
         return content
 
     def _read_flag(self, value: Any, longest: int) -> bool:
@@ -178,6 +187,26 @@ class Verb:
             raise ValueError(f"{quoted(unknown[0])} is not known here. There are: {known}.")
         return {field.name: field.read(given, longest) for field in self.fields}
 
+    def check_tokens(self, served: Served, values: Values, most: int) -> None:
+        """Raise ValueError for texts that take more memory than one of `most` tokens.
+
+        Texts that the task cuts are not counted. Attention takes the square of the length of the
+        longest text for each of them.
+        """
+        tokenizer = getattr(served.task, "tokenizer", None)  # without one it refuses texts itself
+        names = [field.name for field in self.fields if field.whole and tokenizer is not None]
+        for name in names:
+            texts = values[name] if isinstance(values[name], list) else [values[name] or ""]
+            longest = max(map(len, tokenizer.encode_batch(texts)))
+            room = int(most / len(texts) ** 0.5)
+            if longest > room:
+                of_each = f" of each of {len(texts)} texts" if len(texts) > 1 else ""
+                raise ValueError(
+                    f"`{name}` has a text of {longest:,} tokens, and at most {room:,} are read"
+                    f"{of_each}: memory grows with the square of its length. Shorten it"
+                    f"{', or send fewer at a time' if of_each else ''}."
+                )
+
 
 def quoted(name: str) -> str:
     """The name of a field that a client made up, cut."""
@@ -185,6 +214,7 @@ def quoted(name: str) -> str:
 
 
 _TEXTS = Field("texts", "texts", "Texts, one a line")
+_WHOLE_TEXTS = _TEXTS._replace(whole=True)
 _FILE = Field("file", "file", "File")
 _LENGTH = Field("max_new_tokens", "integer", "Longest, in tokens", 64, least=1, most=512)
 _ITS_LENGTH = _LENGTH._replace(default=None, optional=True)  # what the model says
@@ -309,7 +339,7 @@ VERBS = (
     ),
     Verb(
         "fill-mask", "Fill the mask", ("MaskedLM",),
-        (_TEXTS, Field("top_k", "integer", "How many", 5, least=1, most=20)), _fill_mask,
+        (_WHOLE_TEXTS, Field("top_k", "integer", "How many", 5, least=1, most=20)), _fill_mask,
         explained=_first,
     ),
     Verb(
@@ -324,13 +354,16 @@ VERBS = (
     Verb("embed", "Embed and compare", ("TextEmbedder",), (_TEXTS,), _embed, explained=_first),
     Verb(
         "translate", "Translate", ("Seq2SeqLM",),
-        (_TEXTS, Field("beams", "integer", "Beams", 4, least=1, most=16), _ITS_LENGTH), _translate,
+        (
+            _WHOLE_TEXTS, Field("beams", "integer", "Beams", 4, least=1, most=16), _ITS_LENGTH,
+        ),
+        _translate,
         explained=_first,
     ),
     Verb(
         "complete", "Complete", ("CausalLM",),
         (
-            Field("prompt", "text", "Prompt"), _LENGTH,
+            Field("prompt", "text", "Prompt", whole=True), _LENGTH,
             Field("temperature", "number", "Temperature, 0 for the likeliest", 0.8, most=4),
             Field("top_p", "number", "Share of the likeliest", 0.95, least=0.01, most=1),
             Field("seed", "integer", "Seed", least=0, most=2**31 - 1, optional=True),
@@ -339,7 +372,10 @@ VERBS = (
     ),
     Verb(
         "caption", "Describe", ("ImageToText",),
-        (_FILE, Field("question", "text", "Question", optional=True), _ITS_LENGTH), _caption,
+        (
+            _FILE, Field("question", "text", "Question", optional=True, whole=True), _ITS_LENGTH,
+        ),
+        _caption,
     ),
     Verb("transcribe", "Transcribe", ("SpeechToText", "CTCSpeechToText"), (_FILE,), _transcribe),
 )  # fmt: skip

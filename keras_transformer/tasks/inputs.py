@@ -101,7 +101,7 @@ def _check_callbacks(callbacks: Any) -> None:
             f"`callbacks` must be a list of keras.callbacks.Callback, received "
             f"{describe(callbacks)}."
         )
-    for place, callback in enumerate(keras.tree.flatten(list(callbacks))):
+    for place, callback in enumerate(callbacks):
         if not isinstance(callback, keras.callbacks.Callback):
             hint = " Give an object, with ()." if isinstance(callback, type) else ""
             raise ValueError(

@@ -113,6 +113,17 @@ def hostile(tmp_path_factory):
     return folder, labels, about
 
 
+def test_info_of_a_task_that_there_is_not(run, folder, tmp_path):
+    shutil.copytree(folder / "classifier", tmp_path / "changed")
+    path = tmp_path / "changed" / "config.json"
+    values = json.loads(path.read_text())
+    values["task"]["name"] = f"Other{HOSTILE}"
+    path.write_text(json.dumps(values))
+    code, out, errors = run("info", str(tmp_path / "changed"))
+    assert code == 2 and "There are: AudioClassifier, " in errors
+    assert not OBEYED.search(out + errors)
+
+
 def test_what_a_file_says_does_not_command_the_terminal(run, hostile):
     folder, labels, _ = hostile
     for arguments in (

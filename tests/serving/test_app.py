@@ -88,7 +88,12 @@ def test_an_image_as_bytes():
         (rows,) = ask(port, "/api/pictures/classify", given)[2]["rows"]
         ((label, score),) = task.classify([content.getvalue()], top_k=1)[0]
         assert (rows[0]["label"], rows[0]["score"]) == (label, pytest.approx(score, abs=1e-6))
-        for wrong, told in ((b"no image", "cannot be read as an image"), (b"", "base64")):
+        slow = []  # to decode, which no other request would get through
+        for form in ({}, {"no_jp2": True}):
+            slow.append(io.BytesIO())
+            Image.new("RGB", (9, 7)).save(slow[-1], "JPEG2000", **form)
+        slow = [(each.getvalue(), "JPEG 2000") for each in slow]
+        for wrong, told in ((b"no image", "cannot be read as an image"), (b"", "base64"), *slow):
             given = {"file": base64.b64encode(wrong).decode()}
             status, _, found = ask(port, "/api/pictures/classify", given)
             assert status == 422 and told in found["error"]
@@ -202,6 +207,25 @@ def test_a_view_of_the_attention_is_bounded(served):
         status, _, found = ask(port, "/api/lm/complete/explain", {"prompt": "a " * 9_999})
         assert status == 422 and "square of its length" in found["error"]
         assert time.monotonic() - began < 20
+
+
+@pytest.mark.parametrize(
+    "preset, verb, name",
+    [("lm", "complete", "prompt"), ("lm", "complete/stream", "prompt"),
+     ("lm", "complete/explain", "prompt"), ("words", "translate", "texts"),
+     ("masked", "fill-mask", "texts")],
+)  # fmt: skip
+def test_the_tokens_of_texts_that_are_read_whole_are_bounded(served, preset, verb, name):
+    task, text = served[preset].task, "a [MASK] rides a bike ."
+    (row,) = task.tokenizer.encode_batch([text])
+    with started(make_app(served, Limits(tokens=len(row) - 1))) as port:
+        status, _, told = ask(port, f"/api/{preset}/{verb}", {name: text})
+        assert status == 422 and f"`{name}` has a text of {len(row)} tokens" in told["error"]
+    if name == "texts":  # The square of the longest, for each: four take what one of twice has.
+        with started(make_app(served, Limits(tokens=2 * len(row) - 1))) as port:
+            assert ask(port, f"/api/{preset}/{verb}", {name: [text] * 4})[0] == 422
+            assert ask(port, f"/api/{preset}/{verb}", {name: [text] * 3})[0] == 200
+            assert ask(port, "/api/classifier/classify", {name: [text] * 4})[0] == 200  # are cut
 
 
 def test_no_answer_is_taken_for_what_it_does_not_say(port):

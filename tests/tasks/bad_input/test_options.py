@@ -56,6 +56,8 @@ def test_callbacks_and_parts_of_data(task):
               *data, callbacks=[3])  # fmt: skip
         check(r"`callbacks\[1\]` must be a .*Give an object, with \(\)", verb, *data,
               callbacks=[keras.callbacks.Callback(), early])  # fmt: skip
+        check(r"`callbacks\[0\]` must be a .* of type list", verb, *data,
+              callbacks=[[keras.callbacks.Callback()]])  # fmt: skip
         for wrong in (3, early, "x", {}):
             check("`callbacks` must be a list of keras.callbacks.Callback", verb, *data,
                   callbacks=wrong)  # fmt: skip
