@@ -14,6 +14,7 @@ from keras_transformer.data.batches import check_columns, compose, in_order, pad
 from keras_transformer.data.buckets import bucket_of, choose_buckets, given_buckets, length_limits
 from keras_transformer.data.packing import Packs
 from keras_transformer.data.token_rows import TokenRows
+from keras_transformer.kernels.batches import sent
 from keras_transformer.sizes import Sizes
 
 _MOST = 2**31 - 1  # rows or tokens of a batch
@@ -276,11 +277,11 @@ class BucketedDataset(keras.utils.PyDataset):
             return self._make(*batches[place])
         (ready, prepared), self._prepared = self._prepared, (None, None)
         taken = ready == (self.epoch, place)
-        batch = prepared.result() if taken else self._make(*batches[place])
+        batch = prepared.result() if taken else sent(self._make(*batches[place]))
         if place + 1 < len(batches):
             # A thread of its own costs little, and a fork of the process loses no pool.
             maker = concurrent.futures.ThreadPoolExecutor(1)
-            future = maker.submit(self._make, *batches[place + 1])
+            future = maker.submit(lambda next: sent(self._make(*next)), batches[place + 1])
             maker.shutdown(wait=False)
             self._prepared = ((self.epoch, place + 1), future)
         return batch

@@ -15,7 +15,7 @@ BANNED = -1e30
 def constant(array: np.ndarray):
     """A tensor of an array that does not change, for compiled code."""
     if keras.backend.backend() == "torch":
-        from keras_transformer.kernels.torch_tracing.traced import not_traced
+        from keras_transformer.kernels.torch_modes import not_traced
 
         # Else a traced function would copy the array in every step, and had it without numbers.
         with not_traced():

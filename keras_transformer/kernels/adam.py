@@ -56,7 +56,7 @@ def takes_all(optimizer: keras.optimizers.Adam, tensors: list) -> bool:
     """
     import torch
 
-    from keras_transformer.kernels.torch_products import computes_now
+    from keras_transformer.kernels.torch_modes import computes_now
 
     return (
         not optimizer.amsgrad

@@ -3,7 +3,7 @@
 import keras
 import torch
 
-from keras_transformer.kernels.torch_products import computes_now
+from keras_transformer.kernels.torch_modes import computes_now
 
 
 def gradients_of(loss: torch.Tensor, variables: list, model: keras.Model) -> list:

@@ -11,7 +11,7 @@ import torch
 from keras import ops
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from keras_transformer.kernels.torch_tracing.traced import not_traced
+from keras_transformer.kernels.torch_modes import not_traced
 
 # By the numbers of int4: their versions, and what was made of them.
 _MADE = WeakTensorKeyDictionary()

@@ -1,10 +1,9 @@
 """`torch.matmul` by oneDNN, with its gradients. Imported on PyTorch alone; see `products`."""
 
 import torch
-from torch._C._functorch import peek_interpreter_stack
 from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import _get_current_dispatch_mode
 
+from keras_transformer.kernels.torch_modes import computes_now
 from keras_transformer.kernels.torch_tracing import int8, onednn
 
 # So many rows oneDNN multiplies with a matrix sooner than `torch.matmul` on any processor.
@@ -65,16 +64,6 @@ def needs_float32(x) -> bool:
         # What leaves is for other processors too.
         and not torch.compiler.is_compiling()
         and not torch.jit.is_tracing()
-    )
-
-
-def computes_now() -> bool:
-    """Whether operations give values now, and are not written down, or within `torch.func`."""
-    return not (
-        torch.compiler.is_compiling()
-        or torch.jit.is_tracing()
-        or peek_interpreter_stack() is not None
-        or _get_current_dispatch_mode() is not None
     )
 
 

@@ -152,6 +152,41 @@ def test_one_graph_for_each_shape_and_phase(before):
     assert PROGRAMS.made - made <= 2 * len({len(task.tokenizer.encode(text)) for text in ENGLISH})
 
 
+@pytest.mark.parametrize(
+    ("make", "padding", "masked"),
+    [
+        (lambda: language_model(), [[1, 1, 1, 1], [1, 1, 0, 0]], False),
+        (lambda: language_model(), [[1, 1, 1, 1], [0, 0, 1, 1]], True),
+        (texts, [[1, 1, 1, 1], [1, 1, 1, 1]], False),
+        (texts, [[1, 1, 1, 1], [1, 1, 0, 0]], True),
+    ],
+)
+def test_masks_that_hide_nothing_are_left_out(make, padding, masked):
+    """Padding behind real tokens in a causal model, and a mask of whole rows: told on the host."""
+    from torch.utils import _pytree as pytree
+
+    from keras_transformer.kernels.torch_tracing.step import written_down
+    from keras_transformer.kernels.values import Questions
+    from keras_transformer.models.traced_steps import variables_of
+
+    task, padding = make(), np.array(padding, bool)
+    task.compile(FineTuningAdamW(1e-3), task.loss)
+    causal = task.backbone.config.kind == "decoder"
+    targets = np.ones((2, 4) if causal else (2,), "int32")
+    x = {"token_ids": np.ones((2, 4), "int32"), "padding_mask": padding}
+    batch = (x, targets, padding.astype("float32") if causal else None)
+    task.train_on_batch(*batch)
+    arrays, structure = pytree.tree_flatten(batch)
+    leaves = [None if a is None else keras.ops.convert_to_tensor(a) for a in arrays]
+    variables = variables_of(task, "train")
+    given = [*(v.value for v in variables), *(x for x in leaves if x is not None)]
+    questions = Questions(arrays)
+    graph, _ = written_down(task.train_step, variables, leaves, structure, given, questions)
+    calls = [n for n in graph.graph.nodes if "scaled_dot_product" in str(n.target)]
+    forward = [n for n in calls if "backward" not in str(n.target)]
+    assert forward and all(("attn_mask" in n.kwargs) == masked for n in forward)
+
+
 def test_evaluate_and_predict(before):
     found = []
     for jit_compile in (False, True):

@@ -13,6 +13,7 @@ from torch._subclasses.fake_tensor import DataDependentOutputException
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from keras_transformer.kernels.programs import PROGRAMS, Compiled
+from keras_transformer.kernels.values import Questions, host_array
 
 _aten = torch.ops.aten
 _MADE_FROM_NOTHING = (
@@ -59,6 +60,7 @@ class TracedStep:
         self._variables = variables
         self._phase = phase
         self._compile = compile
+        self._questions: dict[tuple, list] = {}  # by the shapes of a batch
 
     def ready(self, data) -> Callable[[], Any]:
         """Return the step of a batch, to be called once: all that takes long is done before.
@@ -67,14 +69,27 @@ class TracedStep:
         """
         variables = self._variables()
         leaves, structure = pytree.tree_flatten(data)
+        arrays = [None if x is None else host_array(x) for x in leaves]
         leaves = [None if x is None else keras.ops.convert_to_tensor(x) for x in leaves]
-        key = (
+        shapes = (
             structure,
             tuple(None if x is None else (x.shape, x.dtype) for x in leaves),
             tuple((id(v), v.trainable, v.shape, v.dtype) for v in variables),
             self._phase(),
         )
-        program = PROGRAMS.get(self, key, lambda: self._trace(variables, leaves, structure))
+        questions = Questions(arrays)
+
+        def trace():
+            program = self._trace(variables, leaves, structure, questions)
+            self._questions[shapes] = [*asked, *(x for x in questions.asked if x not in asked)]
+            return program
+
+        asked = self._questions.get(shapes, [])
+        program = PROGRAMS.get(self, (shapes, questions.answers(asked)), trace)
+        if asked != self._questions.setdefault(shapes, asked):
+            # Other batches of these shapes are told apart by what was asked now.
+            answers = questions.answers(self._questions[shapes])
+            PROGRAMS.get(self, (shapes, answers), lambda: program)
         given = [*(v.value for v in variables), *(x for x in leaves if x is not None)]
 
         def run():
@@ -83,14 +98,19 @@ class TracedStep:
 
         return run
 
-    def _trace(self, variables: list, leaves: list, structure) -> Compiled:
+    def _trace(self, variables: list, leaves: list, structure, questions) -> Compiled:
         given = [*(v.value for v in variables), *(x for x in leaves if x is not None)]
-        graph, result = written_down(self._step, variables, leaves, structure, given)
+        graph, result = written_down(self._step, variables, leaves, structure, given, questions)
         return Compiled(_Graph(graph, result, self._compile), compiled=True)
 
 
 def written_down(
-    step: Callable, variables: list, leaves: list, structure, given: list
+    step: Callable,
+    variables: list,
+    leaves: list,
+    structure,
+    given: list,
+    questions: Questions | None = None,
 ) -> tuple[torch.fx.GraphModule, Any]:
     """Return a step as a graph, which changes the variables in place, and how its outputs nest.
 
@@ -101,16 +121,17 @@ def written_down(
         structure: how they nest.
         given: tensors, the values of the variables and the leaves that are there. They may be fake,
             of any device.
+        questions: notes what the step asks of the arrays of the batch.
 
     Raises ValueError if what the step does depends on the numbers in its tensors.
     """
-    found = []
+    found, questions = [], questions or Questions([None] * len(leaves))
 
     def flat(*tensors):
         values, rest = tensors[: len(variables)], iter(tensors[len(variables) :])
         batch = [None if x is None else next(rest) for x in leaves]
         mapping = list(zip(variables, values, strict=True))
-        with keras.StatelessScope(state_mapping=mapping) as scope:
+        with keras.StatelessScope(state_mapping=mapping) as scope, questions.about(batch):
             outputs = step(pytree.tree_unflatten(batch, structure))
             with torch.no_grad():
                 for variable, value in mapping:

@@ -7,16 +7,14 @@ On a CPU the products with weights then go to oneDNN, which reads a weight at th
 memory on every processor; the library that `torch.matmul` calls does so on Intel's alone.
 """
 
-import contextlib
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import keras
 import torch.utils._pytree as pytree
 from torch._guards import TracingContext, tracing
 from torch._subclasses import FakeTensorMode
-from torch._subclasses.fake_tensor import unset_fake_temporarily
-from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing, make_fx
+from torch.fx.experimental.proxy_tensor import make_fx
 
 from keras_transformer.kernels.programs import PROGRAMS, TRACING, Compiled
 from keras_transformer.kernels.torch_tracing.onednn import OneDNN
@@ -25,13 +23,6 @@ from keras_transformer.kernels.torch_tracing.simplify import (
     simplified,
     without_twins,
 )
-
-
-@contextlib.contextmanager
-def not_traced() -> Iterator[None]:
-    """Within, tensors have numbers and no operation is written down, also while one traces."""
-    with disable_proxy_modes_tracing(), unset_fake_temporarily():
-        yield
 
 
 class TracedFunction:
