@@ -12,8 +12,9 @@ from torch._subclasses import FakeTensorMode
 from torch._subclasses.fake_tensor import DataDependentOutputException
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from keras_transformer.kernels.programs import PROGRAMS, Compiled
+from keras_transformer.kernels.programs import PROGRAMS, TRACING, Compiled
 from keras_transformer.kernels.values import Questions, host_array
+from keras_transformer.process import release_memory
 
 _aten = torch.ops.aten
 _MADE_FROM_NOTHING = (
@@ -91,6 +92,7 @@ class TracedStep:
             answers = questions.answers(self._questions[shapes])
             PROGRAMS.get(self, (shapes, answers), lambda: program)
         given = [*(v.value for v in variables), *(x for x in leaves if x is not None)]
+        program.prepare(given)
 
         def run():
             with torch.no_grad():
@@ -98,10 +100,10 @@ class TracedStep:
 
         return run
 
-    def _trace(self, variables: list, leaves: list, structure, questions) -> Compiled:
+    def _trace(self, variables: list, leaves: list, structure, questions) -> "_Graph":
         given = [*(v.value for v in variables), *(x for x in leaves if x is not None)]
         graph, result = written_down(self._step, variables, leaves, structure, given, questions)
-        return Compiled(_Graph(graph, result, self._compile), compiled=True)
+        return _Graph(graph, result, self._compile)
 
 
 def written_down(
@@ -188,36 +190,38 @@ def _device_of(node: torch.fx.Node) -> str | None:
     return value.device.type if isinstance(value, torch.Tensor) else None
 
 
-class _Graph:
+class _Graph(Compiled):
     """A graph of tensors to tensors, and what it is compiled to once it has run a few times."""
 
     def __init__(self, graph: torch.fx.GraphModule, result, compile: Callable | None):
-        self._run = graph.forward
-        self._graph = graph
+        super().__init__(graph.forward, compiled=True)
+        self._graph: torch.fx.GraphModule | None = graph
         self._result = result
         self._compile = compile
         self._steps = 0
 
-    def __call__(self, given: list):
-        if self._compile is not None and self._steps >= STEPS_BEFORE:
-            self._run = self._compiled(given)
-        self._steps += 1
-        return pytree.tree_unflatten(list(self._run(*given)), self._result)
+    def prepare(self, given: list) -> None:
+        """Compile the graph if it has run often enough. That may take long, and be interrupted."""
+        if self._compile is None or self._steps < STEPS_BEFORE or self._graph is None:
+            return
+        with TRACING:
+            self._function = self._compile(self._graph, given)
+        self._graph = None
+        release_memory()
 
-    def _compiled(self, given: list) -> Callable:
-        compile, self._compile = self._compile, None
-        return compile(self._graph, given)
+    def __call__(self, given: list):
+        self._steps += 1
+        return pytree.tree_unflatten(list(self._function(*given)), self._result)
 
 
 def by_inductor(graph: torch.fx.GraphModule, given: list) -> Callable:
     """Return a graph compiled by TorchInductor, or as it is where there is no compiler."""
     try:
-        # The first call compiles, and changes what it is given: of a graph that fails, nothing.
         return torch._inductor.compile(graph, given)
     except Exception as error:  # of whatever kind a missing compiler is
         logging.getLogger("keras_transformer").warning(
-            "The step runs uncompiled, since TorchInductor failed: %s. jit_compile=False in "
-            "`compile` says nothing of it.",
+            "The steps of a shape run uncompiled, since TorchInductor failed: %s. With "
+            "`compile(jit_compile=False)` it is not asked.",
             error,
         )
         return graph.forward
