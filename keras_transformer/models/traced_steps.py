@@ -23,7 +23,7 @@ def traced_step(model: keras.Model, verb: str) -> Callable | None:
     """
     if not on("torch") or not model.jit_compile or model.run_eagerly:
         return None
-    scaled = isinstance(model.optimizer, keras.optimizers.LossScaleOptimizer)
+    scaled = isinstance(getattr(model, "optimizer", None), keras.optimizers.LossScaleOptimizer)
     if scaled or "train_step" in vars(model):
         return None
     import torch
@@ -33,12 +33,17 @@ def traced_step(model: keras.Model, verb: str) -> Callable | None:
     step = getattr(model, _STEPS[verb])
     trains = verb == "train"
 
-    def computed(batch):
+    def plain(batch):
+        with contextlib.nullcontext() if trains else torch.no_grad():
+            return step(batch)
+
+    def traceable(batch):
         with _variable_by_variable(model.optimizer) if trains else torch.no_grad():
             return step(batch)
 
     traced = TracedStep(
-        computed,
+        traceable,
+        plain,
         lambda: variables_of(model, verb),
         phase=lambda: _phase(model.optimizer) if trains else None,
         compile=by_inductor if trains else None,

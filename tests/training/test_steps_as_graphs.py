@@ -20,8 +20,10 @@ FURTHER = [pytest.param(kind, marks=thorough) for kind in KINDS if kind not in F
 
 @pytest.fixture
 def before(monkeypatch):
-    """Set how many steps of a shape run before its graph is compiled."""
+    """Set how many steps of a shape run before its graph is compiled; none runs plainly."""
     from keras_transformer.kernels.torch_tracing import step
+
+    monkeypatch.setattr(step, "PLAIN_STEPS", dict.fromkeys(step.PLAIN_STEPS, 0))
 
     def set_it(steps):
         monkeypatch.setattr(step, "STEPS_BEFORE", steps)
@@ -225,6 +227,17 @@ def test_plain_steps_where_a_graph_is_not_possible(before):
     task.compile("adam", task.loss, jit_compile=True)
     task.fit(*CLASSES, verbose=0)
     assert isinstance(task.optimizer, keras.optimizers.LossScaleOptimizer) and task.jit_compile
+
+
+def test_plain_steps_come_first():
+    """A fit of a few steps does not pay for writing them down."""
+    from keras_transformer.kernels.programs import PROGRAMS
+
+    made = PROGRAMS.made
+    plain, graphs = (losses(texts, CLASSES, jit, steps=6) for jit in (False, True))
+    np.testing.assert_allclose(graphs[0], plain[0], rtol=1e-4)
+    assert PROGRAMS.made == made + 1
+    assert graphs[1].train_function is not None
 
 
 def test_a_cpu_compiles_nothing_by_itself():

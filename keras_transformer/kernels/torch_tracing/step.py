@@ -1,6 +1,7 @@
 """PyTorch: a step of training, evaluation or prediction as one graph, compiled where that pays."""
 
 import logging
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -26,7 +27,9 @@ _MADE_FROM_NOTHING = (
     _aten.scalar_tensor.default,
     _aten.zeros.default,
 )
-# Steps of a shape that run before it is compiled: Inductor takes about a minute for a shape.
+# Steps of a shape that run plainly before it is written down, in training and else, and as a graph
+# before that is compiled. Writing down takes seconds for a shape, and Inductor about a minute.
+PLAIN_STEPS = {True: 2, False: 10}
 STEPS_BEFORE = 10
 
 
@@ -39,11 +42,12 @@ class TracedStep:
     `torch.compile` of the step itself reads the Python of its layers in place of that: it took 192
     seconds for two layers, in 15 graphs.
 
-    A graph runs as it is at first, which saves the Python alone, and is compiled when its shape
-    has come a few times.
+    The first steps of a shape are plain. Then its graph runs as it is, which saves the Python
+    alone, and is compiled when its shape has come a few times more.
 
     Args:
         step: function of a batch to outputs, such as `model.train_step`.
+        plain: the same, for steps that are not written down.
         variables: function to the Keras variables that the step reads or changes.
         phase: function to a hashable Python value on which the step depends, such as whether this
             batch ends an accumulation of gradients. It is asked before each step.
@@ -53,15 +57,19 @@ class TracedStep:
     def __init__(
         self,
         step: Callable,
+        plain: Callable,
         variables: Callable[[], list],
         phase: Callable[[], Any] = lambda: None,
         compile: Callable | None = None,
     ):
         self._step = step
+        self._plain = plain
         self._variables = variables
         self._phase = phase
         self._compile = compile
-        self._questions: dict[tuple, list] = {}  # by the shapes of a batch
+        # By the shapes of a batch: what is asked of its arrays, and how many came.
+        self._questions: dict[tuple, list] = {}
+        self._came: Counter = Counter()
 
     def ready(self, data) -> Callable[[], Any]:
         """Return the step of a batch, to be called once: all that takes long is done before.
@@ -78,19 +86,17 @@ class TracedStep:
             tuple((id(v), v.trainable, v.shape, v.dtype) for v in variables),
             self._phase(),
         )
+        self._came[shapes] += 1
+        if self._came[shapes] <= PLAIN_STEPS[self._compile is not None]:
+            return lambda: self._plain(pytree.tree_unflatten(leaves, structure))
         questions = Questions(arrays)
-
-        def trace():
-            program = self._trace(variables, leaves, structure, questions)
-            self._questions[shapes] = [*asked, *(x for x in questions.asked if x not in asked)]
-            return program
-
-        asked = self._questions.get(shapes, [])
-        program = PROGRAMS.get(self, (shapes, questions.answers(asked)), trace)
-        if asked != self._questions.setdefault(shapes, asked):
-            # Other batches of these shapes are told apart by what was asked now.
-            answers = questions.answers(self._questions[shapes])
-            PROGRAMS.get(self, (shapes, answers), lambda: program)
+        asked = self._questions.setdefault(shapes, [])
+        program = PROGRAMS.peek(self, (shapes, questions.answers(asked)))
+        if program is None:
+            with TRACING:
+                program = self._trace(variables, leaves, structure, questions)
+            asked += [each for each in questions.asked if each not in asked]
+        program = PROGRAMS.get(self, (shapes, questions.answers(asked)), lambda: program)
         given = [*(v.value for v in variables), *(x for x in leaves if x is not None)]
         program.prepare(given)
 
