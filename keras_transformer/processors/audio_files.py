@@ -22,12 +22,18 @@ SUFFIXES = (".aif", ".aiff", ".flac", ".mp3", ".oga", ".ogg", ".opus", ".wav")
 
 
 def is_one_recording(x: Any) -> bool:
-    """Whether `x` is a single recording, and not several."""
+    """Return whether `x` is a single recording, and not several.
+
+    An array of few columns is one of (samples, channels), as files of stereo are read: as several
+    recordings, none would last for a hundredth of a second.
+    """
     if isinstance(x, (str, bytes, bytearray, memoryview, os.PathLike, Mapping)) or _is_decoder(x):
         return True
     if isinstance(x, tuple) and len(x) == 2 and (is_int(x[1]) or isinstance(x[1], float)):
         return True
-    return (is_tensor(x) or (isinstance(x, np.ndarray) and x.dtype.kind in "uif")) and x.ndim <= 1
+    if not is_tensor(x) and not (isinstance(x, np.ndarray) and x.dtype.kind in "uif"):
+        return False
+    return x.ndim <= 1 or (x.ndim == 2 and 1 <= x.shape[1] <= _MOST_CHANNELS)
 
 
 def read_audio(given: Any, sampling_rate: int, place: str = "x") -> np.ndarray:

@@ -96,6 +96,7 @@ def test_what_a_recording_may_be(tmp_path):
     assert made.shape == (len(given), 20, 80) and np.abs(made - made[:1]).max() <= 1e-5
     assert (processor(whole) == made[:1]).all()
     assert (processor(np.stack([whole, whole])) == made[:2]).all()
+    assert (processor(stereo) == made[:1]).all()  # one recording, as soundfile reads it
 
 
 def test_other_rates():

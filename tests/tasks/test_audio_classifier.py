@@ -111,6 +111,8 @@ def test_what_a_user_has(tmp_path):
         assert np.abs(task.predict(each, verbose=0) - expected).max() <= 1e-6
     task.fit(given[1], y, validation_data=(x, y), verbose=0)
     assert task.classify(tmp_path / "0.wav")[0] in LABELS
+    stereo = np.stack([x[0], x[0]], axis=1)
+    assert task.classify(stereo) == task.classify(x[0])
 
 
 @pytest.mark.one_backend
