@@ -61,10 +61,17 @@ def test_losses_are_those_of_plain_steps(before, kind):
 @pytest.mark.parametrize(
     "kind", ["classifier", *(pytest.param(k, marks=thorough) for k in FEW[1:])]
 )
-def test_compiled_losses_are_those_of_plain_steps(before, kind):
+def test_compiled_losses_are_those_of_plain_steps(before, kind, monkeypatch):
+    import torch
+
+    compiled, compile = [], torch._inductor.compile
+    monkeypatch.setattr(
+        torch._inductor, "compile", lambda *args: compiled.append(compile(*args)) or compiled[-1]
+    )
     before(1)
     make, data, options = KINDS[kind]
     assert_same(make, data, **options)
+    assert compiled  # and has not failed
 
 
 def seeded(task):
@@ -209,12 +216,42 @@ def test_packed_weights_are_those_behind_the_step(before):
     np.testing.assert_allclose(later, task.predict(ENGLISH, verbose=0), atol=1e-4)
 
 
-def test_a_step_that_looks_at_numbers_is_refused(before):
-    task = texts()
-    task.compile("adam", lambda y, logits: logits.sum() if logits.sum() > 0 else -logits.sum(),
-                 jit_compile=True)  # fmt: skip
-    with pytest.raises(ValueError, match="whatever the numbers in its tensors are"):
-        task.fit(*CLASSES, verbose=0)
+def test_a_step_that_looks_at_numbers_stays_plain(before):
+    def loss(y, logits):
+        return logits.sum() if logits.sum() > 0 else -logits.sum()
+
+    with pytest.warns(UserWarning, match="whatever the numbers in its tensors are"):
+        found, _ = losses(texts, CLASSES, True, loss=loss, steps=3)
+    np.testing.assert_allclose(found, losses(texts, CLASSES, False, loss=loss, steps=3)[0])
+
+
+class Doubled(kt.TextClassifier):
+    """A step of a user's own, as Keras's guide for PyTorch has it."""
+
+    def train_step(self, data):
+        x, y, _ = keras.utils.unpack_x_y_sample_weight(data)
+        self.zero_grad()
+        loss = 2 * self.compute_loss(y=y, y_pred=self(x, training=True))
+        loss.backward()
+        gradients = [variable.value.grad for variable in self.trainable_weights]
+        import torch
+
+        with torch.no_grad():
+            self.optimizer.apply(gradients, self.trainable_weights)
+        self._loss_tracker.update_state(loss)
+        return self.get_metrics_result()
+
+
+def test_a_step_of_a_users_own(before):
+    from keras_transformer.kernels.programs import PROGRAMS
+
+    def make():
+        task = texts()
+        return Doubled(task.backbone, task.tokenizer, num_classes=2)
+
+    made = PROGRAMS.made
+    assert_same(make, CLASSES, steps=6)
+    assert PROGRAMS.made == made + 1
 
 
 def test_plain_steps_where_a_graph_is_not_possible(before):

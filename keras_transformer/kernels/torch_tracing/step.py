@@ -1,6 +1,7 @@
 """PyTorch: a step of training, evaluation or prediction as one graph, compiled where that pays."""
 
 import logging
+import warnings
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
@@ -70,11 +71,12 @@ class TracedStep:
         # By the shapes of a batch: what is asked of its arrays, and how many came.
         self._questions: dict[tuple, list] = {}
         self._came: Counter = Counter()
+        self._plain_always = False
 
     def ready(self, data) -> Callable[[], Any]:
         """Return the step of a batch, to be called once: all that takes long is done before.
 
-        Raises ValueError if what the step does depends on the numbers in its tensors.
+        Warns if the step cannot be written down: it and all later ones are plain.
         """
         variables = self._variables()
         leaves, structure = pytree.tree_flatten(data)
@@ -87,16 +89,10 @@ class TracedStep:
             self._phase(),
         )
         self._came[shapes] += 1
-        if self._came[shapes] <= PLAIN_STEPS[self._compile is not None]:
-            return lambda: self._plain(pytree.tree_unflatten(leaves, structure))
-        questions = Questions(arrays)
-        asked = self._questions.setdefault(shapes, [])
-        program = PROGRAMS.peek(self, (shapes, questions.answers(asked)))
+        first = self._came[shapes] <= PLAIN_STEPS[self._compile is not None]
+        program = None if first else self._program(shapes, arrays, variables, leaves, structure)
         if program is None:
-            with TRACING:
-                program = self._trace(variables, leaves, structure, questions)
-            asked += [each for each in questions.asked if each not in asked]
-        program = PROGRAMS.get(self, (shapes, questions.answers(asked)), lambda: program)
+            return lambda: self._plain(pytree.tree_unflatten(leaves, structure))
         given = [*(v.value for v in variables), *(x for x in leaves if x is not None)]
         program.prepare(given)
 
@@ -106,10 +102,30 @@ class TracedStep:
 
         return run
 
-    def _trace(self, variables: list, leaves: list, structure, questions) -> "_Graph":
-        given = [*(v.value for v in variables), *(x for x in leaves if x is not None)]
-        graph, result = written_down(self._step, variables, leaves, structure, given, questions)
-        return _Graph(graph, result, self._compile)
+    def _program(self, shapes, arrays, variables, leaves, structure) -> "_Graph | None":
+        """The graph for such a batch, None where there can be none."""
+        if self._plain_always:
+            return None
+        questions = Questions(arrays)
+        asked = self._questions.setdefault(shapes, [])
+        program = PROGRAMS.peek(self, (shapes, questions.answers(asked)))
+        if program is None:
+            given = [*(v.value for v in variables), *(x for x in leaves if x is not None)]
+            described = (variables, leaves, structure, given, questions)
+            try:
+                with TRACING:
+                    graph, result = written_down(self._step, *described)
+            except Exception as error:  # whatever a step of a user's own may do
+                self._plain_always = True
+                warnings.warn(
+                    f"Steps run uncompiled, since they cannot be one graph: {error}. With "
+                    "`compile(jit_compile=False)` it is not tried.",
+                    stacklevel=2,
+                )
+                return None
+            program = _Graph(graph, result, self._compile)
+            asked += [each for each in questions.asked if each not in asked]
+        return PROGRAMS.get(self, (shapes, questions.answers(asked)), lambda: program)
 
 
 def written_down(
@@ -156,8 +172,8 @@ def written_down(
             graph = make_fx(flat, tracing_mode="fake", _allow_non_fake_inputs=True)(*given)
     except DataDependentOutputException as error:
         raise ValueError(
-            "A step with jit_compile=True must do the same whatever the numbers in its tensors "
-            "are, and this one looks at them. Compile the model with jit_compile=False."
+            "a step must do the same whatever the numbers in its tensors are, and this one looks "
+            "at them"
         ) from error
     return without_copies_to_device(graph), found[-1]
 
@@ -210,7 +226,8 @@ class _Graph(Compiled):
         """Compile the graph if it has run often enough. That may take long, and be interrupted."""
         if self._compile is None or self._steps < STEPS_BEFORE or self._graph is None:
             return
-        with TRACING:
+        # The gradients are in the graph: it has none itself, though its weights require some.
+        with TRACING, torch.no_grad():
             self._function = self._compile(self._graph, given)
         self._graph = None
         release_memory()
