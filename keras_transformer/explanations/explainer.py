@@ -9,6 +9,7 @@ import keras
 import numpy as np
 from keras import ops
 
+from keras_transformer.kernels.gradients import values_and_gradients
 from keras_transformer.kernels.programs import compile_function, to_tensor
 from keras_transformer.layers.stems import TokenStem
 from keras_transformer.models.placing import ADDED_POSITIONS
@@ -57,7 +58,7 @@ class Explainer:
                 axes = tuple(range(1, len(outputs.shape)))
                 return ops.sum(outputs * weights, axis=axes)
 
-            return _differentiated(values, moved)
+            return values_and_gradients(values, moved)
 
         def embed(ids, prefix):
             stem = _stem(reference(), prefix)
@@ -246,34 +247,3 @@ def _arrays(tensors: Any) -> Any:
         return ops.convert_to_numpy(x)
 
     return keras.tree.map_structure(array, tensors)
-
-
-def _differentiated(function: Callable, at: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-    """The values of a function, one a row, and the gradients of their sum. Keras has none."""
-    backend = keras.backend.backend()
-    if backend == "jax":
-        import jax
-
-        def summed(at):
-            values = function(at)
-            return ops.sum(values), values
-
-        slopes, values = jax.grad(summed, has_aux=True)(at)
-        return values, slopes
-    if backend == "tensorflow":
-        import tensorflow as tf
-
-        with tf.GradientTape() as tape:
-            tape.watch(list(at.values()))
-            values = function(at)
-            total = ops.sum(values)
-        return values, tape.gradient(total, at, unconnected_gradients="zero")
-    import torch
-
-    at = {name: x.detach().clone().requires_grad_() for name, x in at.items()}
-    with torch.enable_grad():
-        values = function(at)
-        slopes = torch.autograd.grad(
-            values.sum(), list(at.values()), allow_unused=True, materialize_grads=True
-        )
-    return values.detach(), dict(zip(at, slopes, strict=True))

@@ -1,26 +1,15 @@
 """Which tokens may not come next, found with tensor operations alone."""
 
-import keras
 import numpy as np
 from keras import ops
 
 from keras_transformer.generation.automaton_tables import FAR, AutomatonTables
 from keras_transformer.generation.samplers import Limits
+from keras_transformer.kernels.values import constant
 
 # Finite, so that no sum, difference or softmax of scores is NaN. Worse than `beam_search` marks
 # hypotheses that there are not.
 BANNED = -1e30
-
-
-def constant(array: np.ndarray):
-    """A tensor of an array that does not change, for compiled code."""
-    if keras.backend.backend() == "torch":
-        from keras_transformer.kernels.torch_modes import not_traced
-
-        # Else a traced function would copy the array in every step, and had it without numbers.
-        with not_traced():
-            return ops.convert_to_tensor(array)
-    return ops.convert_to_tensor(array)
 
 
 def mask_of(ids, size: int):

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 
 import keras
 import numpy as np
+from keras import ops
 
 from keras_transformer.kernels.device import on
 
@@ -158,3 +159,14 @@ def number_of(variable: keras.Variable):
 
     with not_traced():
         return variable._value.item()
+
+
+def constant(array: np.ndarray):
+    """A tensor of an array that does not change, for compiled code."""
+    if on("torch"):
+        from keras_transformer.kernels.torch_modes import not_traced
+
+        # Else a traced function would copy the array in every step, and had it without numbers.
+        with not_traced():
+            return ops.convert_to_tensor(array)
+    return ops.convert_to_tensor(array)

@@ -5,6 +5,8 @@ from collections.abc import Callable
 import keras
 from keras import ops
 
+from keras_transformer.kernels.gradients import gradient_of
+
 
 def adversarial_loss(loss_of_inputs: Callable, task: keras.Model, inputs: dict, norm: float):
     """The loss with token embeddings moved, by `norm` of their length, to where it rises most.
@@ -17,7 +19,7 @@ def adversarial_loss(loss_of_inputs: Callable, task: keras.Model, inputs: dict, 
     real = ops.cast(ops.expand_dims(mask, -1), "float32")
     embedding = task.backbone.token_embedding
     # No gradient by the weights is asked for here, and none computed.
-    constants = [(v, ops.stop_gradient(v.value)) for v in task.trainable_variables]
+    constants = [(v, ops.stopgradient_of(v.value)) for v in task.trainable_variables]
     constants += [(v, v.value) for v in task.non_trainable_variables]
 
     def moved(offset_of: Callable) -> dict:
@@ -29,13 +31,13 @@ def adversarial_loss(loss_of_inputs: Callable, task: keras.Model, inputs: dict, 
             return loss_of_inputs(moved(lambda x: offset))
 
     nowhere = ops.zeros((*ops.shape(mask), task.backbone.config.embedding_dim), "float32")
-    gradient = ops.stop_gradient(_gradient(loss_beside, nowhere))
+    gradient = ops.stopgradient_of(gradient_of(loss_beside, nowhere))
     # In two steps: the squares of a gradient may be too small for float32.
     gradient = ops.divide_no_nan(gradient, ops.max(ops.abs(gradient), axis=(1, 2), keepdims=True))
     direction = ops.divide_no_nan(gradient, _length(gradient))
 
     def step(x):
-        size = norm * _length(ops.stop_gradient(ops.cast(x, "float32")) * real)
+        size = norm * _length(ops.stopgradient_of(ops.cast(x, "float32")) * real)
         return size * direction
 
     return loss_of_inputs(moved(step))
@@ -44,23 +46,3 @@ def adversarial_loss(loss_of_inputs: Callable, task: keras.Model, inputs: dict, 
 def _length(x):
     """The L2 norm of each row, float `(batch, 1, 1)`."""
     return ops.sqrt(ops.sum(ops.square(x), axis=(1, 2), keepdims=True))
-
-
-def _gradient(function: Callable, at):
-    """Of a scalar function. Keras has no operation for it."""
-    backend = keras.backend.backend()
-    if backend == "jax":
-        import jax
-
-        return jax.grad(function)(at)
-    if backend == "tensorflow":
-        import tensorflow as tf
-
-        with tf.GradientTape() as tape:
-            tape.watch(at)
-            loss = function(at)
-        return tape.gradient(loss, at)
-    import torch
-
-    at.requires_grad_()
-    return torch.autograd.grad(function(at), at)[0]

@@ -1,6 +1,5 @@
 """Distillation: a smaller model learns the outputs of a larger one."""
 
-import contextlib
 from collections.abc import Mapping
 
 import keras
@@ -9,6 +8,7 @@ from keras import ops
 
 from keras_transformer.checking import check_int, check_number, describe
 from keras_transformer.data import BucketedDataset
+from keras_transformer.kernels.gradients import without_gradients
 from keras_transformer.layers.initializers import HostZeros
 from keras_transformer.layers.unit_vectors import unit_vectors
 from keras_transformer.models import build_backbone
@@ -227,7 +227,7 @@ class _DistillationLoss(OutputLoss):
     def states(self, x, sample_weight, training):
         student, teacher = self.model.student, self.model.teacher
         logits, found = student(x, collect=("states",), training=training)
-        with _no_gradient():
+        with without_gradients():
             teacher_logits, taught = teacher(x, collect=("states",), training=False)
         return {
             "logits": logits,
@@ -310,14 +310,6 @@ def _mean(values, weights):
 def _total_weight(values, weights):
     """What `_mean` is over, a float scalar."""
     return ops.cast(ops.size(values) if weights is None else ops.sum(weights), "float32")
-
-
-def _no_gradient():
-    if keras.backend.backend() != "torch":
-        return contextlib.nullcontext()  # What nothing asks the gradient of is not computed.
-    import torch
-
-    return torch.no_grad()
 
 
 def _check_pair(student, teacher) -> None:
