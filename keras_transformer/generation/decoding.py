@@ -22,7 +22,8 @@ from keras_transformer.generation.logits import broken
 from keras_transformer.generation.program import Program
 from keras_transformer.generation.samplers import Greedy, Limits, Outputs, Prompt, Sampler
 from keras_transformer.generation.slot_space import longer, placed
-from keras_transformer.kernels.programs import compile_function, compile_loop, compile_pass
+from keras_transformer.kernels.compiling import compile_loop, compile_pass
+from keras_transformer.kernels.programs import compile_function
 from keras_transformer.sizes import Sizes
 
 

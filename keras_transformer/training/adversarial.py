@@ -19,7 +19,7 @@ def adversarial_loss(loss_of_inputs: Callable, task: keras.Model, inputs: dict, 
     real = ops.cast(ops.expand_dims(mask, -1), "float32")
     embedding = task.backbone.token_embedding
     # No gradient by the weights is asked for here, and none computed.
-    constants = [(v, ops.stopgradient_of(v.value)) for v in task.trainable_variables]
+    constants = [(v, ops.stop_gradient(v.value)) for v in task.trainable_variables]
     constants += [(v, v.value) for v in task.non_trainable_variables]
 
     def moved(offset_of: Callable) -> dict:
@@ -31,13 +31,13 @@ def adversarial_loss(loss_of_inputs: Callable, task: keras.Model, inputs: dict, 
             return loss_of_inputs(moved(lambda x: offset))
 
     nowhere = ops.zeros((*ops.shape(mask), task.backbone.config.embedding_dim), "float32")
-    gradient = ops.stopgradient_of(gradient_of(loss_beside, nowhere))
+    gradient = ops.stop_gradient(gradient_of(loss_beside, nowhere))
     # In two steps: the squares of a gradient may be too small for float32.
     gradient = ops.divide_no_nan(gradient, ops.max(ops.abs(gradient), axis=(1, 2), keepdims=True))
     direction = ops.divide_no_nan(gradient, _length(gradient))
 
     def step(x):
-        size = norm * _length(ops.stopgradient_of(ops.cast(x, "float32")) * real)
+        size = norm * _length(ops.stop_gradient(ops.cast(x, "float32")) * real)
         return size * direction
 
     return loss_of_inputs(moved(step))
