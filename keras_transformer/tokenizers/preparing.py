@@ -132,6 +132,8 @@ def prepare_siglip(backend: tokenizers.Tokenizer, folder: Folder) -> None:
     steps = [normalizers.Replace(SPACE, " ")]
     steps += [normalizers.Lowercase()] * folder.flag("do_lower_case", True)
     # What goes at the start leaves a space: where all goes, the library puts none before a word.
+    # So does what goes behind a special token that stands in a text, other than in Transformers: a
+    # normalizer does not know which part of a text it is given.
     steps += [normalizers.Replace(Regex(AT_START), " ")]
     steps += [normalizers.Replace(Regex(MARKS), ""), normalizers.Replace(Regex(SPACES), " ")]
     steps += charsmap_normalizers(folder.charsmap, folder.where)
