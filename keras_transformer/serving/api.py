@@ -243,7 +243,7 @@ class _Api:
 
         def answer() -> dict[str, Any]:
             values = verb.read(fields_given, self.limits.characters)
-            verb.check_tokens(model.served, values, self.limits.tokens)
+            verb.check(model.served, values, self.limits)
             return {"model": name, **verb.answer(model.served, values)}
 
         return JSONResponse(await self._computed(answer))
