@@ -7,6 +7,7 @@ import pytest
 import keras_transformer as kt
 from keras_transformer.checkpoints.safetensors_io import to_numpy
 from tests.tasks import common, images, series
+from tests.tasks.test_media_tables import captioner
 
 TEXT = "a warm and funny film"
 
@@ -114,6 +115,28 @@ def test_a_translation():
     given = task.explain("two dogs run", "zwei hunde laufen")
     assert given.text == "zwei hunde laufen"
     assert_near(given.encoder_attention, explanation.encoder_attention)
+
+
+@pytest.mark.one_backend
+def test_attention_is_bounded_before_anything_is_written():
+    """By what is known of it: of 2 layers with 2 heads a weight for each pair, and one step."""
+    task = common.translator(num_layers=2)
+    count = len(task.tokenizer.encode("two dogs run"))
+    known = 4 * (count**2 + 1 + count)
+    written = len(task.explain("two dogs run", max_attention=10**6).tokens)
+    assert written > 1  # of which there are more, so only before can they be so few:
+    for texts in ("two dogs run", ["a", "two dogs run"]):
+        for options in ({}, {"output": texts}):
+            with pytest.raises(ValueError, match=rf"has \d+ weights .* at most {known - 1} "):
+                task.explain(texts, max_attention=known - 1, **options)
+    with pytest.raises(ValueError, match=rf"has {known} weights"):
+        task.explain("two dogs run", max_attention=known - 1)
+    pixels, _ = images.pictures(2)
+    task = captioner()
+    size = len(task.explain(pixels[0], max_attention=10**6).encoder_tokens)
+    heads, layers = task.backbone.config.num_heads, task.backbone.config.num_layers
+    with pytest.raises(ValueError, match=rf"has {heads * layers * (size**2 + 1 + size)} weights"):
+        task.explain(list(pixels), max_attention=1)
 
 
 @pytest.mark.one_backend
