@@ -192,6 +192,11 @@ def _check_length(
             f"`{place}` has a rate of {rate:,} samples a second, and the model reads "
             f"{sampling_rate:,}, more than {_MOST_GROWTH} times as many. Is its rate right?"
         )
+    if channels > _MOST_CHANNELS:
+        raise ValueError(
+            f"`{place}` has {channels:,} channels, and a recording may have {_MOST_CHANNELS}. Mix "
+            "them down, or keep one."
+        )
     resampled = math.ceil(count / rate * sampling_rate)
     if max(count * channels, resampled) > most:
         raise TooLong(
