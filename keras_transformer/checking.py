@@ -5,6 +5,7 @@ NumPy's, or an array or a tensor without axes, wherever they may be Python's.
 """
 
 import difflib
+import json
 import logging
 import math
 import os
@@ -21,6 +22,9 @@ _CONTROLS = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]"
 )
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]{6,}")
+# Digits of an integer in JSON, as many as Python reads; and the advice of its own message, which is
+# for whoever runs the interpreter.
+MOST_DIGITS, _OF_DIGITS = 4300, "set_int_max_str_digits"
 _VAST = 2**15  # A bound from here on is told only to those who pass it.
 
 # More tokens than any tensor here has room for; int32 holds what is added to it.
@@ -64,6 +68,22 @@ def printable(text: str, one_line: bool = False) -> str:
 def escaped_json(text: str) -> str:
     """Escape the control characters in the strings of a JSON text as JSON has them."""
     return _CONTROLS.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
+
+
+def load_json(text: str | bytes, **hooks: Any) -> Any:
+    """Return what `json.loads` gives of a text that is not trusted.
+
+    Raises ValueError as it does, and with its place for an integer of more than 4,300 digits.
+    """
+    try:
+        return json.loads(text, **hooks)
+    except ValueError as error:
+        if _OF_DIGITS not in str(error):
+            raise
+    text = text.decode(json.detect_encoding(text)) if isinstance(text, bytes) else text
+    found = re.search(rf"[0-9]{{{MOST_DIGITS + 1},}}", text)
+    message = f"An integer has {len(found[0]):,} digits, and may have {MOST_DIGITS:,}"
+    raise json.JSONDecodeError(message, text, found.start())
 
 
 class Printable(logging.Filter):

@@ -4,6 +4,7 @@ import dataclasses
 import json
 from typing import Any
 
+from keras_transformer.checking import load_json
 from keras_transformer.config_checks import (
     check_agreement,
     check_given,
@@ -384,7 +385,7 @@ class TransformerConfig(
     @classmethod
     def from_json(cls, text: str) -> "TransformerConfig":
         """The config of a JSON text, as `to_json` made it."""
-        return cls.from_dict(json.loads(text))
+        return cls.from_dict(load_json(text))
 
     def replace(self, **values) -> "TransformerConfig":
         """A copy with some values changed. Values that followed from others follow again."""

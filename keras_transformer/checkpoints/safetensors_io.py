@@ -5,7 +5,6 @@ the header with name, type, shape and place of every tensor, then the bytes of t
 """
 
 import dataclasses
-import json
 import math
 import os
 import struct
@@ -16,7 +15,7 @@ import keras
 import numpy as np
 import safetensors
 
-from keras_transformer.checking import check_choice
+from keras_transformer.checking import check_choice, load_json
 from keras_transformer.checkpoints.expert_tensors import gathered as gathered_experts
 from keras_transformer.checkpoints.expert_tensors import unpacked
 from keras_transformer.checkpoints.other_formats import what_it_is
@@ -153,7 +152,7 @@ def read_header(path: str | os.PathLike) -> dict[str, TensorInfo]:
             # The library checks the header against itself and against the size of the file.
             with safetensors.safe_open(path, framework="np"):
                 pass
-            header = json.loads(file.read(length))
+            header = load_json(file.read(length))
     except (safetensors.SafetensorError, ValueError, RecursionError, struct.error) as error:
         blob = path.resolve()
         cached = (

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from keras_transformer.checking import shorten
+from keras_transformer.checking import load_json, shorten
 from keras_transformer.files import has_file, read_file, write_text
 
 JSON_LIMIT = 4 * 2**20
@@ -43,9 +43,10 @@ def read_json(path: str | os.PathLike, limit: int = JSON_LIMIT, kind: type = dic
 def parse_json(content: bytes, parse_float: Callable[[str], float] | None = None) -> Any:
     """The value that JSON in UTF-8 is, which has each key of an object once, and no NaN.
 
-    Raises ValueError if it is not valid, RecursionError if it nests too deeply.
+    Raises ValueError if it is not valid, as by an integer of more than 4,300 digits, and
+    RecursionError if it nests too deeply.
     """
-    return json.loads(
+    return load_json(
         content.decode("utf-8"),
         object_pairs_hook=_unique_keys,
         parse_constant=_no_constant,

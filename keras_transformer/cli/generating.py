@@ -2,12 +2,12 @@
 
 import argparse
 import functools
-import json
 from collections.abc import Callable
 
 import numpy as np
 
 import keras_transformer as kt
+from keras_transformer.checking import load_json
 from keras_transformer.cli.command import above_0, option, positive, say
 from keras_transformer.cli.lines import Asking, Rows, asking, load, pairs, show_texts
 from keras_transformer.files import read_file
@@ -55,7 +55,7 @@ def _rules(task, options: argparse.Namespace, choices: list[str] | None):
     automaton = schema = None
     if options.json_schema is not None:
         try:
-            schema = json.loads(read_file(options.json_schema, _MAX_SCHEMA))
+            schema = load_json(read_file(options.json_schema, _MAX_SCHEMA))
         except ValueError as error:
             raise ValueError(f"--json-schema {options.json_schema}: {error}") from None
     if options.regex is not None or choices or schema is not None:

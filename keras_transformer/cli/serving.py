@@ -70,6 +70,7 @@ examples:
             ("batch_size", "texts of a model that are written together", 32),
             ("waiting", "texts that wait for that; others get the status 429", 256),
             ("tokens", "the most tokens of a prompt and its text; status 413 beyond", 4096),
+            ("samples", "the most samples of a recording; status 413 beyond", 2**24),
             ("body_bytes", "the largest request in bytes; status 413 beyond", 16 * 2**20),
             ("connections", "connections at a time, or fewer if no more files may be open", 1024),
             ("stop_seconds", "when stopped, what runs has so long to be finished", 60),
@@ -88,8 +89,9 @@ def _serve(options: argparse.Namespace) -> None:
     if options.api:
         from keras_transformer.serving import API_LIMITS
 
-        names = ("batch_size", "waiting", "tokens", "body_bytes", "connections", "stop_seconds")
-        limits = dataclasses.replace(API_LIMITS, **{name: getattr(options, name) for name in names})
+        names = ("batch_size", "waiting", "tokens", "samples", "body_bytes", "connections")
+        given = {name: getattr(options, name) for name in (*names, "stop_seconds")}
+        limits = dataclasses.replace(API_LIMITS, **given)
     key = None if options.api_key is None else read_key(options.api_key)
     others = set(threading.enumerate())
     try:

@@ -14,7 +14,7 @@ import zlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from keras_transformer.checking import check_path, describe, shorten
+from keras_transformer.checking import check_path, describe, load_json, shorten
 from keras_transformer.files import write_text
 
 # By suffix, before a further `.gz`.
@@ -148,7 +148,7 @@ class FileSource:
             if line.isspace():
                 continue
             try:
-                row = json.loads(line)
+                row = load_json(line)
             except (ValueError, RecursionError) as error:
                 message = f"{self.place(number)} is not valid JSON: {error}."
                 if not line.endswith("\n"):

@@ -63,6 +63,8 @@ def check_attention(task, inputs: Mapping[str, Any], most: int) -> None:
     for side in structure.sides(config):
         is_source = side.name == "encoder" and config.kind in ("seq2seq", "dual")
         prefix = "encoder_" if is_source else ""
+        if not is_source and "decoder_token_ids" in inputs:
+            prefix = "decoder_"
         length = side.fixed or _states(side.config, inputs, prefix)
         attended = 0 if side.source_dim is None else side.attended or states.get("encoder", 0)
         heads = sum(side.layer(i).num_heads for i in range(side.depth))

@@ -22,6 +22,11 @@ _FARTHEST = 10**19
 _LOW, _HIGH = ("minimum", "exclusiveMinimum"), ("maximum", "exclusiveMaximum")
 
 
+def shown(number: float) -> str:
+    """Return how a message shows a number of a schema: in at most 20 characters."""
+    return f"{number:,}" if abs(number) < 10**15 else f"{Decimal(number):.3g}"
+
+
 def integers(schema: dict) -> str | None:
     """The integers that the bounds of a schema allow, `None` if there is none."""
     return _within(schema, 0)
@@ -48,11 +53,13 @@ def multiple_of(schema: dict) -> int:
         number = 1
     else:
         raise Refused(
-            f"has `multipleOf` {value}, which must be an integer, divide 1, or be a sum of halves, "
-            "quarters and so on."
+            f"has `multipleOf` {shown(value)}, which must be an integer, divide 1, or be a "
+            "sum of halves, quarters and so on."
         )
     if number > _LARGEST_MULTIPLE:
-        raise Refused(f"has `multipleOf` {value}, which may be at most {_LARGEST_MULTIPLE:,}.")
+        raise Refused(
+            f"has `multipleOf` {shown(value)}, which may be at most {_LARGEST_MULTIPLE:,}."
+        )
     return number
 
 
@@ -98,7 +105,7 @@ def _edge(name: str, value: float, unit: int) -> int | None:
     if abs(value) > _FARTHEST:
         if (value > 0) is is_low:
             raise Refused(
-                f"has `{name}` {Decimal(value):.3g}, beyond which readers of JSON have no exact "
+                f"has `{name}` {shown(value)}, beyond which readers of JSON have no exact "
                 f"numbers: it must be within {_FARTHEST:,}."
             )
         return None

@@ -15,7 +15,7 @@ from re import error as PatternError
 from typing import Any, NamedTuple
 from urllib.parse import unquote
 
-from keras_transformer.checking import shorten
+from keras_transformer.checking import MOST_DIGITS, shorten
 from keras_transformer.generation.byte_automaton import Refused
 
 Schema = dict[str, Any] | bool
@@ -23,6 +23,7 @@ Place = tuple[str | int, ...]
 
 # Levels of a schema as JSON, and the values in it.
 _MOST_LEVELS, _MOST_VALUES = 128, 200_000
+_VAST = 10**MOST_DIGITS
 # Parts of a place that a message names.
 _MOST_PARTS = 12
 # Keywords whose values are read as they are.
@@ -84,7 +85,10 @@ def _check_values(schema: Any) -> None:
                 _check_text(name, place)
         elif isinstance(value, list):
             inner = enumerate(value)
-        elif not isinstance(value, (int, float)) and value is not None:
+        elif isinstance(value, int):
+            if abs(value) >= _VAST:
+                raise Refused(f"has an integer of more than {MOST_DIGITS:,} digits.", place)
+        elif not isinstance(value, float) and value is not None:
             _check_text(value, place)
         elif isinstance(value, float) and not math.isfinite(value):
             raise Refused(f"has the number {value}, which JSON cannot hold.", place)

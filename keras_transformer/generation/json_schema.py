@@ -258,8 +258,8 @@ def _check_repeats(count: int) -> None:
     """Refuse at once what needs a state for each of too many characters or members."""
     if count > MAX_STATES:
         raise Refused(
-            f"repeats something {count:,} times, for which more than {MAX_STATES:,} states are "
-            "needed: ask for fewer characters, items or properties."
+            f"repeats something {json_numbers.shown(count)} times, for which more than "
+            f"{MAX_STATES:,} states are needed: ask for fewer characters, items or properties."
         )
 
 

@@ -168,7 +168,11 @@ class ThreadSafe(SavesWhole):
                 "own format, save('model.keras'), or as a folder, save_to_preset('folder'). Its "
                 "weights alone: save_weights('model.weights.h5')."
             )
-        self.get_config()  # What cannot be saved is refused before Keras opens the file.
+        try:
+            self.get_config()  # What cannot be saved is refused before Keras opens the file.
+        except OSError as error:  # of the temporary folder through which a processor is packed
+            reason = error.strerror or error
+            raise OSError(error.errno, f"{filepath} could not be written: {reason}") from error
         return super().save(filepath, *args, **kwargs)
 
     @reads

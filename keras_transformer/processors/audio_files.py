@@ -21,6 +21,10 @@ _MOST_GROWTH = 16
 SUFFIXES = (".aif", ".aiff", ".flac", ".mp3", ".oga", ".ogg", ".opus", ".wav")
 
 
+class TooLong(ValueError):
+    """A recording has more samples than may be read."""
+
+
 def is_one_recording(x: Any) -> bool:
     """Return whether `x` is a single recording, and not several.
 
@@ -100,10 +104,22 @@ def audio_folder(folder: str | os.PathLike) -> tuple[list[str], list[str]]:
     return files_by_class(folder, SUFFIXES, "recording", "wav")
 
 
-def count_samples(given: Any, sampling_rate: int, place: str = "x") -> int:
-    """How many samples `read_audio` gives, of a file by what it says of itself.
+def count_samples(
+    given: Any, sampling_rate: int, place: str = "x", most: int = MOST_SAMPLES
+) -> int:
+    """Return how many samples `read_audio` gives, of a file by what it says of itself.
 
     Another rate may make it one more or less.
+
+    Args:
+        given: as in `read_audio`.
+        sampling_rate: int, samples a second of what would be read.
+        place: what errors call it.
+        most: int, samples that it may have, of all channels at its own rate and of one channel at
+            `sampling_rate`. Defaults to `MOST_SAMPLES`.
+
+    Raises:
+        ValueError: as in `read_audio`; it is a `TooLong` for more samples than `most`.
     """
     content = given
     if isinstance(given, Mapping) and given.get("array") is None:
@@ -115,7 +131,8 @@ def count_samples(given: Any, sampling_rate: int, place: str = "x") -> int:
     module = soundfile()
     try:
         with module.SoundFile(io.BytesIO(bytes(content))) as file:
-            _check_length(file.frames, file.channels, file.samplerate, sampling_rate, place)
+            sizes = (file.frames, file.channels, file.samplerate)
+            _check_length(*sizes, sampling_rate, place, most)
             return max(-(-file.frames * sampling_rate // file.samplerate), 1)
     except module.LibsndfileError as error:
         raise _unreadable(place, error) from None
@@ -167,7 +184,9 @@ def _decoded(content: bytes, sampling_rate: int, place: str) -> tuple[np.ndarray
         raise _unreadable(place, error) from None
 
 
-def _check_length(count: int, channels: int, rate: Any, sampling_rate: int, place: str) -> None:
+def _check_length(
+    count: int, channels: int, rate: Any, sampling_rate: int, place: str, most: int = MOST_SAMPLES
+) -> None:
     """Check the rate and the length of a recording. Raises ValueError if one is out of range."""
     if not (is_int(rate) or isinstance(rate, float)) or not _RATES[0] <= rate <= _RATES[1]:
         raise ValueError(
@@ -179,11 +198,16 @@ def _check_length(count: int, channels: int, rate: Any, sampling_rate: int, plac
             f"`{place}` has a rate of {rate:,} samples a second, and the model reads "
             f"{sampling_rate:,}, more than {_MOST_GROWTH} times as many. Is its rate right?"
         )
-    resampled = math.ceil(count / rate * sampling_rate)
-    if max(count * channels, resampled) > MOST_SAMPLES:
+    if channels > _MOST_CHANNELS:
         raise ValueError(
+            f"`{place}` has {channels:,} channels, and a recording may have {_MOST_CHANNELS}. Mix "
+            "them down, or keep one."
+        )
+    resampled = math.ceil(count / rate * sampling_rate)
+    if max(count * channels, resampled) > most:
+        raise TooLong(
             f"`{place}` has {count:,} samples of {channels} channels at {rate:,} Hz, {resampled:,} "
-            f"at {sampling_rate:,} Hz; a recording may have {MOST_SAMPLES:,}. Cut it into pieces."
+            f"at {sampling_rate:,} Hz; a recording may have {most:,}. Cut it into pieces."
         )
 
 

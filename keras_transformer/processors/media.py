@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Self
 
 import numpy as np
 
-from keras_transformer.checking import check_path, describe, shorten
+from keras_transformer.checking import check_path, describe, load_json, shorten
 from keras_transformer.columns import TableColumn, is_column, is_frame, is_table
 from keras_transformer.files import has_file, read_file, write_text
 from keras_transformer.processors.processor import Processor
@@ -104,7 +104,7 @@ class MediaProcessor(Processor):
 
 
 def _read_object(path: Path) -> dict[str, Any]:
-    values = json.loads(read_file(path, _LIMIT))
+    values = load_json(read_file(path, _LIMIT))
     if not isinstance(values, dict):
         raise ValueError(f"it holds {describe(values)} and no object.")
     return values

@@ -2,6 +2,7 @@
 
 import abc
 import base64
+import os
 import tempfile
 from pathlib import Path
 from typing import Any, ClassVar, Self
@@ -109,11 +110,22 @@ class Processor(abc.ABC):
         """ValueError unless it belongs to a model of this config."""
 
     def packed(self) -> dict[str, str]:
-        """Its files by name, in base64."""
-        with tempfile.TemporaryDirectory() as folder:
-            self.save(folder)
-            files = sorted(path for path in Path(folder).iterdir() if path.is_file())
-            return {path.name: base64.b64encode(path.read_bytes()).decode() for path in files}
+        """Return its files by name, in base64.
+
+        Raises OSError if they cannot be written to the temporary folder of the process.
+        """
+        try:
+            with tempfile.TemporaryDirectory() as folder:
+                self.save(folder)
+                files = sorted(path for path in Path(folder).iterdir() if path.is_file())
+                return {path.name: base64.b64encode(path.read_bytes()).decode() for path in files}
+        except OSError as error:
+            reason = os.strerror(error.errno) if error.errno else str(error)
+            raise OSError(
+                error.errno,
+                f"The {self.kind} could not be written to the temporary folder: {reason}. Free "
+                "some space there, or set TMPDIR to another folder.",
+            ) from error
 
     @classmethod
     def unpacked(cls, files: dict[str, str]) -> Self:

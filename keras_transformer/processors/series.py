@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from keras_transformer.checking import describe, is_number, shorten
+from keras_transformer.checking import describe, is_number, load_json, shorten
 from keras_transformer.columns import is_column, is_frame
 from keras_transformer.config import TransformerConfig
 from keras_transformer.files import read_file, write_text
@@ -170,7 +170,7 @@ class SeriesProcessor(Processor):
     def from_files(cls, directory: str) -> "SeriesProcessor":
         path = Path(directory, FILE)
         try:
-            values = json.loads(read_file(path, _LIMIT))
+            values = load_json(read_file(path, _LIMIT))
             if not isinstance(values, Mapping) or values.keys() - {"mean", "std"}:
                 raise ValueError(f"it must be an object of mean and std, not {shorten(values)}.")
             return cls(**values)

@@ -213,9 +213,7 @@ class _Api:
         def encoded(texts: list[Any], are_ids: bool) -> tuple[np.ndarray, int]:
             if are_ids:
                 return task.encode_ids(texts), sum(map(len, texts))
-            most = task.max_length
-            tokens = sum(map(len, task.tokenizer.encode_batch(texts, max_length=most)))
-            return task.encode(texts), tokens
+            return task.encode_counted(texts)
 
         async def vectors() -> Response:
             read = fields.read_embedding
@@ -243,7 +241,7 @@ class _Api:
 
         def answer() -> dict[str, Any]:
             values = verb.read(fields_given, self.limits.characters)
-            verb.check_tokens(model.served, values, self.limits.tokens)
+            verb.check(model.served, values, self.limits)
             return {"model": name, **verb.answer(model.served, values)}
 
         return JSONResponse(await self._computed(answer))

@@ -204,7 +204,7 @@ class _Server:
         served, given = self.tasks[preset], await self.bodies.read(request)
         try:
             values = await self.bodies.in_turn(verb.read, given, self.limits.characters)
-            await self.bodies.in_turn(verb.check_tokens, served, values, self.limits.tokens)
+            await self.bodies.in_turn(verb.check, served, values, self.limits)
         except ValueError as error:
             raise HTTPException(422, str(error)) from None
         return served, verb, values

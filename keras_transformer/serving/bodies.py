@@ -16,6 +16,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from keras_transformer.checking import shorten
 from keras_transformer.checkpoints.untrusted import parse_json
 from keras_transformer.serving.limits import Limits
+from keras_transformer.tokenizers.beginnings import refusing_sparse_texts
 
 # How an application writes an error: function of a status, a message and a code to what is JSON.
 ErrorBody = Callable[[int, str, str], dict[str, Any]]
@@ -103,6 +104,8 @@ class Bodies:
 class Guarded:
     """Around all of an application: frees what is held, and has browsers take answers as they are.
 
+    Texts that are cut are refused where nearly nothing of them is tokens.
+
     Errors that Starlette and its middleware write as plain text become JSON as the others are.
 
     Args:
@@ -135,7 +138,8 @@ class Guarded:
                     await JSONResponse(told, plain, NOSNIFF)(scope, receive, send)
 
         try:
-            await self.app(scope, receive, marked)
+            with refusing_sparse_texts():  # in the threads of this request too
+                await self.app(scope, receive, marked)
         finally:
             self.bodies.held -= scope.pop("held_bytes", 0)
 

@@ -23,7 +23,7 @@ class Limits:
         waiting: so many more wait; others are told to come again.
         explanations: so many views of attention are kept, the latest.
         tokens: of a prompt and what is written behind it, of the API; and of each text that a model
-            reads whole, fewer where several of them are sent together (`Verb.check_tokens`).
+            reads whole, fewer where several of them are sent together (`Verb.check`).
         batch_size: so many texts are written together for each model, of the API.
         body_seconds: a request that takes longer to arrive, its headers or its body, is given up.
         stop_seconds: when the server is stopped, what runs has so long to be finished.
@@ -32,6 +32,7 @@ class Limits:
         idle_seconds: a client that takes nothing of its answer for so long is left.
         held_bytes: of all requests together that are read or computed.
         parts: lists, objects and values in the JSON of one request.
+        samples: of a recording, of all channels at its own rate and of one channel at the model's.
         attention: numbers of one view of attention, over all layers and heads.
     """
 
@@ -48,6 +49,7 @@ class Limits:
     idle_seconds: float = 60
     held_bytes: int = 256 * 2**20
     parts: int = 300_000
+    samples: int = 2**24  # 17 minutes at 16 kHz, 3 of stereo at 48 kHz
     attention: int = 2**26
 
 

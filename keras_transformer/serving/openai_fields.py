@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import keras_transformer as kt
+from keras_transformer.checking import shorten
 from keras_transformer.serving.limits import Limits
 from keras_transformer.serving.openai_errors import ApiError, wrong
 from keras_transformer.serving.openai_tools import (
@@ -319,9 +320,10 @@ def _check_ids(value: Any, name: str, model: str, tokenizer: Any) -> None:
     size = tokenizer.vocabulary_size
     if not 0 <= min(value) <= max(value) < size:
         raise wrong(
-            f"`{name}` has ids from {min(value)} to {max(value)}, and the tokenizer of {model!r} "
-            f"has those from 0 to {size - 1}. If they are of another one, as those of LangChain's "
-            "`OpenAIEmbeddings` are unless `check_embedding_ctx_length` is false, send texts.",
+            f"`{name}` has ids from {shorten(min(value))} to {shorten(max(value))}, and the "
+            f"tokenizer of {model!r} has those from 0 to {size - 1}. If they are of another one, "
+            "as those of LangChain's `OpenAIEmbeddings` are unless "
+            "`check_embedding_ctx_length` is false, send texts.",
             name,
         )
 

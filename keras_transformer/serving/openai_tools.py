@@ -11,6 +11,7 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+from keras_transformer.checking import load_json
 from keras_transformer.serving.openai_errors import ApiError, wrong
 
 _MOST_TOOLS = 128
@@ -167,7 +168,7 @@ def read_calls(message: dict[str, Any], place: int, form: CallForm | None) -> li
             )  # fmt: skip
         name, arguments = texts
         try:
-            parsed = json.loads(arguments or "{}")
+            parsed = load_json(arguments or "{}")
         except (ValueError, RecursionError) as error:
             raise wrong(f"{where} has arguments that are not JSON: {error}", "messages") from None
         given = {"name": name, "arguments": arguments if form.as_text else parsed}

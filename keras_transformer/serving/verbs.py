@@ -11,6 +11,10 @@ import numpy as np
 
 import keras_transformer as kt
 from keras_transformer.checking import shorten
+from keras_transformer.processors import AudioProcessor
+from keras_transformer.processors.audio_files import TooLong, count_samples
+from keras_transformer.serving.bodies import Refused
+from keras_transformer.serving.limits import Limits
 from keras_transformer.tokenizers.moses import text_forms
 
 Values = Mapping[str, Any]
@@ -59,7 +63,7 @@ class Field(NamedTuple):
         least: the least number.
         most: the greatest number, or the most texts.
         optional: whether it may be left out without a default.
-        whole: whether the model reads all of a text, however long: `Verb.check_tokens`.
+        whole: whether the model reads all of a text, however long: `Verb.check`.
     """
 
     name: str
@@ -187,7 +191,18 @@ class Verb:
             raise ValueError(f"{quoted(unknown[0])} is not known here. There are: {known}.")
         return {field.name: field.read(given, longest) for field in self.fields}
 
-    def check_tokens(self, served: Served, values: Values, most: int) -> None:
+    def check(self, served: Served, values: Values, limits: Limits) -> None:
+        """Check the sizes of texts and recordings, before anything is computed of them.
+
+        Raises ValueError for one that cannot be read or is too long for the model, and Refused for
+        a recording of more samples than are read.
+        """
+        self._check_tokens(served, values, limits.tokens)
+        for field in self.fields:
+            if field.kind == "file":
+                _check_recording(field.name, served.task, values[field.name], limits)
+
+    def _check_tokens(self, served: Served, values: Values, most: int) -> None:
         """Raise ValueError for texts that take more memory than one of `most` tokens.
 
         Texts that the task cuts are not counted. Attention takes the square of the length of the
@@ -206,6 +221,29 @@ class Verb:
                     f"{of_each}: memory grows with the square of its length. Shorten it"
                     f"{', or send fewer at a time' if of_each else ''}."
                 )
+
+
+def _check_recording(name: str, task: Any, content: bytes, limits: Limits) -> None:
+    """Check the length of a recording by what its file says of itself, before it is decoded."""
+    processor = getattr(task, "processor", None)
+    source = getattr(processor, "source", processor)
+    if not isinstance(source, AudioProcessor):
+        return
+    try:
+        count = count_samples(content, source.sampling_rate, name, limits.samples)
+    except TooLong as error:
+        raise Refused(413, str(error), "request_too_large") from None
+    stem = task.backbone.config.sides[0].stem
+    in_windows = source.most_samples is not None or getattr(task, "window_seconds", None)
+    if stem.kind == "waveform" and not in_windows and stem.lengths(count)[-1] > limits.tokens:
+        rate = source.sampling_rate
+        most = limits.tokens * stem.samples_of_state / rate
+        raise Refused(
+            413,
+            f"`{name}` has {count / rate:,.1f} seconds, and this model reads at most {most:,.1f} "
+            "at once: memory grows with the square of its length. Cut it into pieces.",
+            "request_too_large",
+        )
 
 
 def quoted(name: str) -> str:

@@ -1,6 +1,6 @@
 """What a task saw: `explain`, which output it is about, and what each token adds to it."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -72,7 +72,7 @@ class Explains:
 
         Raises:
             ValueError: for inputs that the model cannot take, or an output that it does not have;
-                before the pass, for an input of more than `max_attention`.
+                before any pass, for an input of more than `max_attention`.
 
         Example:
         ```python
@@ -89,8 +89,18 @@ class Explains:
         """
         how = Asked.of(saliency, target, position, steps, baseline, top_k, vectors, max_attention)
         rows, alone = self.explained_inputs(x)
+        self.check_explained(rows, how)
         found = [self.explained(inputs, how) for inputs in rows]
         return found[0] if alone else found
+
+    def check_explained(self, rows: Iterable[Mapping[str, Any]], how: "Asked") -> None:
+        """Check the attention of rows of arrays, before anything is computed or written.
+
+        Raises ValueError for a row of more than `how.max_attention` weights.
+        """
+        if how.max_attention is not None:
+            for inputs in rows:
+                check_attention(self, inputs, how.max_attention)
 
     def explained_inputs(self, x: Any) -> tuple[list[dict[str, np.ndarray]], bool]:
         """The arrays of each input, with a batch of one, and whether it is one input alone."""
@@ -135,8 +145,7 @@ class Explains:
             written: of a text that was written, the id behind each place.
             **further: fields that are known already.
         """
-        if how.max_attention is not None:
-            check_attention(self, inputs, how.max_attention)
+        self.check_explained([inputs], how)
         if self._explainer is None:
             self._explainer = Explainer(self)
         explainer = self._explainer

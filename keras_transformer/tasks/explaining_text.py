@@ -58,7 +58,7 @@ class ExplainsWritten(Explains):
         if output is None and not self.continues_prompts:
             return self._explained_as_written(rows, alone, how)
         written = [[] for _ in rows] if output is None else self._written_ids(output, rows, alone)
-        found = [self.explained_text(*pair, how) for pair in zip(rows, written, strict=True)]
+        found = self.explained_texts(rows, written, how)
         return found[0] if alone else found
 
     def _explained_as_written(self, rows, alone: bool, how: Asked):
@@ -89,6 +89,34 @@ class ExplainsWritten(Explains):
         encode = getattr(self, "_encode_targets", tokenizer.encode_targets)
         return [*encode([text])[0], *self.end_ids[:1]]
 
+    def explained_texts(
+        self, rows: list, written: list, how: Asked, further: Mapping[str, Any] | None = None
+    ) -> list[Explanation]:
+        """Return the explanation of each row of ids and of what was written behind it."""
+        self.check_explained_texts(rows, written, how, further)
+        pairs = enumerate(zip(rows, written, strict=True))
+        return [self.explained_text(*pair, how, further, i) for i, pair in pairs]
+
+    def check_explained_texts(
+        self, rows: list, written: list, how: Asked, further: Mapping[str, Any] | None = None
+    ) -> None:
+        """Check the attention of prompts, and of what is known to be written, before any pass.
+
+        Raises ValueError for one of more than `how.max_attention` weights.
+        """
+        if how.max_attention is not None:
+            pairs = enumerate(zip(rows, written, strict=True))
+            inputs = (self._text_inputs(*pair, further, i)[0] for i, pair in pairs)
+            self.check_explained(inputs, how)
+
+    def _text_inputs(
+        self, prompt: list[int], written: list[int], further: Mapping[str, Any] | None, place: int
+    ) -> tuple[dict[str, Any], Any]:
+        """Return the arrays of one text, and where what was written begins."""
+        inputs, first = self._scoring_inputs([prompt], [written or [self.pad_id]])
+        others = {name: np.asarray(rows[[place]]) for name, rows in (further or {}).items()}
+        return {**inputs, **others}, first
+
     def explained_text(
         self,
         prompt: list[int],
@@ -106,8 +134,7 @@ class ExplainsWritten(Explains):
             further: inputs of the backbone beside them, with a row for each prompt.
             place: int, the row among them.
         """
-        inputs, first = self._scoring_inputs([prompt], [written or [self.pad_id]])
-        inputs |= {name: np.asarray(rows[[place]]) for name, rows in (further or {}).items()}
+        inputs, first = self._text_inputs(prompt, written, further, place)
         known: dict[str, Any] = {}
         if written:
             names = readable_tokens(written, self.tokenizer)

@@ -193,6 +193,8 @@ class LanguageModel(ExplainsWritten, TokenPredictor):
         return_prompt = check_flag("return_prompt", return_prompt)
         if not isinstance(explain, Asked):
             explain = Asked.of() if check_flag("explain", explain) else None
+        if explain is not None:
+            self.check_explained_texts(rows, [[] for _ in rows], explain, further)
         return_details = return_details or explain is not None
         call = GenerationCall(self, rows, further=further, **options)
         whole = call.num_samples > 1 or return_details or return_prompt

@@ -290,10 +290,7 @@ class SourceToText(TakesTables, LanguageModel):
         else:
             written = self._written_ids(output, rows, alone)
             further = SourceRows.of(self, sources)
-            found = [
-                self.explained_text(*pair, how, further, i)
-                for i, pair in enumerate(zip(rows, written, strict=True))
-            ]
+            found = self.explained_texts(rows, written, how, further)
         return found[0] if alone else found
 
     @reads

@@ -375,13 +375,27 @@ class TextEmbedder(Task):
         assert (embedder.predict(["query: where is Rome?"], verbose=0)[0] == query).all()
         ```
         """
-        prompt = self._prompt_named(prompt_name or self.default_prompt_name)
         texts = text_alone(texts)
         alone = isinstance(texts, str)
-        options = {"sizes": self._sizes, "batch_size": batch_size, "prompt": prompt}
-        dataset = self.make_dataset([texts] if alone else texts, **options)
-        vectors = self.predict(dataset, verbose=0)
+        vectors, _ = self.encode_counted([texts] if alone else texts, prompt_name, batch_size)
         return vectors[0] if alone else vectors
+
+    @reads
+    def encode_counted(
+        self,
+        texts: Sequence[str],
+        prompt_name: str | None = None,
+        batch_size: int | None = None,
+    ) -> tuple[np.ndarray, int]:
+        """Return the vectors of a list of texts, and how many tokens were read of all of them.
+
+        The arguments are those of `encode`. Prompts and special tokens are counted, and what is cut
+        is not.
+        """
+        prompt = self._prompt_named(prompt_name or self.default_prompt_name)
+        options = {"sizes": self._sizes, "batch_size": batch_size, "prompt": prompt}
+        dataset = self.make_dataset(texts, **options)
+        return self.predict(dataset, verbose=0), dataset.tokens_per_epoch
 
     def encode_ids(
         self, rows: Sequence[Sequence[int]], prompt_name: str | None = None

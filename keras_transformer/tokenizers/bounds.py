@@ -15,6 +15,7 @@ from typing import Any
 
 import tokenizers
 
+from keras_transformer.checking import load_json
 from keras_transformer.tokenizers.backend import Unusable
 from keras_transformer.tokenizers.sentencepiece_file import Charsmap
 
@@ -56,7 +57,7 @@ def bounded(text: str) -> str:
     if text.count("[") + text.count("{") > _MAX_PARTS:
         raise Unusable(f"it has more than {_MAX_PARTS:,} lists and objects")
     try:
-        values = json.loads(text)
+        values = load_json(text)
     except (ValueError, RecursionError) as error:
         raise Unusable(f"it is not valid JSON: {error}") from None
     if not isinstance(values, dict):

@@ -5,7 +5,6 @@ Nothing is imported or executed, and no path found in a file is followed.
 """
 
 import io
-import json
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import Any
 import tokenizers
 from tokenizers import AddedToken
 
+from keras_transformer.checking import load_json
 from keras_transformer.files import has_file, read_file
 from keras_transformer.tokenizers.bounds import MAX_FILE
 from keras_transformer.tokenizers.chat import MAX_TEMPLATE
@@ -359,7 +359,7 @@ def read_json_object(path: Path) -> dict[str, Any]:
         return {}
     text = read_text(path)
     try:
-        value = json.loads(text)
+        value = load_json(text)
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{str(path)!r} is not valid JSON: {error}") from None
     if not isinstance(value, dict):

@@ -7,6 +7,7 @@ import pytest
 import keras_transformer as kt
 from keras_transformer.checkpoints.safetensors_io import to_numpy
 from tests.tasks import common, images, series
+from tests.tasks.test_media_tables import captioner
 
 TEXT = "a warm and funny film"
 
@@ -114,6 +115,27 @@ def test_a_translation():
     given = task.explain("two dogs run", "zwei hunde laufen")
     assert given.text == "zwei hunde laufen"
     assert_near(given.encoder_attention, explanation.encoder_attention)
+
+
+@pytest.mark.one_backend
+def test_attention_is_bounded_before_anything_is_written():
+    """By what is known of it: each layer and head has a weight for each pair of places."""
+    task = common.translator(num_layers=2)
+    count = 16  # of both sides, which are padded to it
+    assert len(task.tokenizer.encode("two dogs run")) <= count
+    known = 4 * (count**2 + count * (count + count))  # of the encoder, the decoder, and across
+    for texts in ("two dogs run", ["a", "two dogs run"]):
+        with pytest.raises(ValueError, match=rf"has {known:,} weights .* {known - 1:,} are kept"):
+            task.explain(texts, max_attention=known - 1)
+    long = [5] * 100  # what was written counts
+    task.explain("two dogs run", [5], max_attention=known)
+    with pytest.raises(ValueError, match="weights"):
+        task.explain("two dogs run", long, max_attention=known)
+    pixels, _ = images.pictures(2)
+    task = captioner()
+    with pytest.raises(ValueError, match="weights") as info:
+        task.explain(list(pixels), max_attention=10)
+    assert "at most 10 are kept" in str(info.value)
 
 
 @pytest.mark.one_backend

@@ -9,7 +9,7 @@ import pytest
 import soundfile
 
 import keras_transformer as kt
-from keras_transformer.processors.audio_files import read_audio
+from keras_transformer.processors.audio_files import count_samples, read_audio
 
 pytestmark = pytest.mark.backend_independent
 
@@ -225,6 +225,17 @@ def test_a_header_that_promises_much():
     content[21:26] = bytes([content[21] | 0x0F, 0xFF, 0xFF, 0xFF, 0xFF])  # 68,719 million samples
     with pytest.raises(ValueError, match=r"(has 68,719,476,735 samples|cannot be read as sound)"):
         read_audio(bytes(content), 16_000)
+
+
+def test_the_channels_of_a_file_are_those_of_an_array():
+    for channels in (64, 65):
+        content = encoded(np.zeros((9, channels)))
+        if channels == 64:
+            assert read_audio(content, 16_000).shape == (9,)
+            continue
+        for read in (read_audio, count_samples):
+            with pytest.raises(ValueError, match="has 65 channels, and a recording may have 64"):
+                read(content, 16_000)
 
 
 @pytest.mark.parametrize(

@@ -268,12 +268,17 @@ def test_an_answer_that_is_json_by_a_schema(client):
 @pytest.mark.one_backend
 def test_vectors(client, served):
     texts = ["a man rides a bike .", "two dogs"]
-    expected = np.asarray(served["embedder"].task.encode(texts))
+    embedder = served["embedder"].task
+    expected, count = embedder.encode_counted(texts)
+    np.testing.assert_array_equal(embedder.encode(texts), expected)
+    assert count == sum(map(len, embedder.tokenizer.encode_batch(texts)))
     for form in ("float", "base64"):  # the client asks for base64 where it is not told
         options = {"encoding_format": form} if form == "float" else {}
         found = client.embeddings.create(model="embedder", input=texts, **options)
         np.testing.assert_allclose([row.embedding for row in found.data], expected, atol=1e-5)
-        assert found.usage.prompt_tokens > 4
+        assert found.usage.prompt_tokens == count
+    with pytest.raises(openai.BadRequestError, match="characters, and its first .* are fewer"):
+        client.embeddings.create(model="embedder", input=["two dogs", "a" * 150_000])  # one token
 
 
 @pytest.mark.one_backend

@@ -10,15 +10,17 @@ import time
 import jsonschema
 import numpy as np
 import pytest
+import soundfile
 from PIL import Image
 from starlette.testclient import TestClient
 
 import keras_transformer as kt
-from keras_transformer.serving import VERBS, Limits, Served, make_app
+from keras_transformer.serving import VERBS, Limits, Served, make_api, make_app
 from keras_transformer.serving.run import listen
 from keras_transformer.tokenizers import moses_detokenize, moses_tokenize
 from tests.serving.conftest import ask, started
-from tests.tasks import images
+from tests.tasks import audio, images
+from tests.tasks.test_ctc_speech_to_text import task as letters
 
 pytestmark = pytest.mark.one_backend
 
@@ -207,6 +209,35 @@ def test_a_view_of_the_attention_is_bounded(served):
         status, _, found = ask(port, "/api/lm/complete/explain", {"prompt": "a " * 9_999})
         assert status == 422 and "square of its length" in found["error"]
         assert time.monotonic() - began < 20
+
+
+def flac(seconds, rate=audio.RATE):
+    file = io.BytesIO()
+    soundfile.write(file, np.zeros(round(seconds * rate)), rate, format="FLAC")
+    return {"file": base64.b64encode(file.getvalue()).decode()}
+
+
+def test_the_length_of_recordings_is_bounded_before_they_are_decoded():
+    """For every verb, by what the file says of itself; silence is compressed 300 times."""
+    tasks = {"sounds": Served(audio.classifier()), "letters": Served(letters())}
+    limits = Limits(samples=8 * audio.RATE)
+    api = TestClient(make_api(tasks, limits), base_url="http://127.0.0.1")
+    with started(make_app(tasks, limits)) as port, api:
+        for seconds, expected in ((8, 200), (8.001, 413)):
+            given = flac(seconds)
+            for path in ("sounds/classify", "sounds/classify/explain"):
+                status, _, found = ask(port, f"/api/{path}", given)
+                assert status == expected
+            assert expected == 200 or "have 64,000. Cut it into pieces" in found["error"]
+            assert api.post("/classify", json=given).status_code == expected
+        assert ask(port, "/api/sounds/classify", flac(5, 16_000))[0] == 413  # its own rate counts
+        assert ask(port, "/api/letters/transcribe", flac(9))[0] == 413
+        assert api.post("/transcribe", json=flac(9)).status_code == 413
+    # A waveform that is read whole has a state for each 100 samples, as many as a text has tokens.
+    with started(make_app(tasks, Limits(tokens=100))) as port:
+        assert ask(port, "/api/letters/transcribe", flac(1.25))[0] == 200
+        status, _, found = ask(port, "/api/letters/transcribe", flac(1.27))
+        assert status == 413 and "at most 1.2 at once" in found["error"]
 
 
 @pytest.mark.parametrize(

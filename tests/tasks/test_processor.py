@@ -3,6 +3,7 @@
 import copy
 import json
 import pathlib
+import tempfile
 
 import keras
 import numpy as np
@@ -64,6 +65,21 @@ def tune_classifier(processor=None):
         intermediate_dim=8,
     )  # fmt: skip
     return TuneClassifier(kt.models.Encoder(values), processor, num_classes=2)
+
+
+@pytest.mark.one_backend
+def test_a_failed_save_names_the_file_and_no_temporary_one(tmp_path, monkeypatch):
+    """A processor is packed through the temporary folder, which has no room or is not there."""
+    task, file = tune_classifier(Pitches(60)), tmp_path / "m.keras"
+    task.save(file)
+    content = file.read_bytes()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "nowhere"))
+    with pytest.raises(OSError, match=r"m\.keras could not.* temporary folder: No such") as info:
+        task.save(file)
+    assert "nowhere" not in str(info.value) and file.read_bytes() == content
+    for use in (task.get_config, lambda: copy.deepcopy(task)):
+        with pytest.raises(OSError, match="processor could not be written to the temporary folder"):
+            use()
 
 
 def test_a_task_of_no_text(tmp_path):

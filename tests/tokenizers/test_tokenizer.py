@@ -11,6 +11,7 @@ import tokenizers
 
 from keras_transformer.tokenizers import Tokenizer
 from keras_transformer.tokenizers import tokenizer as tokenizer_module
+from keras_transformer.tokenizers.beginnings import refusing_sparse_texts
 
 pytestmark = pytest.mark.one_backend
 
@@ -201,6 +202,18 @@ def test_no_more_of_a_long_text_is_encoded_than_is_kept(kind, monkeypatch):
     seen.clear()
     tokenizer.encode_batch(texts[:1], max_length=32)
     assert sum(seen) <= 2048 < len(texts[0])
+    refused = 0
+    for text, ids in zip(texts, expected, strict=True):  # strangers' whose beginnings say nothing
+        seen.clear()
+        with refusing_sparse_texts():
+            if len(text) > 2048 and len(ids) < 32:
+                with pytest.raises(ValueError, match="90,.* its first 2,048 are fewer than the 32"):
+                    tokenizer.encode_batch([text], max_length=32)
+                refused += 1
+            else:
+                assert tokenizer.encode_batch([text], max_length=32) == [ids]
+        assert sum(seen) <= 16 * 32 + 2048
+    assert refused == (2 if kind == "wordpiece" else 0)
 
 
 def test_truncation_is_not_seen_by_other_threads(trained):
