@@ -20,11 +20,8 @@ def sent(batch):
 def _sent(array):
     if not isinstance(array, np.ndarray):
         return array
-    import torch
-
-    dtype = keras.backend.standardize_dtype(array.dtype)
-    kind = "float32" if dtype == "float64" else dtype  # as Keras converts it
-    tensor = torch.from_numpy(np.ascontiguousarray(array)).to(getattr(torch, kind))
+    with keras.device("cpu"):
+        tensor = keras.ops.convert_to_tensor(array)
     tensor = tensor.pin_memory().to(device().kind, non_blocking=True)
     setattr(tensor, HOST, array)
     return tensor
