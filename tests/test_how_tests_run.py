@@ -124,7 +124,7 @@ def test_the_marks_of_a_file_are_those_that_pytest_sees(tmp_path):
     """The text of each test file is read as Python reads it."""
     found = {path: marks_of_file(path) for path in (ROOT / "tests").rglob("test_*.py")}
     assert sum("backend_independent" in marks for marks in found.values()) > 40
-    assert found[ROOT / "tests/kernels/test_groups.py"] == {"one_backend": ("jax",)}
+    assert found[ROOT / "tests/layers/test_groups.py"] == {"one_backend": ("jax",)}
     assert marks_of_file(ROOT / "tests/tasks/test_text_classifier.py") == {}  # has `each_backend`
 
 
