@@ -1,5 +1,8 @@
 """A step of PyTorch as one graph gives what a plain step gives, run as it is and compiled."""
 
+import os
+import shutil
+
 import keras
 import numpy as np
 import pytest
@@ -58,6 +61,10 @@ def test_losses_are_those_of_plain_steps(before, kind):
     assert_same(make, data, **options)
 
 
+@pytest.mark.skipif(
+    not any(map(shutil.which, (os.environ.get("CXX", "c++"), "g++", "clang++"))),
+    reason="Inductor needs a C++ compiler: apt-get install g++",
+)
 @pytest.mark.parametrize(
     "kind", ["classifier", *(pytest.param(k, marks=thorough) for k in FEW[1:])]
 )
