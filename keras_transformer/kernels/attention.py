@@ -30,7 +30,7 @@ def attention(queries, keys, values, bias=None, mask=None, scale=None, is_causal
         values: as the keys.
         bias: float, broadcastable to `(batch, heads, length, slots)`, added to the scores. Of a
             bias and a mask at most one is given.
-        mask: bool, broadcastable likewise, True for what is seen.
+        mask: bool, broadcastable to the same shape, True for keys that a query sees.
         scale: float, the factor of the scores. Defaults to `head_dim ** -0.5`.
         is_causal: bool, whether query `i` sees the keys up to `i`. Without bias and mask.
         dropout: float in [0, 1), the share of the weights that become 0. Where `takes_dropout`.
@@ -83,7 +83,7 @@ def keeps_scores(queries) -> bool:
 
 
 def scores_at_a_time(queries) -> int | None:
-    """Bytes of scores that rows are to make at a time, None for those of all rows.
+    """Return how many bytes of scores attention makes at a time, None for no bound.
 
     On JAX, in a program, where the kernel keeps them: what a group of rows makes stays in a
     processor's caches.

@@ -7,7 +7,7 @@ from keras_transformer.kernels.device import on
 
 
 def grouped_convolution(layer: keras.layers.Conv1D, x):
-    """What a layer with `groups`, without padding and activation, gives of `(batch, length, dim)`.
+    """Apply a layer with `groups`, without padding and activation, to `(batch, length, dim)`.
 
     TensorFlow's gradient of groups takes ten times as long as that of as many convolutions.
     """

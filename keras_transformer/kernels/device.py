@@ -16,7 +16,7 @@ class Device(NamedTuple):
     Fields:
         backend: `"jax"`, `"tensorflow"` or `"torch"`.
         kind: `"cpu"`, `"cuda"`, or what the backend calls another one (`"tpu"`, `"mps"`).
-        memory: int, its bytes, None for a CPU and where the backend does not say.
+        memory: int, its size in bytes; None if it is a CPU, or the backend does not say.
     """
 
     backend: str

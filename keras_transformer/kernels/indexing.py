@@ -1,4 +1,4 @@
-"""What is taken from tensors and written to them by places, as each backend does it quickest.
+"""Gathers from tensors and writes into them, as each backend does them fastest.
 
 PyTorch writes into a tensor itself; on the others the result is a new one, which XLA puts in the
 place of the old.
@@ -10,12 +10,12 @@ from keras_transformer.kernels.device import on
 
 
 def taken(tensor, slots):
-    """Of `(rows, heads, all, size)` those `slots`, int `(rows, count)`."""
+    """Gather `slots`, int `(rows, count)`, from `(rows, heads, all, size)`."""
     return ops.take_along_axis(tensor, slots[:, None, :, None], axis=2)
 
 
 def overlapping(x, span: int, size: int, length):
-    """Of `(rows, all, ...)` a part of `span` blocks at each block: `(parts, span * size, ...)`.
+    """Cut `(rows, all, ...)` into overlapping parts, one a block: `(parts, span * size, ...)`.
 
     Args:
         x: tensor whose second axis has `span - 1` blocks more than there are parts of a row.
@@ -35,7 +35,7 @@ def overlapping(x, span: int, size: int, length):
 
 
 def columns(tensor, places):
-    """Of `(rows, slots)` those at `places`, int `(count,)`, which are the same for all rows."""
+    """Gather the columns `places`, int `(count,)`, from `(rows, slots)`: the same of each row."""
     if on("torch"):  # Keras looks at the sizes, which a program may not.
         return tensor.index_select(1, places)
     return ops.take(tensor, places, axis=1)
@@ -74,7 +74,7 @@ def put_rows(tensor, values, rows):
 
 
 def lines_at(lines, places):
-    """Of `(rows, count, size)` the lines at places `(rows, k)`: `(rows, k, size)`."""
+    """Gather the lines at places `(rows, k)` from `(rows, count, size)`: `(rows, k, size)`."""
     if on("torch"):  # Keras's own looks at a place for each number
         return lines[ops.arange(lines.shape[0])[:, None], places]
     return ops.take_along_axis(lines, places[..., None], axis=1)

@@ -1,4 +1,4 @@
-"""What can be said of a tensor's numbers while a step is made: on PyTorch, which has them."""
+"""Facts about the numbers in tensors that are known while a step is traced or run."""
 
 import contextlib
 import contextvars
@@ -143,7 +143,7 @@ def known_values(array) -> np.ndarray | None:
 
 
 def tensor_of(x):
-    """What a variable holds: TensorFlow's custom gradients refuse variables where run eagerly."""
+    """Return the value of a variable; TensorFlow's custom gradients take no variables eagerly."""
     if not on("tensorflow"):
         return x
     import tensorflow as tf

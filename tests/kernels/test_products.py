@@ -341,3 +341,19 @@ def test_int4_has_gradients():
     layer.quantize("int4")
     layer(states).sum().backward()
     assert float(states.grad.abs().max()) > 0
+
+
+@pytest.mark.skipif(keras.backend.backend() != "torch", reason="PyTorch's kernel drops weights")
+@pytest.mark.parametrize("causal", [False, True])
+def test_dropout_of_attention(causal):
+    """Of equal weights and values of 1 the kept ones remain, divided by their share."""
+    import torch
+
+    from keras_transformer.kernels.attention import attention
+
+    torch.manual_seed(0)
+    queries, ones = torch.zeros(4, 64, 2, 8), torch.ones(4, 64, 2, 8)
+    found = attention(queries, queries, ones, is_causal=causal, dropout=0.25)
+    assert abs(found.mean() - 1) < 0.02 and found.std() > 0.05
+    assert torch.allclose(found, found[..., :1].expand_as(found))  # a weight is dropped whole
+    assert torch.allclose(attention(queries, queries, ones, is_causal=causal), ones)

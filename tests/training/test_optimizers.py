@@ -8,6 +8,7 @@ import pytest
 from keras import ops
 
 import keras_transformer as kt
+from keras_transformer.structure import VECTORS
 from keras_transformer.training import FineTuningAdamW
 from keras_transformer.training.optimizers import _factors
 
@@ -214,3 +215,18 @@ def test_the_one_operation_is_called(backend):
         nodes = step.get_concrete_function(gradient).graph.as_graph_def()
         names = {n.op for f in nodes.library.function for n in f.node_def}
         assert "ResourceApplyAdam" in names | {n.op for n in nodes.node}
+
+
+@pytest.mark.skipif(keras.backend.backend() != "torch", reason="PyTorch's operation")
+@pytest.mark.parametrize("weight_decay", [0.0, 0.3])
+def test_a_step_that_reads_nothing_is_that_of_adamw(monkeypatch, weight_decay):
+    """As on a GPU, where the rate and the count of steps stay tensors; the numbers are Keras's."""
+    from keras_transformer.kernels import adam
+
+    theirs = keras.optimizers.AdamW(0.01, weight_decay=weight_decay, epsilon=1e-3)
+    theirs.exclude_from_weight_decay(var_names=list(VECTORS))
+    expected = changes(theirs, 5)
+    monkeypatch.setattr(adam, "_on_host", lambda tensor: False)
+    found = changes(FineTuningAdamW(0.01, weight_decay=weight_decay, epsilon=1e-3), 5)
+    for path, change in expected.items():
+        np.testing.assert_allclose(found[path], change, rtol=1e-3, atol=1e-6)

@@ -1,8 +1,9 @@
 """PyTorch: a step of training, evaluation or prediction as one graph, compiled where that pays."""
 
+import dataclasses
 import logging
 import warnings
-from collections import Counter
+from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
 
@@ -32,6 +33,17 @@ _MADE_FROM_NOTHING = (
 # before that is compiled. Writing down takes seconds for a shape, and Inductor about a minute.
 PLAIN_STEPS = {True: 2, False: 10}
 STEPS_BEFORE = 10
+
+
+_MOST_SHAPES = 256  # that are remembered
+
+
+@dataclasses.dataclass
+class _Seen:
+    """Batches of some shapes: how many came, and what their step asks of their arrays."""
+
+    came: int = 0
+    asked: list = dataclasses.field(default_factory=list)
 
 
 class TracedStep:
@@ -68,9 +80,8 @@ class TracedStep:
         self._variables = variables
         self._phase = phase
         self._compile = compile
-        # By the shapes of a batch: what is asked of its arrays, and how many came.
-        self._questions: dict[tuple, list] = {}
-        self._came: Counter = Counter()
+        # By the shapes of a batch, the last ones at the end: how many came, what is asked of them.
+        self._seen: OrderedDict[tuple, _Seen] = OrderedDict()
         self._plain_always = False
 
     def ready(self, data) -> Callable[[], Any]:
@@ -85,12 +96,14 @@ class TracedStep:
         shapes = (
             structure,
             tuple(None if x is None else (x.shape, x.dtype) for x in leaves),
-            tuple((id(v), v.trainable, v.shape, v.dtype) for v in variables),
+            hash(tuple((id(v), v.trainable, v.shape, v.dtype) for v in variables)),
             self._phase(),
         )
-        self._came[shapes] += 1
-        first = self._came[shapes] <= PLAIN_STEPS[self._compile is not None]
-        program = None if first else self._program(shapes, arrays, variables, leaves, structure)
+        seen = self._note(shapes)
+        first = seen.came <= PLAIN_STEPS[self._compile is not None]
+        program = None
+        if not first:
+            program = self._program(shapes, seen.asked, arrays, variables, leaves, structure)
         if program is None:
             return lambda: self._plain(pytree.tree_unflatten(leaves, structure))
         given = [*(v.value for v in variables), *(x for x in leaves if x is not None)]
@@ -102,12 +115,20 @@ class TracedStep:
 
         return run
 
-    def _program(self, shapes, arrays, variables, leaves, structure) -> "_Graph | None":
+    def _note(self, shapes: tuple) -> "_Seen":
+        """Count a batch of these shapes, and forget those that came longest ago."""
+        seen = self._seen.setdefault(shapes, _Seen())
+        self._seen.move_to_end(shapes)
+        if len(self._seen) > _MOST_SHAPES:
+            self._seen.popitem(last=False)
+        seen.came += 1
+        return seen
+
+    def _program(self, shapes, asked, arrays, variables, leaves, structure) -> "_Graph | None":
         """The graph for such a batch, None where there can be none."""
         if self._plain_always:
             return None
         questions = Questions(arrays)
-        asked = self._questions.setdefault(shapes, [])
         program = PROGRAMS.peek(self, (shapes, questions.answers(asked)))
         if program is None:
             given = [*(v.value for v in variables), *(x for x in leaves if x is not None)]
