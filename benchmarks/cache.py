@@ -1,8 +1,9 @@
-"""What the cache of a model takes by the number of its tokens, counted and measured.
+"""Measure and compute the memory of a model's cache by the number of tokens.
 
-The config is that of a preset. Measured are the tensors of the cache after a prompt and 128 new
-tokens: `length` in all. The model has its layers, windows, and heads of keys and values, but narrow
-states and few tokens, which no cache holds. "all" is a cache that keeps everything for all layers.
+The config is that of a preset. The tensors of the cache are measured after a prompt and 128 new
+tokens, `length` in all. The model has the layers, windows, and key and value heads of the preset,
+but narrow states and a small vocabulary, which do not affect the cache. "all" is a cache that keeps
+all tokens in all layers.
 
     python benchmarks/cache.py
     python benchmarks/cache.py --preset gemma2_2b_en --lengths 4096 --measured 4096
@@ -21,7 +22,7 @@ NEW = 128
 
 
 class KeepsAll(kt.models.Decoder):
-    """Its cache keeps all tokens for all layers."""
+    """Model whose cache keeps all tokens in all layers."""
 
     @property
     def cache_layers(self):
@@ -29,7 +30,7 @@ class KeepsAll(kt.models.Decoder):
 
 
 def measure(model, length: int) -> int:
-    """Bytes of the keys and values after so many tokens, the new ones among them."""
+    """Return the bytes of keys and values after `length` tokens, including the new ones."""
     engine, settings = Engine(model), Settings(Greedy())
     ids = np.random.default_rng(0).integers(0, model.config.vocabulary_size, (1, length - NEW))
     inputs = {"token_ids": ids.astype("int32"), "padding_mask": np.ones(ids.shape, "bool")}

@@ -1,8 +1,8 @@
-"""Steps of `fit` on PyTorch: plain, as one graph, and compiled by Inductor, in turns.
+"""Compare steps of `fit` on PyTorch: plain, as one graph, and compiled by Inductor, in turns.
 
 The model is the bundled GPT of 2.8 million parameters, the batch 8 texts of 252 characters, the
-optimizer AdamW. A step is a `fit` of one batch. "first" is the first step of a kind: writing the
-graph down, or compiling it.
+optimizer AdamW. A step is a `fit` of one batch. "first" is the first step of a kind, which traces
+the graph or compiles it.
 
     KERAS_BACKEND=torch python benchmarks/compiled_steps.py --steps 12
 """
@@ -14,7 +14,7 @@ import time
 import keras_transformer as kt
 from keras_transformer.kernels.torch_tracing import step
 
-# How many plain steps come before the graph, and how many of the graph before it is compiled.
+# Numbers of plain steps before the graph is traced, and of its steps before it is compiled.
 KINDS = {"plain": None, "graph": 10**9, "compiled": 0}
 TEXTS = ["to be or not to be, that is the question: " * 6] * 8
 

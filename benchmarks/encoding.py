@@ -1,4 +1,4 @@
-"""Sentence vectors of 2,000 SST-2 sentences with all-MiniLM-L6-v2, from strings.
+"""Embed 2,000 SST-2 sentences with all-MiniLM-L6-v2, from strings.
 
 python benchmarks/encoding.py --rounds 3
 """
@@ -43,7 +43,7 @@ def sentence_transformers(dtype: str) -> list:
 
 
 def openvino_int8() -> list:
-    """Our export to OpenVINO, quantized by NNCF, in batches by length as sentence-transformers.
+    """Embed with our OpenVINO export, quantized by NNCF, in batches by length.
 
     It stands in for sentence-transformers' own OpenVINO backend, which needs optimum-intel: the
     same model, runtime and quantizer, without that library around it.
@@ -93,7 +93,7 @@ def keras_hub() -> list:
     import keras_hub
 
     model = keras_hub.models.TextEmbedder.from_preset(minilm_folder())
-    rows = texts()[:512]  # It pads each to 256 tokens.
+    rows = texts()[:512]  # fewer, because each is padded to 256 tokens
     seconds = median_seconds(lambda: model.predict(rows, batch_size=32, verbose=0), runs=1)
     return [("texts", len(rows) / seconds)]
 

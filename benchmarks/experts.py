@@ -1,10 +1,11 @@
-"""W9: a decoder with 8 experts of which a token takes 2, beside dense ones.
+"""W9: a decoder with 8 experts, 2 per token, compared with dense decoders.
 
 "dense" has a feed-forward layer as wide as the two experts that are active, "wide" one as wide as
 all eight. 4 blocks of width 512, 8 heads, experts of width 1,024, gated, float32. A training step
-is one of `fit` with AdamW on 2 rows of 1,024 tokens; decoding is greedy, one row, behind a prompt
-of 32 tokens. Each contender runs in a process of its own, in turns. "step / dense" is the time of a
-training step by that of the dense model on the same backend, "token / dense" that of a token.
+is a step of `fit` with AdamW on 2 rows of 1,024 tokens; decoding is greedy, one row, after a prompt
+of 32 tokens. Each contender runs in its own process, in turns. "step / dense" is the time of a
+training step divided by that of the dense model on the same backend, "token / dense" the same for a
+token.
 
     python benchmarks/experts.py --rounds 3
     python benchmarks/experts.py --contenders dense-jax experts-jax
@@ -33,7 +34,7 @@ CONTENDERS = [f"{kind}-{backend}" for backend in BACKENDS for kind in KINDS]
 
 
 def made(kind: str, short: bool):
-    """The language model of a contender."""
+    """Build the language model of a contender."""
     import keras
 
     import keras_transformer as kt
@@ -67,7 +68,7 @@ def made(kind: str, short: bool):
 
 
 def measure(name: str, short: bool) -> list:
-    """Tokens a second of training and of decoding, and the memory of training."""
+    """Return tokens per second in training and decoding, and the memory of training."""
     lm = made(name.split("-")[0], short)
     random = np.random.default_rng(0)
     ids = random.integers(1, 8192, (2, 64 if short else 1024)).astype("int32")
@@ -84,7 +85,7 @@ def measure(name: str, short: bool) -> list:
 
 
 def with_ratios(values: dict) -> dict:
-    """The figures, and how much longer than the dense model of the backend a step takes."""
+    """Add the ratios of times to the dense model on the same backend."""
     found = dict(values)
     for measure, ratio in (
         ("training tokens/s", "step / dense"),

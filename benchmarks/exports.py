@@ -1,12 +1,12 @@
-"""The quality of exported models, float32 and int8, each by its own runtime, and how long it takes.
+"""Measure the quality and speed of exported models, float32 and int8, with their runtimes.
 
 python benchmarks/exports.py --what translation --data_dir ../shared/data
 python benchmarks/exports.py --what classification --preset FOLDER --data_dir ../shared/data
 
 translation: BLEU of `transformer_tiny_en_de` on the test set of Multi30k. CTranslate2 searches with
-5 beams, the others take the likeliest token, as examples/decode_exported.py does.
-classification: accuracy on the dev sentences of SST-2 of a classifier, which
-examples/classification.py writes with --output.
+5 beams, the others decode greedily, like examples/decode_exported.py.
+classification: accuracy on the dev sentences of SST-2 of a classifier written by
+examples/classification.py with --output.
 """
 
 import sys
@@ -32,11 +32,11 @@ flags.DEFINE_list("formats", ["ctranslate2", *RUNTIMES], "Only these formats.")
 flags.DEFINE_integer("rows", None, "Only the first sentences.", lower_bound=1)
 
 BEAMS, BATCH, TOKENS = 5, 64, 100
-Outputs = tuple[list, float]  # in the order of the sentences, and the seconds that they took
+Outputs = tuple[list, float]  # outputs in the order of the sentences, and the seconds taken
 
 
 def by_length(texts: list[str], run: Callable[[list[str]], list]) -> Outputs:
-    """What `run` gives of batches of texts, those of like length together."""
+    """Return the outputs of `run` for batches of texts of similar length."""
     order = sorted(range(len(texts)), key=lambda i: len(texts[i]))
     found: dict[int, object] = {}
     begin = time.perf_counter()
@@ -47,7 +47,7 @@ def by_length(texts: list[str], run: Callable[[list[str]], list]) -> Outputs:
 
 
 def ctranslate2(folder: str) -> Callable[[list[str]], list[str]]:
-    """A function of sentences to what CTranslate2 makes of them."""
+    """Return a function that translates sentences with CTranslate2."""
     import ctranslate2
 
     tokenizer = tokenizers.Tokenizer.from_file(str(Path(folder, "tokenizer.json")))
@@ -63,7 +63,7 @@ def ctranslate2(folder: str) -> Callable[[list[str]], list[str]]:
 
 
 def labels(format: str, folder: str, classifier: kt.TextClassifier) -> Callable:
-    """A function of sentences to the numbers of their classes, by the runtime of a format."""
+    """Return a function that classifies sentences with the runtime of a format."""
     graph = RUNTIMES[format](folder)
     names = {"token_ids": "input_ids", "padding_mask": "attention_mask"}
     names |= {"segment_ids": "token_type_ids"}
@@ -128,7 +128,7 @@ def classification() -> None:
 
 
 def exported(task, formats):
-    """The folder of each format that is asked for and is one of these, as it is and as int8."""
+    """Export to each requested format among these, in float32 and int8; return the folders."""
     for format in (name for name in FLAGS.formats if name in formats):
         for quantization in (None, "int8"):
             with tempfile.TemporaryDirectory() as scratch:

@@ -1,15 +1,15 @@
-"""Generation beside the peers: speed, limits, time to the first token, memory.
+"""Compare generation with peers: speed, limits, time to the first token, memory.
 
 Workloads:
   w5           GPT-2 of 124 million parameters, greedy, 32 prompt tokens, 64 new: tokens/s
   w6           Transformer base, 32 sentences of 20 tokens to 32 new, beam 1 and 4: sentences/s
-  limits       w5's step beside the memory's bandwidth and beside its matrix products alone
-  first_token  seconds to the first new token: compiling, from a cache of programs, warm
+  limits       w5's step compared with the memory bandwidth and with its matrix products
+  first_token  seconds to the first new token: compiling, with cached programs, and warm
   memory       resident memory while 64, 200 and 1,000 tokens are generated
 
-Weights are random and the same for all; they are made once, about 1.5 GB. No row ends early: a run
-in which a token is missing stops with an error. Each contender runs in a process of its own, in
-turns. Ratios are between contenders of one precision.
+Weights are random and the same for all; they are made once, about 1.5 GB. No row ends early: if a
+token is missing, the run stops with an error. Each contender runs in its own process, in turns.
+Ratios are between contenders of one precision.
 
     python benchmarks/generation.py --rounds 3
     python benchmarks/generation.py --workload w5 --contenders keras_transformer-jax ctranslate2
@@ -58,7 +58,7 @@ class Workload:
     title: str
     contenders: list[str]
     model: str = "gpt2"
-    length: int = 32  # of a prompt
+    length: int = 32  # tokens of a prompt
     new: int = 64
     cases: tuple = ()  # (measure, prompts, beams)
     unit: str = "tokens/s"
@@ -92,12 +92,12 @@ WORKLOADS = {
         cases=(("batch 1", 1, 1), ("batch 8", 8, 1), ("batch 64", 64, 1)),
     ),
 }
-NOT_DEFAULT = {"w6": OURS_REDUCED[3:]}  # int8 of ours, which W5 shows
+NOT_DEFAULT = {"w6": OURS_REDUCED[3:]}  # our int8, which W5 shows
 CHOICES = [name for name in WORKLOADS if name != "gpu"]
 
 
 def measure_speed(name: str, workload: str, setting: Setting) -> list:
-    """Speeds; the tokens and some logits go into a file, to be compared."""
+    """Return speeds; write the tokens and some logits to a file, for comparison."""
     work, contender, results, kept = WORKLOADS[workload], make(name, setting), [], {}
     for measure, rows, beams in work.cases:
         given = prompts(work.model, rows, work.length, setting.short)
@@ -155,7 +155,7 @@ MEASURES: dict[str, Callable] = {
 
 
 def run_first_token(name: str, options: list[str]) -> list:
-    """Cold; then, on JAX, in a process that finds the programs of an earlier one."""
+    """Measure a cold start; on JAX also in a process that finds cached programs."""
     results = run_worker(name, options)
     if backend_of(name) == "jax":
         with tempfile.TemporaryDirectory() as cache:
@@ -176,7 +176,7 @@ def output_file(root: pathlib.Path, workload: str, name: str) -> pathlib.Path:
 
 
 def print_speed(workload: str, values: dict, root: pathlib.Path) -> None:
-    """A table for each precision, what precision costs and gains, and whose tokens are equal."""
+    """Print a table for each precision, its effect, and which contenders give equal tokens."""
     work, names = WORKLOADS[workload], list(dict.fromkeys(name for _, name in values))
     for precision in ("float32", *PRECISIONS):
         chosen = {key: v for key, v in values.items() if precision_of(key[1]) == precision}
@@ -228,7 +228,7 @@ def print_gpu(values: dict, root: pathlib.Path, gigabytes: float) -> None:
 
 
 def measure_copy() -> list:
-    """GB/s of a large copy on the GPU, which reads and writes."""
+    """Return GB/s of a large copy on the GPU, counting reads and writes."""
     import torch
 
     source = torch.ones(2**30, dtype=torch.bfloat16, device="cuda")
@@ -242,18 +242,20 @@ def measure_copy() -> list:
 
 
 def contenders_of(workload: str, arguments) -> list[str]:
-    """Those asked for that the workload has, or its default."""
+    """Return the requested contenders that the workload has, or its default."""
     known = WORKLOADS[workload].contenders
     if arguments.contenders is not None:
         return [name for name in arguments.contenders if name in known]
     names = [name for name in known if name not in NOT_DEFAULT.get(workload, [])]
-    if workload != "gpu" and not has_bfloat16():  # A product takes `transformers` minutes.
+    if (
+        workload != "gpu" and not has_bfloat16()
+    ):  # A product would take minutes with `transformers`.
         names = [name for name in names if precision_of(name) != "bfloat16"]
     return names
 
 
 def work(name: str, workload: str, arguments) -> list:
-    """What the process of one contender measures."""
+    """Measure one contender, in its own process."""
     setting = Setting(
         WORKLOADS[workload].model,
         arguments.folder,
@@ -277,7 +279,7 @@ def run_workload(workload: str, arguments) -> None:
     options = ["--folder", str(arguments.folder), "--device", arguments.device]
     options += [] if gpu else ["--workload", workload]
     options += ["--short"] if arguments.short else []
-    # Where there is a GPU, the libraries would take it by themselves.
+    # If there is a GPU, the libraries would use it by default.
     if not gpu:
         os.environ.update(CUDA_VISIBLE_DEVICES="", JAX_PLATFORMS="cpu")
     print(f"workload {workload}", file=sys.stderr, flush=True)

@@ -1,6 +1,6 @@
-"""The contenders of `generation.py`: each makes a function that generates with one library.
+"""The contenders of `generation.py`: functions that generate with one library each.
 
-A name is the library, a precision unless that is float32, and a backend if it has one:
+A name consists of the library, the precision unless it is float32, and the backend, if any:
 `keras_transformer-int8-jax`, `ctranslate2-int8`, `transformers`, `keras_hub-torch`.
 """
 
@@ -19,11 +19,11 @@ PRECISIONS = ("bfloat16", "int8")
 
 @dataclasses.dataclass(frozen=True)
 class Setting:
-    """What a contender is to be made with."""
+    """Settings by which a contender is made."""
 
     model: str  # "gpt2" or "marian"
-    root: pathlib.Path  # of the folders of models
-    packed: bool = False  # the weights once more in oneDNN's order
+    root: pathlib.Path  # parent of the folders of models
+    packed: bool = False  # a second copy of the weights in oneDNN's order
     precision: str = "float32"
     short: bool = False
     device: str = "cpu"
@@ -34,7 +34,7 @@ class Setting:
 
     @property
     def last_id(self) -> int:
-        """The id that Marian's decoder starts from, which is its padding too."""
+        """Return the id that Marian's decoder starts with, which is also its padding."""
         return vocabulary(self.model, self.short) - 1
 
 
@@ -43,8 +43,8 @@ class Contender:
     """A library with a model loaded.
 
     Fields:
-        generate: prompts, the number of new tokens and the number of beams, to rows of new ids.
-        logits: prompts to the logits of GPT-2 at all places, or of Marian at the first new one.
+        generate: function of prompts, number of new tokens and number of beams to rows of new ids.
+        logits: function of prompts to GPT-2's logits at all places, or Marian's at the first.
         model: the library's own object.
     """
 
@@ -58,7 +58,7 @@ def precision_of(name: str) -> str:
 
 
 def make(name: str, setting: Setting) -> Contender:
-    """The contender of a name. Its `generate` ends the process if a token is missing."""
+    """Make the contender of a name. Its `generate` ends the process if a token is missing."""
     makers = {
         "keras_transformer": ours,
         "transformers": transformers,
@@ -83,7 +83,7 @@ def make(name: str, setting: Setting) -> Contender:
 
 
 def use_device(setting: Setting) -> None:
-    """The threads of PyTorch; on a GPU that the backend does have one."""
+    """Set PyTorch's threads; on a GPU, check that the backend has one."""
     import keras
 
     backend = keras.backend.backend()
@@ -101,7 +101,7 @@ def ours(setting: Setting) -> Contender:
     backbone = kt.Backbone.from_preset(setting.folder, dtype=dtype)
     if setting.precision == "int8":
         backbone.quantize("int8")
-    # No end ids: a row goes on to its last token.
+    # No end ids, so that a row continues to its last token.
     if setting.model == "gpt2":
         lm = kt.CausalLM(backbone, end_ids=[])
     else:
@@ -172,7 +172,7 @@ def ctranslate2(setting: Setting) -> Contender:
     ids = {name: i for i, name in enumerate(names)}
     gpt2 = setting.model == "gpt2"
     maker = ctranslate2.Generator if gpt2 else ctranslate2.Translator
-    # Without a compute type it would take another one than the stored, where that is faster.
+    # By default it might compute in a faster type than the stored one.
     model = maker(
         folder, device="cpu", intra_threads=os.cpu_count() or 1, compute_type=setting.precision
     )

@@ -1,8 +1,8 @@
-"""What bounds a decoding step: reading the weights, and the matrix products alone.
+"""Measure the limits of a decoding step: reading the weights, and its matrix products.
 
 A step of one token reads every matrix once and does little with it, so that the bandwidth of the
-memory is the floor under its time. Between the floor and the step lie the matrix products, which
-may not read at full bandwidth, and all that is not a matrix product.
+memory is a lower bound of its time. The rest of a step is matrix products that do not read at full
+bandwidth, and everything that is not a matrix product.
 """
 
 from collections.abc import Callable
@@ -12,7 +12,7 @@ from peak import compiled, gflops, random_tensor
 
 
 def bandwidth(short: bool) -> float:
-    """GB/s of a product of a vector and a large matrix, which reads the matrix once."""
+    """Return GB/s of a product of a vector and a large matrix, which reads the matrix once."""
     from keras import ops
 
     rows, columns = (1024, 1024) if short else (16_384, 8192)
@@ -24,13 +24,13 @@ def bandwidth(short: bool) -> float:
 
 
 def matrix_shapes(config) -> list[tuple[int, int]]:
-    """The matrices of one layer of a GPT-2: query, key, value, output, and the feed-forward's."""
+    """Return the shapes of a GPT-2 layer's matrices: query, key, value, output, feed-forward."""
     width, inner = config.hidden_dim, config.intermediate_dim
     return [(width, width)] * 4 + [(width, inner), (inner, width)]
 
 
 def step_bytes(config, rows: int, slots: float, itemsize: int = 4) -> float:
-    """What one step must read: every matrix once, and the filled slots of the cache."""
+    """Return the bytes that one step must read: every matrix, and the filled slots of the cache."""
     from keras_transformer.generation import Cache
 
     of_a_layer = sum(rows * columns for rows, columns in matrix_shapes(config))
@@ -40,7 +40,7 @@ def step_bytes(config, rows: int, slots: float, itemsize: int = 4) -> float:
 
 
 def products_seconds(config, rows: int, steps: int, runs: int) -> float:
-    """Seconds of the matrix products of one step, in a compiled loop of nothing else."""
+    """Return the seconds of the matrix products of one step, in a compiled loop."""
     import keras
     from keras import ops
 
@@ -56,7 +56,7 @@ def products_seconds(config, rows: int, steps: int, runs: int) -> float:
             x = ops.matmul(x, query) + ops.matmul(x, key) + ops.matmul(x, value)
             x = ops.matmul(ops.matmul(ops.matmul(x, output), first), second)
         logits = ops.matmul(x, ops.transpose(embeddings))
-        # Each step needs all of the one before, so that no compiler leaves a product out; and
+        # Each step depends on all of the one before, so that no product is optimized away; and
         # each starts from the same size, so that the numbers neither grow nor vanish.
         return start + 1e-9 * ops.max(logits, axis=-1, keepdims=True)
 
@@ -73,13 +73,13 @@ def products_seconds(config, rows: int, steps: int, runs: int) -> float:
 
 
 def measure(contender, prompts: Callable, new: int, short: bool) -> list:
-    """The limits and the steps of one backend, all in this process.
+    """Measure the limits and the steps of one backend, all in this process.
 
     Args:
-        contender: of this project, a GPT-2.
-        prompts: a number of rows to prompts.
-        new: how many tokens are generated.
-        short: for trying the benchmark.
+        contender: a GPT-2 of this project.
+        prompts: function of the number of rows that returns prompts.
+        new: int, number of tokens to generate.
+        short: bool, whether this is a short trial run.
     """
     config, runs = contender.model.backbone.config, 1 if short else 3
     results = [("read GB/s", bandwidth(short)), ("matmul GFLOP/s", gflops(256 if short else 2048))]
@@ -100,7 +100,7 @@ def measure(contender, prompts: Callable, new: int, short: bool) -> list:
 
 
 def print_floors(values: dict, medians: Callable) -> None:
-    """How near each backend's step is to the bandwidth, the highest that a backend reached."""
+    """Print how near each step is to the bandwidth, the highest that a backend reached."""
     names = list(dict.fromkeys(name for _, name in values))
     best = max(medians("read GB/s", name) for name in names)
     print(f"The floor of a step: its bytes at {best:.1f} GB/s, the most that was read here.")

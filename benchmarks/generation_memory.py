@@ -30,16 +30,16 @@ class Samples:
         self.values.append(memory("VmRSS"))
 
     def at(self, share: float) -> float:
-        """The value when this share of the time had passed."""
+        """Return the value when this share of the time had passed."""
         return self.values[int(share * (len(self.values) - 1))]
 
 
 def measure(make: Callable, prompts: list[list[int]], short: bool) -> list:
-    """Megabytes held after calls of 64, 200, and twice 1,000 tokens.
+    """Return the megabytes held after calls of 64, 200, and twice 1,000 tokens.
 
     The first call of 1,000 compiles; the second should need no more than the cache. A fifth of
-    its time is taken for the 200th token, since every step takes about as long. "held" and "peak"
-    are without what the process held once the libraries were imported.
+    its time is taken for the 200th token, since all steps take about as long. "held" and "peak"
+    do not include the memory of the process after its libraries were imported.
     """
     import keras_transformer  # noqa: F401
     from keras_transformer.generation import Cache

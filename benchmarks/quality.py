@@ -1,4 +1,4 @@
-"""What fewer bytes cost in quality: SST-2, Multi30k and tiny Shakespeare in each mode.
+"""Measure the quality of each mode with fewer bytes: SST-2, Multi30k and tiny Shakespeare.
 
 python benchmarks/quality.py --modes bfloat16 int8 int4 --classifier my_classifier
 
@@ -24,7 +24,7 @@ _WINDOW = 128
 
 
 def in_mode(preset: str, mode: str, **options) -> kt.Task:
-    """The task of a preset in a mode."""
+    """Return the task of a preset in a mode."""
     quantized = mode.startswith("int")
     dtype = "float32" if quantized else mode
     task = kt.Task.from_preset(preset, dtype=dtype, **options)
@@ -34,7 +34,7 @@ def in_mode(preset: str, mode: str, **options) -> kt.Task:
 
 
 def trained() -> str:
-    """The folder of a classifier that is trained now."""
+    """Train a classifier, and return its folder."""
     keras.utils.set_random_seed(0)
     texts, labels = sst2("train")
     classifier = kt.TextClassifier.from_preset("minilm_l6_en", num_classes=2)

@@ -1,4 +1,4 @@
-"""What the readers of `datasets` do where those of `data.read` say the line or refuse.
+"""Run the readers of `datasets` on files for which `data.read` raises an error.
 
 broken   files that are cut or wrong: what `load_dataset` gives, or which error
 line     the most memory for a packed file of a few MB whose one line is 1 GB
@@ -35,7 +35,7 @@ WORDS = ["a", "man", "rides", "the", "bike", "two", "dogs", "run", "on", "grass"
 
 
 def theirs(path: Path) -> list:
-    """The rows that `datasets` reads from a file."""
+    """Return the rows that `datasets` reads from a file."""
     import datasets
 
     kind = {"jsonl": "json", "json": "json"}.get(path.suffix[1:], "csv")

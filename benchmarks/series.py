@@ -3,9 +3,9 @@
 python benchmarks/series.py --rounds 3
 
 The sizes are those of the paper for this data: 3 layers of width 16 with 4 heads, pieces of 16 each
-8 hours, batch normalization behind each sub-layer, dropout of 0.3. Both train the same model on all
-8,209 windows of the first 12 months, in a new order each epoch, with Adam. The first epoch has the
-compiling in it.
+8 hours, batch normalization after each sub-layer, dropout of 0.3. Both train the same model on all
+8,209 windows of the first 12 months, in a new order each epoch, with Adam. The first epoch
+includes compiling.
 """
 
 import sys
@@ -25,7 +25,7 @@ SIZES = {
 
 
 def data() -> np.ndarray:
-    """The hours that are trained on, `(time, channels)`, of mean 0 and deviation 1."""
+    """Return the training hours, `(time, channels)`, of mean 0 and deviation 1."""
     path = data_folder() / "ett" / "ETTh1.csv"
     if not path.is_file():
         sys.exit(f"{path} is missing: give the folder that holds ett/ as --data_dir.")

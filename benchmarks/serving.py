@@ -52,7 +52,7 @@ class Request(NamedTuple):
 
 
 class Answer(NamedTuple):
-    text: str | None  # None for one that was lost
+    text: str | None  # None if the answer was lost
     first: float  # seconds until the first token
     whole: float
     tokens: int
@@ -91,7 +91,7 @@ def make_requests(count: int) -> list[Request]:
 
 @contextlib.contextmanager
 def serving(command: list[str], port: int, path: str, log: pathlib.Path, **environment):
-    """The process of a server that is ready."""
+    """Start a server, and return its process when it is ready."""
     with log.open("w") as errors:
         process = subprocess.Popen(
             command, stdout=errors, stderr=errors, cwd=ROOT, env={**os.environ, **environment}
@@ -145,13 +145,13 @@ def ask(port: int, model: str, request: Request) -> Answer:
 
 
 def resident(pid: int) -> int:
-    """Megabytes."""
+    """Return the resident memory in megabytes."""
     pages = int(pathlib.Path(f"/proc/{pid}/statm").read_text().split()[1])
     return pages * os.sysconf("SC_PAGE_SIZE") // 2**20
 
 
 def load(port, model, requests, clients, pid) -> tuple[list[Answer], float, list[int]]:
-    """The answers to all requests, the seconds of all, and memory after each tenth."""
+    """Return the answers to all requests, the total seconds, and memory after each tenth."""
     memory, started = [resident(pid)], time.perf_counter()
     with concurrent.futures.ThreadPoolExecutor(clients) as pool:
         waiting = [pool.submit(ask, port, model, request) for request in requests]
@@ -180,7 +180,7 @@ def tell(name: str, answers: list[Answer], seconds: float, wrong: int, memory: l
 
 
 def commands(folder: pathlib.Path) -> dict[str, tuple]:
-    """Of each server its command, port, path that says it is ready, model and environment."""
+    """Return for each server its command, port, readiness path, model and environment."""
     found = {}
     for i, (backend, mode) in enumerate(itertools.product(FLAGS.backends, FLAGS.modes)):
         command = [sys.executable, "-m", "keras_transformer", "serve", "--api", str(folder)]
@@ -211,7 +211,7 @@ def main(_):
             with serving(command, port, path, log, **environment) as process:
                 ours = name.startswith("keras_transformer")
                 asked = requests if ours else requests[: FLAGS.peer_requests]
-                ask(port, model, requests[0])  # what is compiled or loaded first
+                ask(port, model, requests[0])  # compile and load before measuring
                 alone, seconds, memory = load(port, model, asked[: FLAGS.alone], 1, process.pid)
                 one = tell(f"{number} {name} one at a time", alone, seconds, 0, memory)
                 many, seconds, memory = load(port, model, asked, FLAGS.clients, process.pid)

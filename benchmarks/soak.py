@@ -1,7 +1,7 @@
-"""A process that lives long: thousands of mixed calls, and what they leave behind.
+"""Measure what thousands of mixed calls leave behind in a long-lived process.
 
 Calls of `generate` with prompts, limits, samplers and constraints that change from one to the next,
-and in between `predict` and `fit` on texts of other lengths and numbers. Every so many calls it
+and in between `predict` and `fit` on texts of other lengths and numbers. At regular intervals it
 writes down how many compiled programs are alive, the resident memory, the memory maps (of which
 Linux gives a process 65,530) and the calls a second. Programs are those of the library's store
 and, on JAX, all that the process has. Linux only.
@@ -37,7 +37,7 @@ WORDS = TEXT.split()
 
 
 class Calls:
-    """What is called, by a random number generator."""
+    """Random calls, drawn by a random number generator."""
 
     def __init__(self, seed: int):
         import keras
@@ -98,7 +98,7 @@ class Calls:
 
 
 def live_programs() -> int:
-    """Programs that the process has: on JAX all, elsewhere those of the store."""
+    """Return the number of live programs: on JAX all, elsewhere those of the store."""
     import keras
 
     from keras_transformer.kernels.programs import PROGRAMS
@@ -116,7 +116,7 @@ def run() -> None:
     from keras_transformer.kernels.programs import PROGRAMS
 
     if FLAGS.most_programs is not None:
-        PROGRAMS.most = PROGRAMS.most_lasting = FLAGS.most_programs
+        PROGRAMS.most = PROGRAMS.most_unevictable = FLAGS.most_programs
     calls = Calls(FLAGS.seed)
     call = calls.steady if FLAGS.steady else calls.mixed
     bar = keras.utils.Progbar(
@@ -150,7 +150,7 @@ def run() -> None:
 
 
 def plot(logs: list[str], path: str) -> None:
-    """Memory and programs over the calls, a line for each backend."""
+    """Plot memory and programs over the calls, with a line for each backend."""
     import matplotlib
 
     matplotlib.use("Agg")

@@ -2,8 +2,8 @@
 
 python benchmarks/speech.py --rounds 3
 
-In float32, but for the contenders named `bfloat16`.
-The weights are random, so each writes tokens of no sense, and as many as it is told to.
+In float32, except for contenders named `bfloat16`. The weights are random, so the tokens are
+meaningless, and each contender generates as many as requested.
 """
 
 import functools
@@ -81,7 +81,7 @@ def transformers(dtype: str = "float32") -> list:
 
 
 def ctranslate2() -> list:
-    """Its engine, on the features that Transformers makes, as it makes none."""
+    """Run CTranslate2 on features from Transformers, since it computes none."""
     import ctranslate2 as library
     import transformers
 

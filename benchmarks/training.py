@@ -1,4 +1,4 @@
-"""Training beside the peers: speed, first and last loss, distance to the peak of the machine.
+"""Compare training with peers: speed, first and last loss, share of the machine's peak.
 
 Workloads:
   finetuning   W4: one epoch of SST-2 fine-tuning of MiniLM, batch 32, from strings to dev accuracy,
@@ -78,7 +78,7 @@ def each_backend(factor: float) -> list[Bar]:
 
 @dataclasses.dataclass(frozen=True)
 class Workload:
-    """What is measured, by whom.
+    """Workload to measure, and its contenders.
 
     Fields:
         measure: a setting to a list of `(measure, value)`, in the process of a contender.
@@ -172,7 +172,7 @@ def print_results(work: Workload, values: dict, gflop: dict, peak: float | None)
 
 
 def print_distances(work: Workload, medians: dict, gflop: dict, peak: float | None) -> None:
-    """What of the machine's matrix products each contender made use of."""
+    """Print the share of the machine's matrix products that each contender reaches."""
     for measure in gflop:
         columns = {}
         for name in (n for m, n in medians if m == measure):
@@ -209,7 +209,7 @@ def print_bars(work: Workload, medians: dict, measures: list[str]) -> None:
 
 
 def work_of(name: str, workload: str, arguments) -> list:
-    """What the process of one contender measures."""
+    """Measure one contender, in its own process."""
     setting = setting_of(name, workload, arguments)
     if name == "batches":
         make_batches(setting)
@@ -222,7 +222,7 @@ def setting_of(name: str, workload: str, arguments) -> Setting:
 
 
 def contenders_of(workload: str, arguments) -> list[str]:
-    """Those asked for that the workload has, or its default."""
+    """Return the requested contenders that the workload has, or its default."""
     work = WORKLOADS[workload]
     if arguments.contenders is not None:
         return [name for name in work.contenders if name in arguments.contenders]
@@ -258,7 +258,7 @@ def run_workload(workload: str, arguments) -> None:
 
 
 def print_environment() -> None:
-    """What may change the speed of all contenders."""
+    """Print settings that may change the speed of all contenders."""
     names = ("GLIBC_TUNABLES", "LD_PRELOAD", "OMP_NUM_THREADS", "XLA_FLAGS", "ONEDNN_MAX_CPU_ISA")
     found = ", ".join(f"{name}={os.environ[name]}" for name in names if os.environ.get(name))
     print(f"All contenders: {os.cpu_count()} processors; {found or 'no variables of speed set'}")

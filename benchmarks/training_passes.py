@@ -1,4 +1,4 @@
-"""What the workloads of `training.py` share: passes over batches, timed; and their operations."""
+"""Shared parts of the workloads of `training.py`: timed passes over batches; operation counts."""
 
 import dataclasses
 import pathlib
@@ -15,12 +15,12 @@ MIXED = "mixed_bfloat16"
 
 @dataclasses.dataclass(frozen=True)
 class Setting:
-    """What the process of one contender is told."""
+    """Settings for the process of one contender."""
 
     name: str  # of the contender: the library, MIXED unless float32, a backend if any
     short: bool = False  # tiny sizes
     gpu: bool = False
-    texts: int | None = None  # of SST-2, None for all
+    texts: int | None = None  # number of texts of SST-2; None means all
     folder: pathlib.Path | None = None  # where the batches of the translator are
 
     @property
@@ -54,7 +54,7 @@ def prepare(setting: Setting) -> None:
 
 
 def keras_pass(model, batches: list) -> Callable:
-    """A pass over the batches by `fit`, for `measure_passes`."""
+    """Return a pass over the batches by `fit`, for `measure_passes`."""
     import keras
 
     class Batches(keras.utils.PyDataset):
@@ -81,7 +81,7 @@ def keras_pass(model, batches: list) -> Callable:
 
 
 def torch_pass(loss_of: Callable, model, optimizer, batches: list) -> Callable:
-    """A pass over the batches by a plain loop. The losses are fetched at its end."""
+    """Return a pass over the batches by a plain loop, which fetches the losses at its end."""
     import torch
 
     def run(note: list | None = None) -> float:
@@ -120,7 +120,7 @@ def measure_passes(run: Callable, amount: float, measure: str, runs: int = 3) ->
 
 
 def measure_peak(setting: Setting) -> float:
-    """GFLOP/s of a large product in this process, in the precision of the contender."""
+    """Return GFLOP/s of a large product in this process, in the contender's precision."""
     size = 256 if setting.short else 8192 if setting.gpu else 2048
     reduced = setting.precision == MIXED and (setting.gpu or has_bfloat16())
     return gflops(size, "bfloat16" if reduced else "float32")
@@ -132,21 +132,21 @@ def measure_peak(setting: Setting) -> float:
 
 
 def encoder_flops(lengths, layers: int, width: int, inner: int) -> float:
-    """Of a pass forward: query, key, value, output, two of the feed-forward; the attention."""
+    """Operations of a forward pass: query, key, value, output, two of feed-forward; attention."""
     lengths = np.asarray(lengths, "float64")
     of_tokens = 2 * (4 * width**2 + 2 * width * inner) * lengths
     return layers * float((of_tokens + 4 * width * lengths**2).sum())
 
 
 def cross_attention_flops(lengths, sources, layers: int, width: int) -> float:
-    """Of a pass forward, in a decoder: query and output of targets, key and value of sources."""
+    """Operations of a decoder's forward pass: query, output of targets, key, value of sources."""
     lengths, sources = np.asarray(lengths, "float64"), np.asarray(sources, "float64")
     of_tokens = 2 * 2 * width**2 * (lengths + sources)
     return layers * float((of_tokens + 4 * width * lengths * sources).sum())
 
 
 def projection_flops(lengths, width: int, vocabulary: int) -> float:
-    """Of a pass forward: the logits."""
+    """Operations of a forward pass: the logits."""
     return 2.0 * width * vocabulary * float(np.sum(lengths))
 
 

@@ -52,7 +52,7 @@ def translation(setting: Setting) -> list:
 
 
 def make_batches(setting: Setting) -> None:
-    """Writes the batches of all contenders into a file."""
+    """Write the batches of all contenders to a file."""
     cases = {RANDOM: random_batches(setting.short)}
     texts = pathlib.Path(data_folder(), "multi30k", "tok")
     if texts.is_dir():
@@ -81,7 +81,7 @@ def load_batches(folder: pathlib.Path) -> dict[str, list]:
 
 
 def count_tokens(batch) -> int:
-    """The tokens of both sides that are not padding."""
+    """Return the number of tokens of both sides that are not padding."""
     return int(batch[0]["encoder_padding_mask"].sum() + batch[0]["decoder_padding_mask"].sum())
 
 
@@ -106,7 +106,7 @@ def random_batches(short: bool) -> list:
 
 
 def _real_batches(short: bool) -> list:
-    """The first batches of an epoch, with all lengths among them."""
+    """Return the first batches of an epoch, in which all lengths occur."""
     import keras_transformer as kt
 
     source, target = (side[: 500 if short else None] for side in multi30k("train"))
@@ -118,7 +118,7 @@ def _real_batches(short: bool) -> list:
 
 
 def forward_flops(batches: list, layers: int) -> float:
-    """Of a pass forward over batches, their padding left out."""
+    """Operations of a forward pass over batches, without their padding."""
     sources, targets = (
         np.concatenate([batch[0][f"{side}_padding_mask"].sum(-1) for batch in batches])
         for side in ("encoder", "decoder")
@@ -252,7 +252,7 @@ def _torch(batches: list, setting: Setting):
 
 
 def torch_batch(inputs: dict, targets, weights) -> list:
-    """Tensors; None for a mask that masks nothing; -100 for targets that do not count."""
+    """Convert to tensors: a mask that masks nothing to None, targets that do not count to -100."""
     import torch
 
     ids = [torch.from_numpy(inputs[f"{s}_token_ids"]) for s in ("encoder", "decoder")]

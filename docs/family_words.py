@@ -1,4 +1,4 @@
-"""What docs/families.md says of a family: its paper, and its config in words."""
+"""Descriptions of a family in docs/families.md: its paper, and its config in words."""
 
 import contextlib
 import importlib
@@ -8,9 +8,9 @@ from collections.abc import Iterable
 
 from keras_transformer import TransformerConfig
 from keras_transformer.checkpoints import families
-from keras_transformer.checkpoints.families.deberta_v2 import RELATIVE_SCORES
-from keras_transformer.checkpoints.families.family import Family
-from keras_transformer.checkpoints.families.shared import SWITCHED_WINDOW
+from keras_transformer.checkpoints.families.base.family import Family
+from keras_transformer.checkpoints.families.base.shared import SWITCHED_WINDOW
+from keras_transformer.checkpoints.families.encoders.deberta_v2 import RELATIVE_SCORES
 from keras_transformer.config import ROTARY_SCALINGS
 
 # "Name: Authors year", then where the paper is, as the families' modules start.
@@ -49,8 +49,8 @@ def paper(family: Family) -> str:
         for module in map(
             importlib.import_module,
             (
-                f"{families.__name__}.{found.name}"
-                for found in pkgutil.iter_modules(families.__path__)
+                found.name
+                for found in pkgutil.walk_packages(families.__path__, f"{families.__name__}.")
             ),
         )
         if any(value is family for value in vars(module).values())
@@ -142,7 +142,7 @@ def scalings(family: Family) -> list[str]:
 
 
 def normalization(family: Family) -> str:
-    """What is normalized, and where, in words."""
+    """Describe the norm and its place, in words."""
     config = defaults(family)
     place = "first" if config.normalize_first else "last"
     if config.normalize_output:
@@ -181,7 +181,7 @@ def pattern_words(config: TransformerConfig) -> list[str]:
 
 
 def _words_of_series(stem) -> str:
-    """What a stem of series has beside its pieces, in words."""
+    """Describe the parts of a series stem other than its pieces, in words."""
     if not stem.reads_observed:
         return ", behind a class token if the config says so"
     return (
@@ -191,7 +191,7 @@ def _words_of_series(stem) -> str:
 
 
 def special(family: Family) -> list[str]:
-    """What else tells a family from the original Transformer, in words."""
+    """Describe other differences of a family from the original Transformer, in words."""
     config = defaults(family)
     read = {field.ours for field in family.fields.values()}
     joined = getattr(family.of_config, "__self__", None)
@@ -222,7 +222,7 @@ def special(family: Family) -> list[str]:
         seen = {"states": ", which see each other", "prompt": ", and see the prompt, as it them"}
         whose = seen.get(config.placeholder_visibility, "")
         by = {"mlp": "two layers", "normalized": "a layer and a norm"}.get(
-            config.projector, "one layer"
+            config.flat["projector"], "one layer"
         )
         parts.append(f"states of images, projected by {by}, in the place of tokens{whose}")
         parts += ["without that of the class token"] * (not config.place_class_token)
@@ -274,7 +274,7 @@ def special(family: Family) -> list[str]:
             names_of(f.model_type for f in each) for each in (joined.encoders, joined.decoders)
         ]
         parts.append(f"an encoder of {sides[0]}, a decoder of {sides[1]}")
-        projected = "" if config.projector != "none" else ", where their widths differ"
+        projected = "" if config.projector is not None else ", where their widths differ"
         parts.append(f"a layer between them{projected}")
     names = [name for task in family.heads for name in family.classes(task)]
     if any(config.source for config in (family.config({"architectures": [n]}) for n in names)):
@@ -290,17 +290,20 @@ def special(family: Family) -> list[str]:
     parts += pattern_words(config.sides[0])
     if SWITCHED_WINDOW in family.conversions:
         parts.append("a window, if the config has one")
-    varied = dict.fromkeys(name for own in config.layer_pattern or () for name in own)
+    varied = sorted({name for own in config.layer_pattern or () for name in own})
     if varied:
         parts.append(f"layers that differ by turns in {names_of(varied)}")
-    if config.encoder or config.decoder or config.share_embeddings is False:
+    overrides = config.flat["encoder"] or config.flat["decoder"]
+    if overrides or config.share_embeddings is False:
         parts.append("sides that differ")
     if config.attention_soft_cap or config.logit_soft_cap:
         parts.append("caps on scores or logits")
-    if config.score_scale or "query_pre_attn_scalar" in family.published_config(config):
-        parts.append("a factor of the scores, if the config has one")
-    if config.score != "scaled_dot":
+    score_factors = {"attention_multiplier", "query_pre_attn_scalar"}
+    stated = score_factors & {*family.published_config(config)}
+    if config.score_scale == 1 and not stated:
         parts.append("scores not scaled")
+    elif config.score_scale or stated:
+        parts.append("a factor of the scores, if the config has one")
     if config.scale_embedding or "scale_embedding" in read:
         always = family.constants.get("scale_embedding", False)
         parts.append("scaled embeddings" + ("" if always else ", if the config says so"))

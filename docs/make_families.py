@@ -15,8 +15,8 @@ from written import write_or_check
 from keras_transformer import list_presets
 from keras_transformer.checkpoints import load_config
 from keras_transformer.checkpoints.families import FAMILIES
-from keras_transformer.checkpoints.families.family import ACTIVATIONS as THEIR_ACTIVATIONS
-from keras_transformer.checkpoints.families.family import Family
+from keras_transformer.checkpoints.families.base.family import ACTIVATIONS as THEIR_ACTIVATIONS
+from keras_transformer.checkpoints.families.base.family import Family
 from keras_transformer.checkpoints.keras_hub.families import KERAS_HUB
 
 PAGE = Path(__file__).with_name("families.md")

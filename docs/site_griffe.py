@@ -1,4 +1,4 @@
-"""What is made of the docstrings of classes before the site shows them."""
+"""Transformations of the docstrings of classes before the site shows them."""
 
 import sys
 from pathlib import Path

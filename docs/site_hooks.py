@@ -1,4 +1,4 @@
-"""What MkDocs calls when it builds the site: the pages of `site_pages`, and the navigation."""
+"""Hooks that MkDocs calls to build the site: the pages of `site_pages`, and the navigation."""
 
 import re
 import sys
@@ -39,5 +39,5 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
 
 
 def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """What a function returns has no name here, and so no dash behind it."""
+    """Remove the dash after the name of a return value, which has no name here."""
     return re.sub(r'(<li class="doc-section-item field-body">)\s*–\s', r"\1", html)

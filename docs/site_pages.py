@@ -1,13 +1,15 @@
-"""What the site has beside the pages that are written: made of the code and the presets, as text.
+"""Generated pages of the site, made from the code and the presets, as text.
 
 Nothing is imported but Python's own, so that neither a backend nor MkDocs is needed.
 """
 
 import ast
 import fnmatch
+import importlib
 import json
 import re
 import sys
+import types
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -24,7 +26,8 @@ PRESETS_MARK = "<!-- the table of presets -->"
 # `kt` has is shown as users write it. Tasks have a page each.
 TASKS = "tasks"
 PARTS = {
-    "models": ("Models", ("models", "config")),
+    "config": ("The config of a model", ("config",)),
+    "models": ("Models", ("models",)),
     "layers": ("Layers", ("layers", "layers.stems")),
     "generation": ("Generation", ("generation",)),
     "training": ("Training", ("training",)),
@@ -35,10 +38,10 @@ PARTS = {
     "planning": ("Plans", ("planning",)),
     "explanations": ("Explanations", ("explanations",)),
     "exporting": ("Exports", ("exporting",)),
-    "optimizing": ("Faster here", ("optimizing",)),
+    "optimizing": ("Faster and smaller models", ("optimizing",)),
     "serving": ("A page", ("serving",)),
     "distribution": ("Many devices", ("distribution",)),
-    "process": ("The process", ("process",)),
+    "process": ("The process and the device", ("process", "kernels.precision")),
 }
 # The page of one object, which is its heading, with all that it inherits from bases of ours.
 ALONE = """\
@@ -51,7 +54,10 @@ ALONE = """\
 # The first line of an argument in a docstring.
 ARGUMENT = re.compile(r" {4}(?P<names>\*{0,2}\w[\w, .]*): (?P<text>.*)")
 # Modules without `__all__`, whose public names are those of the package.
-NAMES_OF = {"config": ("TransformerConfig",), "process": ("tune_process",)}
+NAMES_OF = {
+    "process": ("tune_process",),
+    "kernels.precision": ("use_exact_float32",),
+}
 
 
 def public_names(module: str = "") -> tuple[str, ...]:
@@ -65,8 +71,24 @@ def public_names(module: str = "") -> tuple[str, ...]:
     path = ROOT.joinpath(PACKAGE, *module.split("."), "__init__.py")
     for node in ast.parse(path.read_text(encoding="utf-8")).body:
         if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__":
-            return tuple(ast.literal_eval(node.value))
+            return tuple(_names(node.value, path.parent))
     raise ValueError(f"{path} has no `__all__`.")
+
+
+def _names(listed: ast.expr, folder: Path) -> Iterator[str]:
+    """The names of a list in `__all__`, with those of `*module.__all__` in place."""
+    for each in ast.literal_eval(listed) if not _is_joined(listed) else listed.elts:
+        if isinstance(each, str):
+            yield each
+            continue
+        path = folder / f"{ast.unparse(each.value).split('.')[0]}.py"
+        for node in ast.parse(path.read_text(encoding="utf-8")).body:
+            if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__":
+                yield from ast.literal_eval(node.value)
+
+
+def _is_joined(listed: ast.expr) -> bool:
+    return any(isinstance(each, ast.Starred) for each in listed.elts)
 
 
 def packages() -> set[str]:
@@ -102,7 +124,8 @@ def reference() -> dict[str, str]:
         for module in modules:
             names = [name for name in public_names(module) if name not in done]
             full |= {shown_as(module, name): None for name in names}
-            done.update(names)
+            if module != "config":  # whose parts have the names of their layers
+                done.update(names)
         pages[f"reference/{part}.md"] = _page(title, full)
         rows.append((title, f"reference/{part}.md", full))
     tasks = [shown_as(TASKS, name) for name in public_names(TASKS)]
@@ -137,21 +160,19 @@ def _short(name: str) -> str:
 
 
 def options() -> str:
-    """The options of `TransformerConfig` as its docstring has them: `config_checks.documented`."""
-    classes = {
-        node.name: node
-        for path in sorted((ROOT / PACKAGE).glob("config*.py"))
-        for node in ast.parse(path.read_text(encoding="utf-8")).body
-        if isinstance(node, ast.ClassDef)
-    }
-    config = classes["TransformerConfig"]
-    lines = []
-    for node in [config, *(classes[ast.unparse(base)] for base in reversed(config.bases))]:
-        for field in node.body:
-            if isinstance(field, ast.AnnAssign) and isinstance(field.value, ast.Call):
-                doc = ast.literal_eval(field.value.args[0])
-                lines.append(f"        {ast.unparse(field.target)}: {doc}")
-    return "\n".join(["Args:", *lines])
+    """The options of `TransformerConfig` as its docstring has them: `config.options.documented`."""
+    stub = types.ModuleType(PACKAGE)  # the package itself would import Keras
+    stub.__path__ = [str(ROOT / PACKAGE)]
+    before = set(sys.modules)
+    sys.modules.setdefault(PACKAGE, stub)
+    try:
+        known = importlib.import_module(f"{PACKAGE}.config.flat").OPTIONS
+    finally:
+        if sys.modules[PACKAGE] is stub:
+            for name in set(sys.modules) - before:
+                if name.split(".")[0] == PACKAGE:
+                    del sys.modules[name]
+    return "\n".join(["Args:", *(f"        {name}: {each['doc']}" for name, each in known.items())])
 
 
 def with_list(docstring: str) -> str:
@@ -173,6 +194,7 @@ def presets() -> list[tuple[str, ...]]:
     for path in sorted((ROOT / "presets").glob("*/config.json")):
         told = json.loads(path.read_text(encoding="utf-8"))
         metadata, config = told["metadata"], told["backbone"]
+        sides = [config[side] for side in ("encoder", "decoder") if side in config]
         rows.append(
             (
                 f"`{path.parent.name}`",
@@ -181,8 +203,8 @@ def presets() -> list[tuple[str, ...]]:
                 config["kind"],
                 f"`{metadata['family']}`",
                 f"{metadata['parameters']:,}",
-                _of_sides(config, "num_layers"),
-                _of_sides(config, "hidden_dim"),
+                _of_sides(sides, "num_layers"),
+                _of_sides(sides, "hidden_dim"),
                 _weights(path.parent, told.get("weights")),
                 metadata["license"],
             )
@@ -190,17 +212,11 @@ def presets() -> list[tuple[str, ...]]:
     return rows
 
 
-def _of_sides(config: dict[str, Any], value: str) -> str:
+def _of_sides(sides: list[dict[str, Any]], value: str) -> str:
     """A number of a config, two where it has two sides that differ or that add up."""
-    common = config[value]
-    if config["kind"] not in ("seq2seq", "dual"):
-        return str(common)
-    sides = [(config.get(side) or {}).get(value, common) for side in ("encoder", "decoder")]
-    if value == "num_layers" and config.get("num_decoder_layers"):
-        sides[1] = config["num_decoder_layers"]
-    if value != "num_layers" and sides[0] == sides[1]:
-        return str(common)
-    return " + ".join(map(str, sides))
+    numbers = [str(side[value]) for side in sides]
+    alike = value != "num_layers" and len(set(numbers)) == 1
+    return numbers[0] if alike else " + ".join(numbers)
 
 
 def _weights(folder: Path, pointer: dict[str, str] | None) -> str:

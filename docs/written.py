@@ -1,4 +1,4 @@
-"""What the scripts share that write a page, or compare it with what they would write."""
+"""Shared code of scripts that write a page, or compare it with what they would write."""
 
 import argparse
 from pathlib import Path

@@ -1,6 +1,6 @@
-"""What the transformer replaced, of Keras's layers: models of words for texts and translations.
+"""Predecessors of the transformer, in Keras layers: models that classify, translate and continue.
 
-All take ids, 0 for padding, and give logits. `examples/comparison.py` trains them side by side.
+All take ids, 0 for padding, and return logits. `examples/comparison.py` trains them side by side.
 """
 
 from collections.abc import Callable
@@ -12,12 +12,12 @@ import numpy as np
 from keras import layers, ops
 
 _KERNEL_SIZES = (3, 4, 5)
-# Of pairs of words, which have no ids of their own.
+# Hash buckets for pairs of words, which have no ids of their own.
 _BUCKETS, _FACTOR = 20_000, 31_337
 
 
 def bag_of_words(vocabulary: int, classes: int) -> keras.Model:
-    """A weight for each word and class: the order of words is lost."""
+    """Build a bag of words: a weight for each word and class, regardless of the order of words."""
     ids = keras.Input((None,), dtype="int32", name="token_ids")
     weights = layers.Embedding(vocabulary, classes, embeddings_initializer="zeros")(ids)
     logits = layers.Lambda(_summed, name="sum")([weights, ids])
@@ -25,7 +25,7 @@ def bag_of_words(vocabulary: int, classes: int) -> keras.Model:
 
 
 def fast_text(vocabulary: int, classes: int, width: int = 32) -> keras.Model:
-    """The mean of the vectors of words and of pairs of neighbours (Joulin et al. 2016)."""
+    """Build fastText: the mean vector of words and of pairs of neighbours (Joulin et al. 2016)."""
     ids = keras.Input((None,), dtype="int32", name="token_ids")
     pairs = layers.Lambda(_pairs, name="pairs")(ids)
     words = layers.Lambda(_mean, name="words")([layers.Embedding(vocabulary, width)(ids), ids])
@@ -36,7 +36,7 @@ def fast_text(vocabulary: int, classes: int, width: int = 32) -> keras.Model:
 
 
 def text_cnn(vocabulary: int, classes: int, width: int = 128, filters: int = 100) -> keras.Model:
-    """Convolutions over 3, 4 and 5 words, of each the greatest value (Kim 2014)."""
+    """Build a TextCNN: convolutions over 3, 4 and 5 words with max pooling (Kim 2014)."""
     ids = keras.Input((None,), dtype="int32", name="token_ids")
     x = layers.Embedding(vocabulary, width)(ids)
     x = layers.Lambda(_without_padding, name="real")([x, ids])
@@ -53,9 +53,9 @@ def text_cnn(vocabulary: int, classes: int, width: int = 128, filters: int = 100
 def lstm(
     vocabulary: int, classes: int, width: int = 128, units: int = 96, attention: bool = False
 ) -> keras.Model:
-    """A recurrent network from both sides: its last states, or a mean of all by attention.
+    """Build a bidirectional LSTM that classifies its last states, or a mean of all by attention.
 
-    Source: Hochreiter and Schmidhuber 1997; the attention, Yang et al. 2016, section 2.2.
+    Source: Hochreiter and Schmidhuber 1997; attention from Yang et al. 2016, section 2.2.
     """
     ids = keras.Input((None,), dtype="int32", name="token_ids")
     x = layers.Dropout(0.3)(layers.Embedding(vocabulary, width, mask_zero=True)(ids))
@@ -68,7 +68,7 @@ def lstm(
 
 
 class _AttentionOverStates(layers.Layer):
-    """The mean of states by the softmax of their scores, of real tokens."""
+    """Mean of the states of real tokens, weighted by the softmax of their scores."""
 
     supports_masking = True
 
@@ -82,15 +82,15 @@ class _AttentionOverStates(layers.Layer):
 
 
 class LSTMTranslator(keras.Model):
-    """An LSTM reads from both sides, another one writes, with attention to what was read or not.
+    """A bidirectional LSTM reads, and another LSTM writes, with or without attention.
 
     Args:
-        vocabulary: int, tokens of both languages.
-        width: of words and states.
+        vocabulary: int, number of tokens, shared by both languages.
+        width: int, width of word vectors and states.
         score: None without attention; `"additive"` (Bahdanau et al. 2014) or `"general"` (Luong et
-            al. 2015, section 3.1), here divided by the root of the width. The order is Luong's: the
-            state of a step asks.
-        dropout: rate of words and of what the logits are made of.
+            al. 2015, section 3.1), here divided by the square root of the width. As in Luong's
+            model, the state of a step is its own query.
+        dropout: float, dropout rate of the word vectors and of the inputs of the logits.
 
     Source: Sutskever et al. 2014, "Sequence to Sequence Learning with Neural Networks".
     """
@@ -121,14 +121,14 @@ class LSTMTranslator(keras.Model):
         return self.write(inputs["decoder_token_ids"], read, training)[0]
 
     def read(self, source, training: bool = False) -> tuple:
-        """The states of the source, which are real, and what the decoder begins with."""
+        """Return the states of the source, its mask, and the initial state of the decoder."""
         real = ops.not_equal(source, 0)
         x = self.dropout(self.embedding(source), training=training)
         states, *last = self.encoder(x, mask=real, training=training)
         return states, real, [ops.concatenate(last[i::2], axis=-1) for i in (0, 1)]
 
     def write(self, target, read: tuple, training: bool = False) -> tuple:
-        """The logits after each token of the target, and what its next one begins with."""
+        """Return the logits after each token of the target, and the state for the next one."""
         states, real, begin = read
         x = self.dropout(self.embedding(target), training=training)
         x, *last = self.decoder(x, initial_state=begin, training=training)
@@ -139,13 +139,13 @@ class LSTMTranslator(keras.Model):
         return self.logits(self.dropout(x, training=training)), (states, real, last)
 
     def translate(self, source: np.ndarray, begin: int, end: int, most: int = 50) -> list[list]:
-        """The likeliest token at each step, until the end or so many of them.
+        """Return the likeliest token at each step, up to the end token or `most` tokens.
 
         Args:
             source: int array `(sentences, length)`, 0 for padding.
-            begin: the token that a translation begins with.
-            end: the one that it ends with.
-            most: of tokens.
+            begin: int, the token that a translation begins with.
+            end: int, the token that it ends with.
+            most: int, maximum number of tokens.
         """
         read = self.read(ops.convert_to_tensor(source))
         written = np.full((len(source), 1), begin, "int32")
@@ -158,15 +158,17 @@ class LSTMTranslator(keras.Model):
         return [[int(x) for x in row if x != end] for row in np.stack(found, axis=1)]
 
     def _scores(self, x, states):
-        """How well each step of the target and each word of the source agree."""
-        if self.score == "general":  # of so many products: without the root, softmax saturates
+        """Return the scores of each step of the target and each word of the source."""
+        if (
+            self.score == "general"
+        ):  # without the root, softmax saturates for a sum of this many products
             return ops.matmul(self.query(x), ops.swapaxes(states, 1, 2)) / states.shape[-1] ** 0.5
         hidden = ops.tanh(self.query(x)[:, :, None] + self.key(states)[:, None])
         return self.of_score(hidden)[..., 0]
 
 
 def recurrent(cell: Callable, vocabulary: int, width: int) -> keras.Model:
-    """A recurrent network that writes the next token at each place."""
+    """Build a recurrent network that predicts the next token at each place."""
     ids = keras.Input((None,), dtype="int32", name="token_ids")
     x = cell(width, return_sequences=True)(layers.Embedding(vocabulary, width)(ids))
     return keras.Model(ids, layers.Dense(vocabulary, name="logits")(x))
@@ -191,7 +193,7 @@ def _mean(given):
 
 
 def _pairs(ids):
-    """An id for each pair of neighbours, by a hash; 0 where one of them is padding."""
+    """Return a hashed id for each pair of neighbours; 0 if one of them is padding."""
     before, after = ids, ops.pad(ids[:, 1:], [[0, 0], [0, 1]])
     hashed = 1 + ops.mod(before * _FACTOR + after, _BUCKETS - 1)
     return ops.where(ops.logical_and(before > 0, after > 0), hashed, 0)

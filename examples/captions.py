@@ -1,11 +1,11 @@
-"""What is on an image, in words: captions, and answers to questions.
+"""Describe images in words: captions, and answers to questions.
 
 python examples/captions.py --images shape.png --question "What color is the circle?"
 python examples/captions.py --train answers --epochs 20 --output runs/my_answers
 
-Without --train two presets look at images of shapes, by default those of examples/data/shapes: one
-writes a caption, the other answers questions. A picture has the images with what was written. With
---train a model learns from 4,000 images of shapes and is scored on images that it has not seen.
+Without --train two presets read images of shapes, by default those in examples/data/shapes: one
+writes a caption, the other answers questions. A picture shows the images with their texts. With
+--train a model learns from 4,000 images of shapes and is scored on unseen images.
 """
 
 import pathlib
@@ -26,33 +26,35 @@ flags.DEFINE_string("answerer", "vqa_shapes", "Preset that answers questions.")
 flags.DEFINE_list("images", [], "Paths of images. Defaults to examples/data/shapes.")
 flags.DEFINE_multi_string(
     "question", ["What is the shape?", "What color is the shape?", "Is there a red shape?"],
-    "A question; give the flag several times for several.",
+    "A question; repeat the flag for several.",
 )  # fmt: skip
-flags.DEFINE_string("output", "captions.png", "Where the picture goes; with --train, the preset.")
+flags.DEFINE_string("output", "captions.png", "Path of the picture; with --train, of the preset.")
 flags.DEFINE_enum(
     "train", None, ["captions", "answers"], "Train on captions, or on questions and answers."
 )
-flags.DEFINE_string("start", None, "Preset whose weights the training begins with.")
+flags.DEFINE_string("start", None, "Preset with the initial weights of the training.")
 flags.DEFINE_integer("layers", 2, "Layers of the encoder, and of the decoder.", lower_bound=1)
-flags.DEFINE_integer("width", 64, "Width of their states.", lower_bound=8)
+flags.DEFINE_integer("width", 64, "Width of the states.", lower_bound=8)
 flags.DEFINE_integer("epochs", 15, "Passes over the texts.", lower_bound=1)
-flags.DEFINE_integer("batch_size", 64, "Texts of a step.", lower_bound=1)
-flags.DEFINE_float("learning_rate", 2e-3, "Its peak, after 5 % of the steps; then down to 0.")
-flags.DEFINE_boolean("flips", True, "Learn from each image turned over in both ways, too.")
-flags.DEFINE_integer("held_out", 400, "Images to be scored on, the last ones.", lower_bound=1)
+flags.DEFINE_integer("batch_size", 64, "Texts in a training step.", lower_bound=1)
+flags.DEFINE_float("learning_rate", 2e-3, "Peak, reached after 5 % of the steps; then decays to 0.")
+flags.DEFINE_boolean("flips", True, "Also train on each image flipped in both directions.")
+flags.DEFINE_integer(
+    "held_out", 400, "Number of images, the last ones, to score on.", lower_bound=1
+)
 flags.DEFINE_integer("seed", 1, "Seed of weights and order.")
-flags.DEFINE_string("work_dir", "runs/captions", "Where a run that is killed goes on from.")
+flags.DEFINE_string("work_dir", "runs/captions", "Folder from which a killed run is resumed.")
 
 COLORS = ("black", "blue", "brown", "gray", "green", "red", "teal", "yellow")
 SHAPES = ("circle", "rectangle", "triangle")
 _EXAMPLES = pathlib.Path(__file__).parent / "data" / "shapes"
-# Of an image there is one caption, and ten questions.
+# There is one caption for each image, and ten questions.
 _COPIES = {"captions": 6, "answers": 4}
 _RECIPE = "train start layers width epochs batch_size learning_rate flips held_out seed"
 
 
 def captions_of(images: dict, questions: list) -> dict[int, str]:
-    """The caption of each image whose questions tell its color and its shape."""
+    """Return a caption for each image whose questions reveal its color and its shape."""
     told: dict[int, dict[str, str]] = {i: {} for i in images}
     for question, answer, image in questions:
         named = re.search(r"(?:a|is a|contain a) (\w+)", question)
@@ -60,7 +62,7 @@ def captions_of(images: dict, questions: list) -> dict[int, str]:
         for kind, words in (("color", COLORS), ("shape", SHAPES)):
             if word in words:
                 told[image][kind] = word
-            # A question for the color of a circle says that it is one, and the other way round.
+            # A question about the color of a circle reveals its shape, and the other way round.
             wanted = [each for each in words if each in question.split()]
             asks = answer in (*COLORS, *SHAPES)
             if asks and wanted:
@@ -73,12 +75,12 @@ def captions_of(images: dict, questions: list) -> dict[int, str]:
 
 
 def _turned(pixels, vertically: int, horizontally: int):
-    """An image turned over, or not, in both ways."""
+    """Flip an image vertically or horizontally, if the arguments are 1."""
     return pixels[:: 1 - 2 * vertically, :: 1 - 2 * horizontally]
 
 
 def make_task(texts: list[str]) -> kt.ImageToText:
-    """A model of the sizes that the flags say, with fresh weights, or that of `--start`."""
+    """Build a model with the sizes of the flags, or load the one of `--start`."""
     if FLAGS.start:
         return kt.ImageToText.from_preset(FLAGS.start)
     tokenizer = kt.Tokenizer.train(texts, "wordpiece", vocabulary_size=200, lowercase=True)
@@ -102,7 +104,7 @@ def make_task(texts: list[str]) -> kt.ImageToText:
 
 
 def train() -> None:
-    """Trains a model, scores it on images that it has not seen, and saves it."""
+    """Train a model, score it on unseen images, and save it."""
     check_recipe(pathlib.Path(FLAGS.work_dir), values(_RECIPE))
     keras.utils.set_random_seed(FLAGS.seed)
     images, questions = easy_vqa()
@@ -117,7 +119,7 @@ def train() -> None:
 
     def given(rows, turned=False):
         pictures = [pixels[image] for image, _, _ in rows]
-        if turned:  # a shape is the same shape, of the same color, whichever way up
+        if turned:  # flipping changes neither shape nor color
             pictures = [_turned(x, *random.integers(2, size=2)) for x in pictures]
         if FLAGS.train == "captions":
             return pictures
@@ -149,7 +151,7 @@ def train() -> None:
 
 
 def look() -> None:
-    """Writes captions and answers for images, prints them, and draws them under the images."""
+    """Generate captions and answers for images, print them, and draw them under the images."""
     paths = FLAGS.images or sorted(map(str, _EXAMPLES.glob("*")))
     captioner = kt.ImageToText.from_preset(FLAGS.captioner)
     answerer = kt.ImageToText.from_preset(FLAGS.answerer)
@@ -164,7 +166,7 @@ def look() -> None:
 
 
 def draw(paths: list[str], lines: list[list[str]]) -> None:
-    """The images side by side, each over what was written of it."""
+    """Draw the images side by side, each above its texts."""
     from matplotlib import pyplot
 
     columns = min(len(paths), 4)

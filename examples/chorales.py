@@ -1,8 +1,8 @@
-"""Chorales as symbols: a note of each voice at each sixteenth, and back to files to hear and see.
+"""Chorales as symbols, one note per voice and sixteenth, and as files to hear and see.
 
 A chorale is a list of steps of four MIDI pitches, soprano first, with -1 for silence. As a text it
 is `. S74 A70 T65 B58 S74 ...`: the voice and the pitch of each note, `S-` for silence, and a dot
-where a quarter begins.
+where a quarter note begins.
 """
 
 import pathlib
@@ -26,7 +26,7 @@ Chorale = list[list[int]]
 
 
 def to_text(chorale: Chorale) -> str:
-    """The symbols of a chorale, with spaces between them."""
+    """Return the symbols of a chorale, separated by spaces."""
     symbols = []
     for number, step in enumerate(chorale):
         if number % STEPS_PER_BEAT == 0:
@@ -38,15 +38,17 @@ def to_text(chorale: Chorale) -> str:
 
 
 def from_text(text: str) -> Chorale:
-    """The chorale of symbols. A voice that is left out goes on; a step that is cut off is left.
+    """Read a chorale from symbols: a missing voice holds its note, an incomplete step is dropped.
 
     Raises:
-        ValueError: for what is no symbol of a chorale.
+        ValueError: if a symbol does not occur in chorales.
     """
     chorale: Chorale = []
     for symbol in text.split():
         if symbol not in SYMBOLS:
-            raise ValueError(f"{symbol!r} is no note such as 'S74', no 'S-' and no '.'.")
+            raise ValueError(
+                f"{symbol!r} must be a note such as 'S74', a rest such as 'S-', or '.'."
+            )
         if symbol == BEAT:
             continue
         voice, pitch = VOICES.index(symbol[0]), symbol[1:]
@@ -57,7 +59,7 @@ def from_text(text: str) -> Chorale:
 
 
 def transpositions(chorale: Chorale, ranges: Sequence[tuple[int, int]]) -> list[Chorale]:
-    """The chorale and it moved by up to six semitones, as far as its voices stay in `ranges`."""
+    """Return a chorale in all keys up to six semitones away in which its voices fit `ranges`."""
     steps = np.array(chorale)
     moved = []
     for shift in (0, *(s for s in range(-6, 7) if s)):
@@ -73,19 +75,19 @@ def transpositions(chorale: Chorale, ranges: Sequence[tuple[int, int]]) -> list[
 
 
 def voice_ranges(chorales: list[Chorale]) -> list[tuple[int, int]]:
-    """The lowest and the highest pitch of each voice."""
+    """Return the lowest and the highest pitch of each voice."""
     steps = np.concatenate([np.array(chorale) for chorale in chorales])
     sung = [voice[voice != SILENCE] for voice in steps.T]
     return [(int(voice.min()), int(voice.max())) for voice in sung]
 
 
 def statistics(chorales: list[Chorale]) -> dict[str, float]:
-    """What can be counted of chorales, as shares.
+    """Count properties of chorales, as shares.
 
-    Of all notes those that only hold the one before; of the quarters those whose notes are a major
-    or minor triad or a part of one, or a seventh chord; of all steps those where a voice is above
-    the next higher one; of moves those by at most two semitones; and pairs of outer voices that
-    move in parallel fifths or octaves, of those that both move.
+    They are the shares of notes that hold the previous one; of quarters whose notes form a seventh
+    chord, or a major or minor triad or part of one; of steps where a voice is above the next higher
+    one; of moves by at most two semitones; and, among moves of both outer voices, of parallel
+    fifths and octaves.
     """
     held, known, crossed, near, parallel = [], [], [], [], []
     for chorale in chorales:
@@ -110,7 +112,7 @@ def statistics(chorales: list[Chorale]) -> dict[str, float]:
 
 
 def is_chord(step: Sequence[int]) -> bool:
-    """Whether the notes that sound are of one triad or seventh chord of the common kinds."""
+    """Return whether the sounding notes belong to one common triad or seventh chord."""
     classes = {pitch % 12 for pitch in step if pitch != SILENCE}
     kinds = ((0, 4, 7), (0, 3, 7), (0, 3, 6), (0, 4, 7, 10), (0, 3, 7, 10), (0, 4, 7, 11),
              (0, 3, 6, 10), (0, 3, 6, 9))  # fmt: skip
@@ -118,7 +120,7 @@ def is_chord(step: Sequence[int]) -> bool:
 
 
 def notes(chorale: Chorale) -> list[tuple[int, int, int, int]]:
-    """Each note as `(voice, pitch, first step, steps)`: what is the same in steps is one note."""
+    """Return each note as `(voice, pitch, first step, steps)`: repeated steps are one note."""
     found = []
     for voice in range(len(VOICES)):
         pitches = [step[voice] for step in chorale]
@@ -132,11 +134,11 @@ def notes(chorale: Chorale) -> list[tuple[int, int, int, int]]:
 
 
 def write_midi(chorale: Chorale, path: str | pathlib.Path, beats_per_minute: float = 80) -> None:
-    """A Standard MIDI File of format 1: the tempo, then a track for each voice, of an organ."""
+    """Write a Standard MIDI File of format 1: the tempo, then an organ track for each voice."""
     tempo = round(60e6 / beats_per_minute).to_bytes(3, "big")
     tracks = [b"\x00\xff\x51\x03" + tempo]
     for voice, name in enumerate(NAMES):
-        # At one time a note ends before another begins.
+        # At the same time, the end of a note is sorted before the beginning of another.
         events = []
         for of, pitch, start, steps in notes(chorale):
             if of == voice:
@@ -154,7 +156,7 @@ def write_midi(chorale: Chorale, path: str | pathlib.Path, beats_per_minute: flo
 
 
 def _variable(number: int) -> bytes:
-    """A number as MIDI has it: seven bits a byte, the last without the highest bit."""
+    """Encode a variable-length number of MIDI: seven bits per byte, the last with high bit 0."""
     parts = [number & 0x7F]
     while number := number >> 7:
         parts.append(0x80 | number & 0x7F)
@@ -164,7 +166,7 @@ def _variable(number: int) -> bytes:
 def write_wav(
     chorale: Chorale, path: str | pathlib.Path, beats_per_minute: float = 80, rate: int = 22_050
 ) -> None:
-    """A recording: each note is a sum of six partials, with a soft begin and end."""
+    """Write a recording in which each note is a sum of six partials with soft onset and release."""
     step = 60 / beats_per_minute / STEPS_PER_BEAT
     sound = np.zeros(round(rate * (len(chorale) * step + 0.5)))
     for _, pitch, start, steps in notes(chorale):
@@ -183,7 +185,7 @@ def write_wav(
 
 
 def draw(chorale: Chorale, path: str | pathlib.Path, given: int = 0) -> None:
-    """A piano roll: a bar for each note, in the colour of its voice; `given` steps are shaded."""
+    """Draw a piano roll: a bar per note in the colour of its voice; `given` steps are shaded."""
     from matplotlib import pyplot
 
     figure, axis = pyplot.subplots(figsize=(13, 4.5), layout="constrained")

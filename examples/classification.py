@@ -1,4 +1,4 @@
-"""Sentiment of film reviews (SST-2): a pretrained encoder, and the same one from scratch.
+"""Classify the sentiment of film reviews (SST-2), with a pretrained encoder and from scratch.
 
 python examples/classification.py --output my_classifier
 keras-transformer classify --preset my_classifier "What a film!"
@@ -22,31 +22,29 @@ from keras import ops
 FLAGS = flags.FLAGS
 flags.DEFINE_string("preset", "minilm_l6_en", "Preset of the encoder.")
 flags.DEFINE_integer("epochs", 1, "Passes over the training sentences.", lower_bound=1)
-flags.DEFINE_integer("batch_size", 32, "Sentences of a training step.", lower_bound=1)
+flags.DEFINE_integer("batch_size", 32, "Sentences in a training step.", lower_bound=1)
 flags.DEFINE_float("learning_rate", 5e-5, "Peak of the learning rate, which then falls to 0.")
-flags.DEFINE_float("layer_decay", 1.0, "Learning rate of a layer by that of the one above it.")
+flags.DEFINE_float("layer_decay", 1.0, "Learning rate of a layer relative to the layer above.")
 flags.DEFINE_enum(
     "pooling",
     "first",
     ["first", "mean", "max"],
-    "State of a sentence: the first token's, or all's.",
+    "Pooling of the states: first token, mean or maximum.",
 )
-flags.DEFINE_float("dropout", None, "Dropout rate, in place of the encoder's own.")
+flags.DEFINE_float("dropout", None, "Dropout rate; defaults to the encoder's own.")
 flags.DEFINE_float(
     "adversarial_norm",
     0.0,
-    "Also train where a step of this share of the embeddings' length is worst; 0 for no step.",
+    "Norm of the adversarial step, relative to the embeddings; 0 turns it off.",
 )
-flags.DEFINE_integer("average", 1, "Weights to average: those after the last steps, every 50.")
-flags.DEFINE_integer("runs", 1, "Fine-tune so often, each time with the next seed.", lower_bound=1)
-flags.DEFINE_boolean(
-    "soup", False, "Of several runs, also average the weights that do better together."
-)
+flags.DEFINE_integer("average", 1, "Number of checkpoints to average, 50 steps apart.")
+flags.DEFINE_integer("runs", 1, "Number of runs, each with the next seed.", lower_bound=1)
+flags.DEFINE_boolean("soup", False, "Also average the weights of the runs that improve the mean.")
 flags.DEFINE_enum(
     "dtype",
     None,
     ["float32", "mixed_bfloat16", "mixed_float16"],
-    "Precision; mixed_bfloat16 is quicker on many CPUs and GPUs.",
+    "Precision; mixed_bfloat16 is faster on many CPUs and GPUs.",
 )
 flags.DEFINE_boolean("scratch", True, "Also train the same architecture from scratch.")
 flags.DEFINE_integer("train_size", None, "Train on the first sentences only, for a quick look.")
@@ -55,8 +53,9 @@ flags.DEFINE_string("output", None, "Save the best classifier as a preset here."
 
 
 def train(pretrained: bool, seed: int) -> tuple[kt.TextClassifier, float, float]:
-    """A classifier, its accuracy on the dev set and the seconds of its training."""
-    keras.utils.set_random_seed(FLAGS.seed)  # Weights can only be averaged from one beginning.
+    """Return a trained classifier, its accuracy on the dev set, and the seconds of training."""
+    # Only runs with the same initial weights can be averaged.
+    keras.utils.set_random_seed(FLAGS.seed)
     rates = {} if FLAGS.dropout is None else {"dropout": FLAGS.dropout}
     classifier = kt.TextClassifier.from_preset(
         FLAGS.preset,
@@ -93,7 +92,7 @@ def train(pretrained: bool, seed: int) -> tuple[kt.TextClassifier, float, float]
 
 
 def make_soup(classifiers: list[kt.TextClassifier], accuracies: list[float]) -> float:
-    """Gives the best classifier the mean of its weights and those that help it on the dev set.
+    """Average the best classifier with the runs that improve it on the dev set.
 
     Source: Wortsman et al. 2022, "Model soups", section 2 (the greedy soup).
     """
@@ -119,7 +118,7 @@ def _assign_mean(classifier: kt.TextClassifier, weights: list[list[np.ndarray]])
 
 
 def main(_):
-    # That the layer of the two classes is new need not be said.
+    # Hide the warning that the layer of the two classes is new.
     logging.getLogger("keras_transformer").setLevel(logging.ERROR)
     print(f"{FLAGS.preset}, fine-tuned:")
     accuracies, times, classifiers = [], [], []

@@ -1,4 +1,4 @@
-"""The transformer beside what it replaced: bags of words, convolutions, recurrent networks.
+"""Compare the transformer with what it replaced: bags of words, convolutions, recurrent networks.
 
 python examples/comparison.py --what texts
 python examples/comparison.py --what translation
@@ -6,10 +6,10 @@ python examples/comparison.py --what recall --output recall.png
 python examples/comparison.py --what length --output length.png
 
 texts: the sentiment of film reviews (SST-2). translation: descriptions of images, from English to
-German (Multi30k). In both, models of like size are tuned alike: each tries the same learning rates,
-keeps what is best on sentences that are held out of training, and is scored once on others. recall:
-which token stood k places before, for k up to 500. length: the time of a training step on as many
-tokens, in ever longer sequences.
+German (Multi30k). In both, models of similar size are tuned alike: each tries the same learning
+rates, keeps the best one on sentences held out of training, and is scored once on others. recall:
+which token stood k places back, for k up to 500. length: the time of a training step with the same
+number of tokens, in longer and longer sequences.
 """
 
 from runs import start
@@ -25,34 +25,38 @@ import numpy as np
 from absl import app, flags
 
 FLAGS = flags.FLAGS
-flags.DEFINE_enum(
-    "what", "texts", ["texts", "translation", "recall", "length"], "What is compared."
-)
-flags.DEFINE_list("models", [], "Only these, by the names that the table has. By default all.")
+flags.DEFINE_enum("what", "texts", ["texts", "translation", "recall", "length"], "What to compare.")
+flags.DEFINE_list("models", [], "Names of models in the table. Defaults to all.")
 flags.DEFINE_integer(
-    "epochs", None, "Passes over the data: of texts 8, of translation 10.", lower_bound=1
+    "epochs",
+    None,
+    "Passes over the data. Defaults to 8 for texts, 10 for translation.",
+    lower_bound=1,
 )
 flags.DEFINE_integer(
-    "tuning_epochs", None, "Passes for each rate: of texts 8, of translation 2.", lower_bound=1
+    "tuning_epochs",
+    None,
+    "Passes for each rate. Defaults to 8 for texts, 2 for translation.",
+    lower_bound=1,
 )
 flags.DEFINE_list("rates", ["0.0005", "0.001", "0.003"], "Learning rates that each model tries.")
-flags.DEFINE_float("goal", None, "Whose time is told: accuracy 0.78, or BLEU 0.25, held out.")
-flags.DEFINE_integer("steps", 1500, "Training steps of each model that recalls.", lower_bound=1)
+flags.DEFINE_float("goal", None, "Score to time. Defaults to accuracy 0.78 or BLEU 0.25.")
+flags.DEFINE_integer("steps", 1500, "Training steps of each model, for recall.", lower_bound=1)
 flags.DEFINE_list("distances", ["1", "10", "50", "100", "200", "500"], "How far back, for recall.")
 flags.DEFINE_list("lengths", ["32", "128", "512", "2048"], "Tokens of a sequence, for length.")
 flags.DEFINE_integer("tokens", 8192, "Tokens of a step, for length.", lower_bound=1)
-flags.DEFINE_integer("batch_size", 64, "Sequences of a step; 16 of recall.", lower_bound=1)
-flags.DEFINE_integer("vocabulary_size", 8000, "Pieces of words that all models share.")
+flags.DEFINE_integer("batch_size", 64, "Sequences of a step; 16 for recall.", lower_bound=1)
+flags.DEFINE_integer("vocabulary_size", 8000, "Size of the shared subword vocabulary.")
 flags.DEFINE_integer("train_size", None, "Train on the first sentences only, for a quick look.")
-flags.DEFINE_integer("test_size", None, "Hold out and test on so many at most, likewise.")
-flags.DEFINE_string("output", None, "A picture of recall or length.")
+flags.DEFINE_integer("test_size", None, "Maximum number of sentences to hold out and test on.")
+flags.DEFINE_string("output", None, "Path of a picture, for recall and length.")
 flags.DEFINE_integer("seed", 1, "Seed of weights and order.")
 
-_MOST = 64  # tokens of a sentence that is translated
+_MOST = 64  # maximum number of tokens in a translated sentence
 
 
 def encoder(vocabulary: int) -> kt.models.Encoder:
-    """Two small blocks."""
+    """Build an encoder of two small blocks."""
     config = kt.TransformerConfig(
         kind="encoder",
         vocabulary_size=vocabulary,
@@ -71,7 +75,7 @@ def encoder(vocabulary: int) -> kt.models.Encoder:
 
 
 def classifiers(tokenizer: kt.Tokenizer) -> dict[str, Contender]:
-    """What reads sentences, by the name in the table."""
+    """Return the classifiers, by their names in the table."""
     size = tokenizer.vocabulary_size
 
     def from_scratch():
@@ -92,7 +96,7 @@ def classifiers(tokenizer: kt.Tokenizer) -> dict[str, Contender]:
 
 
 def texts() -> tuple[Contest, dict[str, Contender]]:
-    """Sentences of film reviews: every twentieth one is held out."""
+    """Compare models on sentences of film reviews; every twentieth sentence is held out."""
     train = list(zip(*sst2("train"), strict=True))[: FLAGS.train_size]
     order = np.random.default_rng(FLAGS.seed).permutation(len(train))
     count = max(1, len(train) // 20)
@@ -144,7 +148,7 @@ def texts() -> tuple[Contest, dict[str, Contender]]:
 
 
 def transformer(tokenizer: kt.Tokenizer) -> kt.Seq2SeqLM:
-    """As many parameters as the recurrent translators have."""
+    """Build a transformer with as many parameters as the recurrent translators."""
     config = kt.TransformerConfig(
         kind="seq2seq",
         vocabulary_size=tokenizer.vocabulary_size,
@@ -160,7 +164,7 @@ def transformer(tokenizer: kt.Tokenizer) -> kt.Seq2SeqLM:
 
 
 def translators(tokenizer: kt.Tokenizer) -> dict[str, Contender]:
-    """What translates, by the name in the table."""
+    """Return the translators, by their names in the table."""
     size = tokenizer.vocabulary_size
     return {
         "LSTM": Contender(lambda: LSTMTranslator(size, 192), "13.8 from German (LSTM)"),
@@ -173,7 +177,7 @@ def translators(tokenizer: kt.Tokenizer) -> dict[str, Contender]:
 
 
 def translation() -> tuple[Contest, dict[str, Contender]]:
-    """Descriptions of images; what is held out are the first 300 of the validation part."""
+    """Compare translators of image descriptions; 300 of the validation part are held out."""
     source, target = (multi30k("train", x)[: FLAGS.train_size] for x in ("en", "de"))
     tokenizer = kt.Tokenizer.train(
         source + target, kind="bpe", vocabulary_size=FLAGS.vocabulary_size, lowercase=True
@@ -212,7 +216,7 @@ def translation() -> tuple[Contest, dict[str, Contender]]:
 
 
 def translated(model: keras.Model, tokenizer: kt.Tokenizer, sources: list[str]) -> list[str]:
-    """The translation of each sentence, of the likeliest token at each step."""
+    """Translate each sentence greedily."""
     if isinstance(model, kt.Seq2SeqLM):
         return model.generate(sources, max_new_tokens=_MOST)
     ids = [row[:_MOST] for row in tokenizer.encode_batch(sources)]
@@ -223,12 +227,12 @@ def translated(model: keras.Model, tokenizer: kt.Tokenizer, sources: list[str]) 
     return tokenizer.decode_batch(written)
 
 
-# What makes it, the name of its score, passes over the data to train and to tune.
+# The function, the name of its score, passes over the data to train and to tune.
 CONTESTS = {"texts": (texts, "dev", 8, 8), "translation": (translation, "BLEU", 10, 2)}
 
 
 def chosen(names) -> list[str]:
-    """Those of `--models`, or all."""
+    """Return the names given by `--models`, or all."""
     unknown = [name for name in FLAGS.models if name not in names]
     if unknown:
         known = ", ".join(sorted(names))

@@ -1,4 +1,4 @@
-"""Models trained alike: each tries the same learning rates, keeps the best, is scored once."""
+"""Train models alike: each tries the same learning rates, keeps the best, and is scored once."""
 
 import dataclasses
 import time
@@ -12,7 +12,7 @@ import numpy as np
 
 @dataclasses.dataclass(frozen=True)
 class Contender:
-    """A model of the table: what makes it, a published score, how its learning rates are scaled."""
+    """A model of the table: its constructor, a published score, the scale of its learning rates."""
 
     make: Callable[[], keras.Model]
     published: str = ""
@@ -21,16 +21,16 @@ class Contender:
 
 @dataclasses.dataclass(frozen=True)
 class Contest:
-    """What all contenders share.
+    """Settings that all contenders share.
 
     Args:
         batches: the training batches of a model, a `BucketedDataset`.
-        read: what a model takes of one of these batches.
-        prepare: compiles a model, given its learning rate and its number of steps.
-        held_out: a score between 0 and 1 of what is held out of training.
-        final: that of what nothing is chosen by.
-        goal: the score on what is held out whose time is told.
-        parts: looks at what is held out, an epoch.
+        read: function of one of these batches that returns the inputs of a model.
+        prepare: function that compiles a model, given its learning rate and number of steps.
+        held_out: function that returns a score from 0 to 1 on data held out of training.
+        final: function that returns a score from 0 to 1 on data not used for any choice.
+        goal: float, held-out score; the table gives the time to reach it.
+        parts: int, number of held-out scores taken per epoch.
     """
 
     batches: Callable[[keras.Model], keras.utils.PyDataset]
@@ -44,7 +44,7 @@ class Contest:
 
 @dataclasses.dataclass
 class Trained:
-    """A model with its best weights, and its score after so many tokens."""
+    """Model with its best weights, and its score after each number of tokens."""
 
     model: keras.Model
     rate: float
@@ -56,13 +56,13 @@ class Trained:
         return max(self.scores)
 
     def tokens_to(self, goal: float) -> float | None:
-        """How many tokens it had read when it first scored that, None if it never did."""
+        """Return the number of tokens read when it first reached a score; None if it never did."""
         pairs = zip(self.tokens, self.scores, strict=True)
         return next((tokens for tokens, score in pairs if score >= goal), None)
 
 
 class _Parts(keras.utils.PyDataset):
-    """A dataset whose epochs end some times in an epoch, so that scores can be taken there."""
+    """Dataset that divides an epoch into parts, so that a score can be taken after each."""
 
     def __init__(self, dataset: keras.utils.PyDataset, parts: int, read: Callable):
         super().__init__()
@@ -83,7 +83,7 @@ class _Parts(keras.utils.PyDataset):
 
 
 class _Watch(keras.callbacks.Callback):
-    """The score after each part of an epoch; the weights of the best one are kept."""
+    """Score the model after each part of an epoch, and keep the best weights."""
 
     def __init__(self, score: Callable[[keras.Model], float]):
         super().__init__()
@@ -96,7 +96,7 @@ class _Watch(keras.callbacks.Callback):
 
 
 def train(contest: Contest, contender: Contender, rate: float, epochs: int, seed: int) -> Trained:
-    """A new model after its epochs, with the weights that were best on what is held out."""
+    """Train a new model, and return it with the weights that scored best on held-out data."""
     keras.utils.set_random_seed(seed)
     model = contender.make()
     dataset = contest.batches(model)
@@ -117,9 +117,9 @@ def tune(
     tuning_epochs: int,
     seed: int,
 ) -> Trained:
-    """The best of the learning rates, by what is held out.
+    """Return the model with the best learning rate by its held-out score.
 
-    With fewer epochs to tune than to train, the model is trained anew with the rate that was best.
+    If tuning has fewer epochs than training, the model is trained anew with the best rate.
     """
     found = [
         train(contest, contender, rate * contender.rates, tuning_epochs, seed) for rate in rates
@@ -131,9 +131,9 @@ def tune(
 
 
 def speeds(contest: Contest, models: dict[str, keras.Model], steps: int = 20) -> dict[str, float]:
-    """Real tokens a second of training, each model in turn, the median of three rounds.
+    """Return the real tokens per second of training: each model in turn, median of three rounds.
 
-    Programs are compiled before: each round goes over the same batches.
+    All programs are compiled before, since each round uses the same batches.
     """
     rounds = {}
     for name, model in models.items():
@@ -155,14 +155,14 @@ def speeds(contest: Contest, models: dict[str, keras.Model], steps: int = 20) ->
 
 
 def _tokens(batch: tuple) -> int:
-    """How many tokens of a batch are no padding."""
+    """Return the number of tokens of a batch that are not padding."""
     return sum(int(np.sum(v)) for name, v in batch[0].items() if name.endswith("padding_mask"))
 
 
 def table(
     contest: Contest, contenders: dict[str, Contender], score: str, **tuning
 ) -> dict[str, Trained]:
-    """Trains all, says what each reached, then how fast each is and when it was there."""
+    """Train all models; print their scores, then their speed and the time to the goal."""
     print(f"{'model':<24}{'parameters':>12}{'rate':>9}{'held out':>10}{score:>8}  published")
     found = {}
     for name, contender in contenders.items():

@@ -1,4 +1,4 @@
-"""An encoder of one's own from the layers, as an ordinary Keras model, on film reviews (SST-2).
+"""Build an encoder from the layers as an ordinary Keras model, and train it on film reviews.
 
 python examples/custom_model.py --epochs 5
 """
@@ -18,7 +18,7 @@ flags.DEFINE_integer("seed", 0, "Seed of weights, dropout and shuffling.")
 
 
 def build(vocabulary_size: int) -> keras.Model:
-    """Ids `(batch, length)` to a probability. Id 0 is padding, and its mask goes along."""
+    """Build a model from ids `(batch, length)`, where id 0 is padding, to a probability."""
     ids = keras.Input((None,), dtype="int32")
     x = kt.layers.TokenEmbedding(vocabulary_size, 128, scale=True, mask_zero=True)(ids)
     x = keras.layers.Add()([x, kt.layers.SinusoidalPosition()(x)])
@@ -30,7 +30,7 @@ def build(vocabulary_size: int) -> keras.Model:
 
 
 def batches(tokenizer: kt.Tokenizer, texts: list[str], labels: list[int], shuffle: bool = False):
-    """Batches of ids and labels, padded to a few lengths."""
+    """Return batches of ids and labels, padded to a few lengths."""
     return kt.data.BucketedDataset(
         {"ids": tokenizer.encode_batch(texts)},
         lambda arrays, masks: (arrays["ids"], arrays["labels"]),
@@ -41,7 +41,7 @@ def batches(tokenizer: kt.Tokenizer, texts: list[str], labels: list[int], shuffl
 
 
 def main(_):
-    kt.tune_process()  # What a model of the library does by itself: quicker steps on a CPU.
+    kt.tune_process()  # Faster steps on a CPU; models of the library do this automatically.
     keras.utils.set_random_seed(FLAGS.seed)
     texts, labels = (rows[: FLAGS.train_size] for rows in sst2("train"))
     tokenizer = kt.Tokenizer.train(texts, kind="bpe", vocabulary_size=4000, lowercase=True)

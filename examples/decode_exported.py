@@ -1,11 +1,11 @@
-"""Writes text with an exported model, by ONNX Runtime, OpenVINO or LiteRT alone.
+"""Generate text with an exported model, using only ONNX Runtime, OpenVINO or LiteRT.
 
     keras-transformer export --preset gpt_tiny_shakespeare lm
     python examples/decode_exported.py lm "ROMEO:" --max_new_tokens 40
 
-It needs numpy, tokenizers and the runtime, and neither Keras nor keras_transformer: it is to be
-read, and copied. Rows of different lengths are padded, prompts on the side that --padding says, and
-sources on the right: what is padding is 0 in the attention mask, and positions count what is not.
+It needs numpy, tokenizers and the runtime, but neither Keras nor keras_transformer. Read it, and
+copy what you need. Rows of different lengths are padded: prompts on the side given by --padding,
+sources on the right. Padding is 0 in the attention mask, and positions do not count it.
 """
 
 import argparse
@@ -18,7 +18,7 @@ import tokenizers
 
 
 class OnnxRuntime:
-    """The graphs of a folder that was exported as ONNX: arrays by name in and out."""
+    """Graphs of a folder exported as ONNX, which take and return arrays by name."""
 
     def __init__(self, folder):
         import onnxruntime
@@ -36,17 +36,17 @@ class OnnxRuntime:
 
 @functools.cache
 def openvino_core():
-    """One for this process: of several, the first to go takes the stack of signals along."""
+    """Return the core of this process: deleting one of several would free their signal stack."""
     import openvino
 
     return openvino.Core()
 
 
 class OpenVino:
-    """Likewise of a folder that was exported for OpenVINO."""
+    """Reader of a folder that was exported for OpenVINO."""
 
     def __init__(self, folder):
-        # Without the hint a processor may compute in bfloat16.
+        # Without this hint OpenVINO may compute in bfloat16.
         hint = {"INFERENCE_PRECISION_HINT": "f32"}
         self.models = {
             path.stem: openvino_core().compile_model(str(path), "CPU", hint)
@@ -59,7 +59,7 @@ class OpenVino:
 
 
 class LiteRt:
-    """Likewise of a folder that was exported for LiteRT."""
+    """Reader of a folder that was exported for LiteRT."""
 
     def __init__(self, folder):
         from ai_edge_litert.interpreter import Interpreter
@@ -75,7 +75,7 @@ class LiteRt:
 
 
 RUNTIMES = {"onnx": OnnxRuntime, "openvino": OpenVino, "litert": LiteRt}
-VERSION = 1  # of `export.json`, which this program reads
+VERSION = 1  # of `export.json` that this program can read
 
 
 class Model:
@@ -92,15 +92,15 @@ class Model:
         self.tokenizer = tokenizers.Tokenizer.from_file(str(file)) if file.is_file() else None
 
     def write(self, texts, max_new_tokens=64, padding="left"):
-        """What follows on each text, or its translation."""
+        """Return the continuation of each text, or its translation."""
         rows = [encoding.ids for encoding in self.tokenizer.encode_batch(texts)]
-        if self.values["kind"] == "decoder":  # It is to go on: a text that has an end would not.
+        if self.values["kind"] == "decoder":  # A prompt with an end token would not be continued.
             rows = [row[:-1] if row[-1] in self.end_ids else row for row in rows]
         return [self.tokenizer.decode(row) for row in self.greedy(rows, max_new_tokens, padding)]
 
     def greedy(self, rows, max_new_tokens, padding="left"):
-        """The likeliest tokens behind lists of ids, a list for each, without the end."""
-        # The positions of an encoder count from the first column.
+        """Return the greedy continuation of each list of ids, without the end token."""
+        # An encoder counts positions from the first column, so its padding is on the right.
         ids, mask = self.padded(rows, padding if self.values["kind"] == "decoder" else "right")
         self.check(ids.shape[1], max_new_tokens)
         begin = self.begin_decoder if self.values["kind"] == "decoder" else self.begin_seq2seq
@@ -118,7 +118,7 @@ class Model:
         return written
 
     def padded(self, rows, padding):
-        """Ids and mask, int64 `(rows, length of the longest)`."""
+        """Pad rows, and return ids and mask, int64 `(rows, length of the longest)`."""
         length = max(map(len, rows))
         ids = np.full((len(rows), length), self.pad_id, "int64")
         mask = np.zeros_like(ids)
@@ -128,7 +128,7 @@ class Model:
         return ids, mask
 
     def check(self, length, max_new_tokens):
-        """ValueError for more tokens than the model has positions for."""
+        """Raise ValueError if there are more tokens than the model has positions for."""
         most = self.values["max_length"]
         of_prompt = length if self.values["kind"] == "decoder" else 0
         if max(length, of_prompt + max_new_tokens) > most:
@@ -138,14 +138,14 @@ class Model:
             )
 
     def begin_decoder(self, ids, mask):
-        """The logits behind the prompts, and a function of tokens to those behind them."""
+        """Return the logits after the prompts, and a function from tokens to the next logits."""
         past = {
             f"past_key_values.{i}.{part}": np.zeros((len(ids), heads, 0, width), "float32")
             for i, (heads, width, *_) in enumerate(self.values["cache_layers"])
             for part in ("key", "value")
         }
         positions = np.maximum(mask.cumsum(1) - 1, 0)
-        last = mask.shape[1] - 1 - mask[:, ::-1].argmax(1)  # of each row the last that is real
+        last = mask.shape[1] - 1 - mask[:, ::-1].argmax(1)  # the last real token of each row
         arrays = {"input_ids": ids, "attention_mask": mask, "position_ids": positions, **past}
         outputs = self.run("model", arrays)
 
@@ -160,7 +160,7 @@ class Model:
         return outputs["logits"][np.arange(len(ids)), last], step
 
     def begin_seq2seq(self, ids, mask):
-        """Likewise: the source is encoded, and the decoder is given its first token."""
+        """Begin a translation: encode the source and give the decoder its first token."""
         sources = {"input_ids": ids, "attention_mask": mask}
         states = self.run("encoder_model", sources)["last_hidden_state"]
         seen = {"encoder_attention_mask": mask}
@@ -170,7 +170,7 @@ class Model:
         past = as_past(outputs)
 
         def step(tokens):
-            nonlocal past  # Keys and values of the source stay.
+            nonlocal past  # The keys and values of the source do not change.
             outputs = self.run("decoder_with_past_model", {"input_ids": tokens, **seen, **past})
             past = past | as_past(outputs)
             return outputs["logits"][:, -1]
@@ -179,7 +179,7 @@ class Model:
 
 
 def check_values(values):
-    """ValueError for a folder that this program cannot read."""
+    """Raise ValueError if this program cannot read the folder."""
     version, name = values.get("version"), values.get("format")
     if version != VERSION:
         raise ValueError(
@@ -193,7 +193,7 @@ def check_values(values):
 
 
 def as_past(outputs):
-    """The cache that a graph gave, by the names under which it is taken."""
+    """Return the cache from the outputs of a graph, under the names of its inputs."""
     return {
         name.replace("present", "past_key_values"): array
         for name, array in outputs.items()

@@ -1,4 +1,4 @@
-"""What the library is for, in a minute: fits a classifier on sentences, translates, writes on.
+"""Show the library in a minute: fit a classifier on sentences, translate, continue a text.
 
     python examples/demo.py "I loved it." "It was dull."
 
@@ -25,7 +25,7 @@ flags.DEFINE_string("encoder", "minilm_l6_en", "Preset of the encoder to fine-tu
 flags.DEFINE_string("translator", "transformer_tiny_en_de", "Preset that translates.")
 flags.DEFINE_string("writer", "gpt_tiny_shakespeare", "Preset that continues a text.")
 flags.DEFINE_integer("epochs", 2, "Passes over the training sentences.", lower_bound=1)
-flags.DEFINE_integer("batch_size", 32, "Sentences of a training step.", lower_bound=1)
+flags.DEFINE_integer("batch_size", 32, "Sentences in a training step.", lower_bound=1)
 flags.DEFINE_float("learning_rate", 2e-4, "Peak of the learning rate, which then falls to 0.")
 flags.DEFINE_integer("seed", 0, "Seed of the new layer, dropout, shuffling and the continuation.")
 
@@ -47,7 +47,7 @@ PROMPT = "JULIET:\nO Romeo,"
 
 
 class OneLineAnEpoch(keras.callbacks.Callback):
-    """Prints what `fit` is at on one line, which in a terminal is written over while it runs."""
+    """Callback that prints the progress of an epoch on one line, updated in place in a terminal."""
 
     def on_epoch_begin(self, epoch, logs=None):
         self.name = f"  epoch {epoch + 1} of {self.params['epochs']}"
@@ -64,7 +64,7 @@ class OneLineAnEpoch(keras.callbacks.Callback):
 
 
 def read(name: str) -> tuple[list[str], list[int]]:
-    """The sentences and labels of one of the files of the demo."""
+    """Return the sentences and labels of one of the demo's files."""
     lines = (DATA / name).read_text(encoding="utf-8").splitlines()
     texts, labels = zip(*(line.split("\t") for line in lines), strict=True)
     return list(texts), [int(label) for label in labels]
@@ -75,12 +75,12 @@ def title(number: int, what: str, preset: str, model: keras.Model) -> None:
 
 
 def fit_classifier() -> tuple[kt.TextClassifier, float]:
-    """The classifier, and its accuracy on the held-out sentences."""
+    """Return a fitted classifier, and its accuracy on the held-out sentences."""
     (texts, labels), test = read("reviews_train.tsv"), read("reviews_test.tsv")
     classifier = kt.TextClassifier.from_preset(FLAGS.encoder, labels=LABELS)
     title(1, "Classify", FLAGS.encoder, classifier)
     print(f"   fits {len(texts)} sentences of restaurant reviews; {len(test[0])} are held out\n")
-    # Of so few sentences, each further length of batches takes longer to compile than it saves.
+    # With so few sentences a further batch length costs more to compile than it saves.
     sizes = {"batch_size": FLAGS.batch_size, "max_buckets": 2}
     train = classifier.make_dataset(texts, labels, shuffle=True, seed=FLAGS.seed, **sizes)
     steps = len(train) * FLAGS.epochs
@@ -99,11 +99,11 @@ def fit_classifier() -> tuple[kt.TextClassifier, float]:
 def main(arguments):
     started = time.time()
     keras.utils.set_random_seed(FLAGS.seed)
-    # What a backend looked for, and that the new layer is untrained, need not be said.
+    # Hide messages of the backend, and the warning that the new layer is untrained.
     absl_logging.set_verbosity(absl_logging.ERROR)
     logging.getLogger("keras_transformer").setLevel(logging.ERROR)
     for preset in (FLAGS.encoder, FLAGS.translator, FLAGS.writer):
-        resolve_preset(preset)  # A wrong name is said at once, not after the training.
+        resolve_preset(preset)  # Report a wrong name now, not after the training.
 
     classifier, accuracy = fit_classifier()
     reviews = arguments[1:] or REVIEWS
@@ -114,7 +114,7 @@ def main(arguments):
     print()
     title(2, "Translate", FLAGS.translator, translator)
     print("   trained on descriptions of photographs, in lower case; beam search\n")
-    # It learned words apart from their punctuation: "a man rides a bike ."
+    # It was trained on text with separated punctuation: "a man rides a bike ."
     german = translator.generate(
         [moses_tokenize(text) for text in ENGLISH], sampler=kt.generation.BeamSearch(num_beams=5)
     )
@@ -131,7 +131,7 @@ def main(arguments):
         sampler=kt.generation.Random(temperature=0.7, top_p=0.9),
         seed=FLAGS.seed,
     )
-    whole = text.rpartition("\n")[0] or text  # the last line is not at its end
+    whole = text.rpartition("\n")[0] or text  # drop the incomplete last line
     print("\n".join(f"  {line}".rstrip() for line in (PROMPT + whole).rstrip().splitlines()))
     print(
         f"\nDone in {time.time() - started:.0f} s on {keras.backend.backend()}: {accuracy:.1%} of "

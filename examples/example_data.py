@@ -1,4 +1,4 @@
-"""The data of the examples: from a folder when it is there, else downloaded and checked."""
+"""Read the data of the examples from a folder, or download and check it."""
 
 import gzip
 import hashlib
@@ -12,8 +12,8 @@ _DEFAULT = pathlib.Path(__file__).resolve().parents[2] / "shared" / "data"
 DATA_DIR = flags.DEFINE_string(
     "data_dir",
     str(_DEFAULT) if _DEFAULT.is_dir() else None,
-    "Folder with multi30k/, sst2/, tinyshakespeare/, cifar10/, splice/ and chorales/. What is "
-    "missing of all but images is downloaded into the Keras cache.",
+    "Folder with multi30k/, sst2/, tinyshakespeare/, cifar10/, splice/ and chorales/. Missing data "
+    "other than images is downloaded into the Keras cache.",
 )
 
 _GITHUB = "https://raw.githubusercontent.com"
@@ -26,7 +26,7 @@ _SOURCES = {
     "tinyshakespeare": f"{_GITHUB}/karpathy/char-rnn/master/data/tinyshakespeare",
 }
 
-# SHA-256 of the content, decompressed.
+# SHA-256 of the decompressed content.
 _CHECKSUMS = {
     "train.en": "460a15fbd157e34a7a9957ee388c1ca247fe47af3ef25fb50442af6c274e0fc6",
     "train.lc.norm.tok.en": "08925f8e0572bcd5a006702fc5fe20e2d77c6917d4eebd576fc20de6693c2119",
@@ -50,18 +50,18 @@ _CHECKSUMS = {
     "input.txt": "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed",
 }
 
-# SHA-256 of a part as JSON without spaces: it is the same in files of more and of fewer parts.
+# SHA-256 of a part as JSON without spaces, which does not depend on the other parts of a file.
 _CHORALES = {
     "train": "2ac0d06b53217ead1c0adc48ab7ff8e517b072dcfcc5978539d99bcbf155d238",
     "valid": "58f7a64a2542ca6ac71d1032aac8190456e88cf43d335eaab09f3a0f4d7037fe",
 }
 
-# In the order of their numbers.
+# In the order of their class numbers.
 CIFAR10_LABELS = (
     "airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck",
 )  # fmt: skip
 
-# Real text about something else: Charles Darwin, "The Voyage of the Beagle", chapter 1.
+# Real text on another subject: Charles Darwin, "The Voyage of the Beagle", chapter 1.
 BEAGLE = (
     "After having been twice driven back by heavy southwestern gales, Her Majesty's ship Beagle, "
     "a ten-gun brig, under the command of Captain Fitz Roy, R. N., sailed from Devonport on the "
@@ -74,7 +74,7 @@ BEAGLE = (
 
 
 def read(folder: str, name: str, data_dir: str | None = None) -> str:
-    """The text of one file of the data, checked.
+    """Return the text of one file of the data, after checking it.
 
     Args:
         folder: `"multi30k/raw"`, `"multi30k/tok"`, `"sst2"` or `"tinyshakespeare"`.
@@ -82,14 +82,14 @@ def read(folder: str, name: str, data_dir: str | None = None) -> str:
         data_dir: where to look first. Defaults to the flag `--data_dir`.
 
     Raises:
-        ValueError: if the content is not what its checksum says.
+        ValueError: if the content does not match its checksum.
     """
     data_dir = DATA_DIR.value if data_dir is None else data_dir
     content = _read_local(pathlib.Path(data_dir, folder, name)) if data_dir else None
     if content is None:
         origin = f"{_SOURCES[folder]}/{name}"
-        origin += ".gz" if folder == "multi30k/raw" else ""  # As the repository has them.
-        import keras  # Here, since it is for an example to import keras_transformer first.
+        origin += ".gz" if folder == "multi30k/raw" else ""  # compressed in the repository
+        import keras  # Not at the top, since examples import keras_transformer before Keras.
 
         saved_as = origin.rpartition("/")[2]
         path = keras.utils.get_file(saved_as, origin, cache_subdir=f"datasets/{folder}")
@@ -103,38 +103,38 @@ def read(folder: str, name: str, data_dir: str | None = None) -> str:
 
 
 def multi30k(split: str, language: str) -> list[str]:
-    """Image descriptions, lowercased and tokenized: split `train`, `val` or `test_2016_flickr`."""
+    """Return lowercased, tokenized image descriptions: `train`, `val` or `test_2016_flickr`."""
     return read("multi30k/tok", f"{split}.lc.norm.tok.{language}").splitlines()
 
 
 def image_descriptions() -> list[str]:
-    """29,000 English image descriptions, as they were written: the training part of Multi30k."""
+    """Return 29,000 raw English image descriptions, the training part of Multi30k."""
     return read("multi30k/raw", "train.en").splitlines()
 
 
 def sst2(split: str) -> tuple[list[str], list[int]]:
-    """Film-review sentences and their labels, 0 negative, 1 positive: split `train` or `dev`."""
+    """Return film-review sentences and labels, 0 negative, 1 positive: split `train` or `dev`."""
     rows = [line.split("\t") for line in read("sst2", f"{split}.tsv").splitlines()]
     return [text for text, _ in rows], [int(label) for _, label in rows]
 
 
 def tiny_shakespeare() -> str:
-    """1.1 million characters of Shakespeare."""
+    """Return 1.1 million characters of Shakespeare."""
     return read("tinyshakespeare", "input.txt")
 
 
 def shakespeare_speeches() -> list[tuple[str, str]]:
-    """The 7,000 speeches of tiny Shakespeare: who speaks, as the script has it, and the lines."""
+    """Return the 7,000 speeches of tiny Shakespeare: speaker, as in the script, and lines."""
     parts = (part.strip().partition(":\n") for part in tiny_shakespeare().split("\n\n"))
     return [(speaker, lines) for speaker, _, lines in parts if lines]
 
 
 def cifar10(split: str) -> tuple[list[bytes], list[str]]:
-    """Images of 32 x 32 pixels as JPEG files, and their labels: split `train` or `test_a`.
+    """Return images of 32 x 32 pixels as JPEG files, and labels: split `train` or `test_a`.
 
     From `cifar10/{split}.parquet` of `--data_dir`, with the columns `image` and `label`; or from a
-    folder `cifar10/{split}` with a folder of images for each class. CIFAR-10 (Krizhevsky 2009), in
-    a copy that is compressed as JPEG: its pixels are not quite the published ones.
+    folder `cifar10/{split}` with a folder of images for each class. This is CIFAR-10 (Krizhevsky
+    2009) compressed as JPEG, so the pixels differ a little from the published ones.
     """
     folder = pathlib.Path(DATA_DIR.value or ".", "cifar10")
     table = folder / f"{split}.parquet"
@@ -158,10 +158,10 @@ def cifar10(split: str) -> tuple[list[bytes], list[str]]:
 
 
 def spoken_digits() -> list[dict]:
-    """2,700 recordings of "zero" to "nine" by six people.
+    """Return 2,700 recordings of "zero" to "nine" by six people.
 
     Each is a dict of `audio` (the bytes of a WAV file), `digit`, `speaker`, and `index`, its number
-    among those of the same digit by the same speaker, 5 to 49.
+    among the recordings of the same digit by the same speaker, 5 to 49.
 
     From `spoken_digits/train.parquet` of `--data_dir`; or from a folder `spoken_digits` of files
     such as `7_theo_12.wav`. Free Spoken Digit Dataset, by Zohar Jackson and others, CC BY-SA 4.0;
@@ -190,7 +190,7 @@ def spoken_digits() -> list[dict]:
 
 
 def easy_vqa() -> tuple[dict[int, bytes], list[tuple[str, str, int]]]:
-    """4,000 images of a shape as PNG files, by number, and 38,575 rows about them.
+    """Return 4,000 images of a shape as PNG files, by number, and 38,575 rows about them.
 
     A row is a question, its answer and the number of the image. From the folder `easy_vqa` of
     `--data_dir`: `train_images.parquet` and `train_questions.parquet`; or the `data/train` of the
@@ -217,18 +217,18 @@ def easy_vqa() -> tuple[dict[int, bytes], list[tuple[str, str, int]]]:
 
 
 def _bytes(file: bytes | dict) -> bytes:
-    """The content of a file as Parquet has it, by itself or beside its path."""
+    """Return the content of a file in a Parquet cell, which may be a dict with its path."""
     return file["bytes"] if isinstance(file, dict) else file
 
 
 def splice() -> tuple[list[str], list[str]]:
-    """Sequences of 60 bases, and their labels: `EI`, `IE` or `N`.
+    """Return sequences of 60 bases, and their labels: `EI`, `IE` or `N`.
 
     2,550 from `splice/train.data` of `--data_dir`; or all 3,190, from `splice/splice.data` there or
     downloaded. Splice-junction Gene Sequences, UCI Machine Learning Repository, CC BY 4.0.
 
     Raises:
-        ValueError: if there are not as many sequences of each label as are published.
+        ValueError: if the number of sequences of a label differs from the published one.
     """
     folder = pathlib.Path(DATA_DIR.value or ".", "splice")
     if (folder / "train.data").is_file():
@@ -251,13 +251,13 @@ def _splice_rows(text: str) -> tuple[list[str], list[str]]:
 
 
 def chorales(split: str) -> list[list[list[int]]]:
-    """Bach's chorales in sixteenths, four pitches each, -1 for silence: split `train` or `valid`.
+    """Return Bach's chorales in sixteenths, four pitches each, -1 for silence.
 
-    From `chorales/train_valid.json` of `--data_dir`, else downloaded. The split is that of
-    Boulanger-Lewandowski et al. 2012.
+    From `chorales/train_valid.json` of `--data_dir`, or downloaded. The splits, `train` and
+    `valid`, are those of Boulanger-Lewandowski et al. 2012.
 
     Raises:
-        ValueError: if the content is not what its checksum says.
+        ValueError: if the content does not match its checksum.
     """
     path = pathlib.Path(DATA_DIR.value or ".", "chorales", "train_valid.json")
     if not path.is_file():

@@ -1,13 +1,13 @@
-"""What comes next on several series: the loads of a transformer of electricity, hour by hour.
+"""Forecast several series: the hourly loads of an electricity transformer.
 
 python examples/forecasting.py --train --output runs/my_forecaster
 python examples/forecasting.py --preset runs/my_forecaster --file loads.csv --picture out.png
 
-With --train a model learns from the first 12 months of the file, and is scored on the 4 months
-behind the next 4: the mean squared and absolute errors over all windows, of values that have the
-mean 0 and the deviation 1 in the first part (Zhou et al. 2021, Nie et al. 2023). The errors on the
-4 months between are printed after each epoch. The picture has the forecast of a window of the last
-part over the truth.
+With --train a model learns from the first 12 months of the file. The next 4 months are for
+validation after each epoch, and the 4 months after them for the score: the mean squared and
+absolute errors over all windows, of values scaled to mean 0 and deviation 1 on the first part (Zhou
+et al. 2021, Nie et al. 2023). The picture shows the forecast of a window of the last part over the
+true values.
 """
 
 import pathlib
@@ -25,17 +25,19 @@ FLAGS = flags.FLAGS
 flags.DEFINE_string("preset", "patchtst_etth1_96", "Forecaster to score and draw.")
 flags.DEFINE_string("file", None, "CSV with a column of dates. Defaults to ett/ETTh1.csv.")
 flags.DEFINE_boolean("train", False, "Train a model.")
-flags.DEFINE_string("output", "runs/forecaster", "Where the trained preset goes.")
-flags.DEFINE_string("picture", "forecast.png", "Where the picture goes.")
+flags.DEFINE_string("output", "runs/forecaster", "Folder for the trained preset.")
+flags.DEFINE_string("picture", "forecast.png", "Path of the picture.")
 flags.DEFINE_integer("context", 512, "Hours that the model reads.", lower_bound=24)
 flags.DEFINE_integer("horizon", 96, "Hours that it forecasts.", lower_bound=1)
 flags.DEFINE_integer("layers", 3, "Layers of the encoder.", lower_bound=1)
-flags.DEFINE_integer("width", 16, "Width of their states.", lower_bound=4)
+flags.DEFINE_integer("width", 16, "Width of the states.", lower_bound=4)
 flags.DEFINE_integer("heads", 4, "Attention heads.", lower_bound=1)
-flags.DEFINE_float("dropout", 0.3, "Rate of dropout.")
+flags.DEFINE_float("dropout", 0.3, "Dropout rate.")
 flags.DEFINE_integer("epochs", 14, "Passes over the windows.", lower_bound=1)
-flags.DEFINE_integer("batch_size", 896, "Rows of a step, windows times channels.", lower_bound=1)
-flags.DEFINE_float("learning_rate", 2e-4, "Falls by a tenth after each epoch from the third on.")
+flags.DEFINE_integer("batch_size", 896, "Rows of a step: windows times channels.", lower_bound=1)
+flags.DEFINE_float(
+    "learning_rate", 2e-4, "Initial rate; falls by a tenth per epoch from the third."
+)
 flags.DEFINE_integer("seed", 1, "Seed of weights and order.")
 
 # Rows of the three parts: 12, 4 and 4 months of 30 days.
@@ -44,7 +46,7 @@ TRAIN, VALIDATION, TEST = (slice(a * _MONTH, b * _MONTH) for a, b in ((0, 12), (
 
 
 def read():
-    """The table, with its dates as index."""
+    """Return the table, with its dates as index."""
     import pandas
 
     path = pathlib.Path(FLAGS.file or pathlib.Path(DATA_DIR.value or ".", "ett", "ETTh1.csv"))
@@ -58,7 +60,7 @@ def read():
 
 
 def make_forecaster() -> kt.Forecaster:
-    """A model of the sizes that the flags say, with fresh weights."""
+    """Build a model with the sizes of the flags and random weights."""
     config = kt.TransformerConfig(
         kind="encoder",
         vocabulary_size=0,
@@ -79,18 +81,18 @@ def make_forecaster() -> kt.Forecaster:
         },
     )
     forecaster = kt.Forecaster(kt.models.Encoder(config), kt.SeriesProcessor(), FLAGS.horizon)
-    # The first forecast is the mean of the window, and not noise.
+    # So the first forecasts are the mean of the window, not noise.
     forecaster.output_dense.kernel.assign(ops.zeros_like(forecaster.output_dense.kernel))
     return forecaster
 
 
 def part(frame, rows: slice, context: int):
-    """The rows of a part, with the context of its first window before them."""
+    """Return the rows of a part, preceded by the context of its first window."""
     return frame.iloc[max(rows.start - context, 0) : rows.stop]
 
 
 def train(frame) -> kt.Forecaster:
-    """Trains a forecaster and saves it."""
+    """Train a forecaster and save it."""
     keras.utils.set_random_seed(FLAGS.seed)
     forecaster = make_forecaster()
     forecaster.processor.adapt(frame.iloc[TRAIN])
@@ -104,7 +106,7 @@ def train(frame) -> kt.Forecaster:
         validation_data=part(frame, VALIDATION, FLAGS.context), callbacks=[slower],
         seed=FLAGS.seed,
     )  # fmt: skip
-    # Each window is scaled by itself: without the scales of this table it takes any other.
+    # Windows are scaled one by one, so the scales of this table are not needed for other data.
     forecaster.processor.mean = forecaster.processor.std = None
     forecaster.save_to_preset(FLAGS.output, dtype="float16")
     print(f"The forecaster is in {FLAGS.output}.")
@@ -112,7 +114,7 @@ def train(frame) -> kt.Forecaster:
 
 
 def draw(forecaster: kt.Forecaster, frame) -> None:
-    """The forecast of a window of the last part, over the truth."""
+    """Draw the forecast of a window of the last part over the true values."""
     from matplotlib import pyplot
 
     context, horizon = forecaster.context_length, forecaster.horizon

@@ -1,13 +1,13 @@
-"""Text that appears as it is made, from any decoder-only preset.
+"""Stream generated text from any decoder-only preset.
 
-Without flags it is the bundled preset that continues Shakespeare's plays (language_model.py trains
-such a model).
+Without flags it uses the bundled preset that continues Shakespeare's plays (language_model.py
+trains such a model).
 
     python examples/generate.py
     python examples/generate.py --prompt "JULIET:" --temperature 0.8 --top_p 0.9 --seed 3
     python examples/generate.py --preset hf://openai-community/gpt2 --prompt "The old sailor"
 
-Ctrl-C ends a text; what was printed stays, and the model can be asked again.
+Ctrl-C ends a text; the printed part stays, and the model can be used again.
 """
 
 import time
@@ -22,11 +22,11 @@ PRESET = flags.DEFINE_string(
     "preset", "gpt_tiny_shakespeare", "Preset, folder or hf:// name of a decoder."
 )
 PROMPTS = flags.DEFINE_multi_string("prompt", ["ROMEO:", "First Citizen:"], "Texts to continue.")
-TOKENS = flags.DEFINE_integer("max_new_tokens", 80, "Longest text, in tokens.", lower_bound=1)
+TOKENS = flags.DEFINE_integer("max_new_tokens", 80, "Maximum number of new tokens.", lower_bound=1)
 TEMPERATURE = flags.DEFINE_float("temperature", 0.7, "0 for the likeliest token at every step.")
-TOP_P = flags.DEFINE_float("top_p", 0.95, "Share of the probability that is drawn from.")
+TOP_P = flags.DEFINE_float("top_p", 0.95, "Probability mass to sample from.")
 STOP = flags.DEFINE_multi_string("stop", [], "The text ends before these strings.")
-SEED = flags.DEFINE_integer("seed", 0, "Draws the same text again.")
+SEED = flags.DEFINE_integer("seed", 0, "Seed of the random choices.")
 
 
 def main(_) -> None:

@@ -1,13 +1,13 @@
-"""What is on an image: a small transformer that learned from 50,000 images of ten classes.
+"""Classify images with a small transformer trained on 50,000 images of ten classes.
 
 python examples/images.py --images photo.jpg,other.png --output images.png
 python examples/images.py --preset clip_vit_base_patch32 --labels "a cat,a dog" --images photo.jpg
 python examples/images.py --train --stem patches --epochs 20
 
-Without --train a preset classifies images, by default some of examples/data/images, and writes a
-picture of them with what it takes them for. With --labels it is a preset of images and texts, which
-knows any classes by their names (Radford et al. 2021). With --train a model is trained on CIFAR-10
-from nothing: by default a compact convolutional transformer (Hassani et al. 2021).
+Without --train a preset classifies images, by default those in examples/data/images, and a picture
+shows them with the predictions. --labels is for a preset of images and texts, which classifies into
+any named classes (Radford et al. 2021). With --train a model is trained on CIFAR-10 from scratch:
+by default a compact convolutional transformer (Hassani et al. 2021).
 """
 
 import itertools
@@ -25,36 +25,36 @@ from keras import ops
 
 FLAGS = flags.FLAGS
 flags.DEFINE_string("preset", "cct_tiny_cifar10", "Preset that classifies images.")
-flags.DEFINE_list("images", [], "Paths of images. Defaults to those of examples/data/images.")
-flags.DEFINE_list("labels", [], "Classes in any words, for a preset of images and texts.")
-flags.DEFINE_string("output", "images.png", "Where the picture goes; with --train, the preset.")
+flags.DEFINE_list("images", [], "Paths of images. Defaults to examples/data/images.")
+flags.DEFINE_list("labels", [], "Names of classes, for a preset of images and texts.")
+flags.DEFINE_string("output", "images.png", "Path of the picture; with --train, of the preset.")
 flags.DEFINE_boolean("train", False, "Train a model on CIFAR-10 and score it on unseen images.")
 flags.DEFINE_enum(
-    "stem", "convolutions", ["convolutions", "patches"], "What makes states of an image."
+    "stem", "convolutions", ["convolutions", "patches"], "Layer that turns an image into states."
 )
-flags.DEFINE_string("start", None, "Preset whose weights the training begins with.")
+flags.DEFINE_string("start", None, "Preset with the initial weights of the training.")
 flags.DEFINE_enum(
     "changes", "few", ["few", "many"],
     "What is changed of an image each time: its place and side, or its angle, size and colors too, "
     "and a part of it is erased.",
 )  # fmt: skip
 flags.DEFINE_integer("layers", 3, "Layers of the transformer.", lower_bound=1)
-flags.DEFINE_integer("width", 128, "Width of its states.", lower_bound=8)
+flags.DEFINE_integer("width", 128, "Width of the states.", lower_bound=8)
 flags.DEFINE_integer("epochs", 64, "Passes over the images.", lower_bound=1)
-flags.DEFINE_integer("batch_size", 128, "Images of a step.", lower_bound=1)
-flags.DEFINE_float("learning_rate", 2e-3, "Its peak, after 1,500 steps; then half a cosine to 0.")
-flags.DEFINE_float("label_smoothing", 0.1, "Share of a label that goes to all classes.")
+flags.DEFINE_integer("batch_size", 128, "Images in a training step.", lower_bound=1)
+flags.DEFINE_float("learning_rate", 2e-3, "Peak, after 1,500 steps; then half a cosine to 0.")
+flags.DEFINE_float("label_smoothing", 0.1, "Share of a label that is spread over all classes.")
 flags.DEFINE_enum(
     "dtype",
     "float32",
     ["float32", "mixed_bfloat16", "mixed_float16"],
-    "Precision; mixed_bfloat16 is quicker on many CPUs and GPUs.",
+    "Precision; mixed_bfloat16 is faster on many CPUs and GPUs.",
 )
 flags.DEFINE_integer("train_size", None, "Train on the first images only, for a quick look.")
 flags.DEFINE_integer("seed", 1, "Seed of weights, order and augmentation.")
-flags.DEFINE_string("work_dir", "runs/images", "Where a run that is killed goes on from.")
+flags.DEFINE_string("work_dir", "runs/images", "Folder from which a killed run is resumed.")
 
-# Of the training images, each channel.
+# Of each channel of the training images.
 MEAN, DEVIATION = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)
 _EXAMPLES = pathlib.Path(__file__).parent / "data" / "images"
 _RECIPE = (
@@ -66,7 +66,7 @@ _WARMUP = 1500
 
 @keras.saving.register_keras_serializable(package="examples")
 class HalfCosine(keras.optimizers.schedules.LearningRateSchedule):
-    """A learning rate that rises for `_WARMUP` steps, times half a cosine over all steps."""
+    """Learning rate that rises for `_WARMUP` steps, times half a cosine over all steps."""
 
     def __init__(self, peak: float, steps: int):
         self.peak, self.steps = peak, steps
@@ -81,7 +81,7 @@ class HalfCosine(keras.optimizers.schedules.LearningRateSchedule):
 
 
 def make_classifier() -> kt.ImageClassifier:
-    """A model of the sizes that the flags say, with fresh weights, or that of `--start`."""
+    """Build a model with the sizes of the flags, or load the one of `--start`."""
     if FLAGS.start:
         return kt.ImageClassifier.from_preset(FLAGS.start, dtype=FLAGS.dtype)
     stem = {"kind": FLAGS.stem, "image_size": (32, 32)}
@@ -108,7 +108,7 @@ def make_classifier() -> kt.ImageClassifier:
 
 
 def augmentation() -> list[keras.layers.Layer]:
-    """What changes the images: by up to four pixels and turned over, and with `many` much more."""
+    """Return layers that shift and flip images; with `many`, layers that change much more."""
     seeds = itertools.count(FLAGS.seed)
     layers, empty = keras.layers, {"fill_mode": "constant"}
     few = [
@@ -134,7 +134,7 @@ def augmentation() -> list[keras.layers.Layer]:
 
 
 def compile_for(classifier: kt.ImageClassifier, steps: int) -> None:
-    """AdamW, with the changes of the images that the flags say."""
+    """Compile with AdamW and the augmentation that the flags select."""
     optimizer = keras.optimizers.AdamW(
         HalfCosine(FLAGS.learning_rate, steps), weight_decay=0.05, beta_2=0.99, clipnorm=1.0
     )
@@ -145,7 +145,7 @@ def compile_for(classifier: kt.ImageClassifier, steps: int) -> None:
 
 
 def train() -> None:
-    """Trains a classifier, scores it on images that it has not seen, and saves it."""
+    """Train a classifier, score it on unseen images, and save it."""
     check_recipe(pathlib.Path(FLAGS.work_dir), values(_RECIPE))
     keras.utils.set_random_seed(FLAGS.seed)
     classifier = make_classifier()
@@ -173,7 +173,7 @@ def train() -> None:
 
 
 def look() -> None:
-    """Classifies images, prints what each is taken for, and draws them."""
+    """Classify images, print the predictions, and draw the images."""
     paths = FLAGS.images or sorted(map(str, _EXAMPLES.glob("*")))
     if FLAGS.labels:
         embedder = kt.ImageEmbedder.from_preset(FLAGS.preset)
@@ -188,7 +188,7 @@ def look() -> None:
 
 
 def draw(paths: list[str], found: list) -> None:
-    """The images side by side, each over bars of its likeliest classes."""
+    """Draw the images side by side, each above bars of its likeliest classes."""
     from matplotlib import pyplot
 
     columns = min(len(paths), 5)

@@ -1,12 +1,12 @@
-"""Trains a decoder-only model on tiny Shakespeare, and continues prompts before and after.
+"""Train a decoder-only model on tiny Shakespeare, and continue prompts before and after.
 
     python examples/language_model.py --output my_model
     keras-transformer generate --preset my_model "ROMEO:"
 
-The text is cut into windows that overlap. The loss is given in nats a character, so that models
-with other vocabularies can be compared: on the last tenth of the text, each token with at least
-half a window before it. Killed and started again with the same flags and a --work_dir, it goes on.
-What the preset gpt_tiny_shakespeare was trained with: make reproduce PRESET=gpt_tiny_shakespeare
+The text is cut into overlapping windows. The loss is measured on the last tenth of the text, for
+tokens with at least half a window before them, in nats per character, so that models with other
+vocabularies can be compared. If it is killed and started again with the same flags and a
+--work_dir, it resumes. To train the preset again: make reproduce PRESET=gpt_tiny_shakespeare
 """
 
 import pathlib
@@ -22,9 +22,11 @@ import numpy as np
 from absl import flags
 
 FLAGS = flags.FLAGS
-flags.DEFINE_integer("epochs", 3, "Passes over the windows, each token twice.", lower_bound=1)
-flags.DEFINE_integer("batch_size", 16, "Windows of a training step.", lower_bound=1)
-flags.DEFINE_integer("window", 128, "Tokens of a window.", lower_bound=8)
+flags.DEFINE_integer(
+    "epochs", 3, "Passes over the windows, which have each token twice.", lower_bound=1
+)
+flags.DEFINE_integer("batch_size", 16, "Windows in a training step.", lower_bound=1)
+flags.DEFINE_integer("window", 128, "Tokens in a window.", lower_bound=8)
 flags.DEFINE_integer("vocabulary_size", 512, "Tokens of the vocabulary.", lower_bound=300)
 flags.DEFINE_integer("layers", 4, "Blocks of the model.", lower_bound=1)
 flags.DEFINE_integer("width", 128, "Width of the model, a multiple of 64.", lower_bound=64)
@@ -32,10 +34,10 @@ flags.DEFINE_float("dropout", 0.1, "Dropout rate.")
 flags.DEFINE_float("learning_rate", 3e-3, "Peak of the learning rate, which then falls to 0.")
 flags.DEFINE_integer("train_size", None, "Use the first characters only, for a quick look.")
 flags.DEFINE_integer("seed", 0, "Seed of weights, dropout and shuffling.")
-flags.DEFINE_string("work_dir", None, "Checkpoints of the run. By default a temporary folder.")
+flags.DEFINE_string("work_dir", None, "Folder for checkpoints. Defaults to a temporary one.")
 flags.DEFINE_string("output", None, "Save the model as a preset here.")
 
-# What makes the training again.
+# The flags that define the training.
 RECIPE = (
     "epochs batch_size window vocabulary_size layers width dropout learning_rate train_size seed"
 )
@@ -43,7 +45,7 @@ PROMPTS = ["ROMEO:\nO", "KING RICHARD III:\nNow", "First Citizen:\nWhat", "JULIE
 
 
 def build(tokenizer: kt.Tokenizer) -> kt.CausalLM:
-    """The model: rotary positions, RMS norm, gated feed-forward, as of today's language models."""
+    """Build a decoder like current language models: rotary positions, RMSNorm, gated layers."""
     config = kt.TransformerConfig(
         kind="decoder",
         vocabulary_size=tokenizer.vocabulary_size,
@@ -66,13 +68,13 @@ def build(tokenizer: kt.Tokenizer) -> kt.CausalLM:
 
 
 def windows(ids: np.ndarray) -> kt.data.TokenRows:
-    """Rows of one token more than a window, each beginning in the middle of the one before."""
+    """Return rows one token longer than a window; each begins in the middle of the one before."""
     starts = np.arange(0, max(1, len(ids) - FLAGS.window // 2), FLAGS.window // 2)
     return kt.data.TokenRows(ids, np.minimum(FLAGS.window + 1, len(ids) - starts), starts)
 
 
 def dataset(rows: kt.data.TokenRows, **options) -> kt.data.BucketedDataset:
-    """Batches of windows, whose targets are the next tokens."""
+    """Return batches of windows, whose targets are the next tokens."""
     objective = kt.training.NextToken()
     return kt.data.BucketedDataset(
         objective.columns(rows), objective, batch_size=FLAGS.batch_size, max_buckets=1, **options
@@ -80,7 +82,7 @@ def dataset(rows: kt.data.TokenRows, **options) -> kt.data.BucketedDataset:
 
 
 def nats_per_character(lm: kt.CausalLM, ids: np.ndarray) -> float:
-    """The loss on a text, of tokens that have at least half a window before them."""
+    """Return the loss on a text, for tokens with at least half a window before them."""
     scores = lm.score([row.tolist() for row in windows(ids)], per_token=True)
     half = FLAGS.window // 2
     new = [scores[0], *(row[half:] for row in scores[1:])]
@@ -88,7 +90,7 @@ def nats_per_character(lm: kt.CausalLM, ids: np.ndarray) -> float:
 
 
 def show(lm: kt.CausalLM, title: str):
-    """Prints what the model makes of the prompts."""
+    """Print the continuations of the prompts."""
     print(f"\n{title}\n")
     sampler = kt.generation.Random(temperature=0.8, top_p=0.95)
     texts = lm.generate(PROMPTS, max_new_tokens=60, sampler=sampler, seed=0, return_prompt=True)
@@ -109,7 +111,7 @@ def train(work_dir: pathlib.Path):
     check_recipe(work_dir, values(RECIPE))
     text = tiny_shakespeare()[: FLAGS.train_size]
     training, held_out = text[: len(text) * 9 // 10], text[len(text) * 9 // 10 :]
-    # No end of a text is ever seen; a continuation keeps the space that it starts with.
+    # The model never sees the end of a text; a continuation keeps its leading space.
     tokenizer = kt.Tokenizer.train(
         training.split("\n\n"),
         vocabulary_size=FLAGS.vocabulary_size,
@@ -146,7 +148,7 @@ def train(work_dir: pathlib.Path):
         callbacks=[
             kt.training.Throughput(batches),
             checkpoints,
-            # Last: an epoch is over once all that belongs to it is written.
+            # Last, so that an epoch counts as finished only after everything else is written.
             kt.training.ResumableRun(work_dir, batches, every=50),
         ],
         verbose=2,

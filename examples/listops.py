@@ -1,8 +1,7 @@
-"""ListOps: nested operations on digits, made as for the Long Range Arena.
+"""Make ListOps data, nested operations on digits, as for the Long Range Arena.
 
 Source: Nangia and Bowman 2018; Tay et al. 2020, "Long Range Arena", section 2.1: trees of a depth
-of at most 10 with 2 to 10 arguments, of which those with more than 500 and fewer than 2,000 symbols
-are kept.
+of at most 10 with 2 to 10 arguments, kept if they have more than 500 and fewer than 2,000 symbols.
 """
 
 import random
@@ -21,7 +20,7 @@ _SHARE_OF_DIGITS = 0.75
 
 
 def tree(rng: random.Random, depth: int = 1) -> tuple[list[str], int]:
-    """The symbols of a random tree, and its value, a digit."""
+    """Return the symbols of a random tree, and its value, a digit."""
     if depth == _MOST_DEPTH or rng.random() < _SHARE_OF_DIGITS:
         value = rng.randrange(10)
         return [str(value)], value
@@ -37,10 +36,10 @@ def tree(rng: random.Random, depth: int = 1) -> tuple[list[str], int]:
 def examples(
     count: int, seed: int, least: int = 500, most: int = 2000, depth: int = 1
 ) -> tuple[list[str], list[int]]:
-    """So many different trees as texts, and their values.
+    """Return `count` different trees as texts, and their values.
 
-    A text has more than `least` and fewer than `most` symbols. Trees that begin at a `depth` over 1
-    have so many levels less.
+    A text has more than `least` and fewer than `most` symbols. A tree that begins at a `depth` over
+    1 has correspondingly fewer levels.
     """
     rng = random.Random(seed)
     found: dict[str, int] = {}

@@ -1,15 +1,16 @@
-"""ListOps of the Long Range Arena: a small encoder with full attention, and one with a window.
+"""Train small encoders on ListOps (Long Range Arena), with full attention and with a window.
 
 python examples/long_documents.py --train_size=2000 --short_size=20000
 python examples/long_documents.py --work_dir=run --output=listops_small
 make reproduce PRESET=listops_small
 
 A text is a nested list of operations on digits, 500 to 2,000 symbols long, and its class is the
-value, 0 to 9. With a window a symbol sees some of its neighbours, and the first token, whose state
-is read, sees all and is seen by all. Both models have as many weights. What an operation does they
-learn first, from lists of up to 150 symbols (--short_size), of which twenty cost what a long one
-does. The published models have four layers of width 512 and 160,000 long texts to learn from; these
-are smaller. The memory is that of the process: for that of one kind alone give --attention.
+value, 0 to 9. With a window a symbol attends to some of its neighbours; the first
+token, whose state is classified, is global. Both models have the same number of weights. They first
+learn the operations from lists of up to 150 symbols (--short_size), twenty of which cost as much as
+a long one. The published models have four layers of width 512 and 160,000 long training texts;
+these models are smaller. The printed memory is that of the whole process: to measure one kind of
+attention by itself give --attention.
 """
 
 import pathlib
@@ -28,20 +29,20 @@ from absl import flags
 FLAGS = flags.FLAGS
 flags.DEFINE_enum("attention", "both", ["both", "window", "full"], "What to train.")
 flags.DEFINE_integer("train_size", 96_000, "Texts to train on.", lower_bound=1)
-flags.DEFINE_integer("short_size", 400_000, "Short texts to train on before.", lower_bound=0)
+flags.DEFINE_integer("short_size", 400_000, "Short texts to train on first.", lower_bound=0)
 flags.DEFINE_integer("test_size", 2000, "Texts to test on.", lower_bound=1)
-flags.DEFINE_integer("longest", 2000, "Texts have fewer symbols.", lower_bound=20)
-flags.DEFINE_integer("shortest", 500, "Texts have more symbols.", lower_bound=1)
+flags.DEFINE_integer("longest", 2000, "Texts have fewer symbols than this.", lower_bound=20)
+flags.DEFINE_integer("shortest", 500, "Texts have more symbols than this.", lower_bound=1)
 flags.DEFINE_integer("epochs", 1, "Passes over the texts.", lower_bound=1)
 flags.DEFINE_integer(
-    "batch_size", 32, "Texts of a training step, of short ones four times as many.", lower_bound=1
+    "batch_size", 32, "Texts in a training step; four times as many short ones.", lower_bound=1
 )
 flags.DEFINE_integer("layers", 4, "Blocks of the model.", lower_bound=1)
 flags.DEFINE_integer("width", 128, "Width of the model, a multiple of 32.", lower_bound=32)
-flags.DEFINE_integer("window", 65, "A symbol sees those less than so many places away.")
+flags.DEFINE_integer("window", 65, "A symbol attends to places nearer than this.")
 flags.DEFINE_float("learning_rate", 1e-3, "Peak of the learning rate, which then falls to 0.")
 flags.DEFINE_integer("seed", 0, "Seed of the texts, of weights and of shuffling.")
-flags.DEFINE_string("work_dir", None, "Checkpoints of the runs. By default a temporary folder.")
+flags.DEFINE_string("work_dir", None, "Folder for checkpoints. Defaults to a temporary one.")
 flags.DEFINE_string("output", None, "Save the better model as a preset here.")
 
 RECIPE = (
@@ -60,7 +61,7 @@ PUBLISHED = {
 
 
 def make_tokenizer() -> kt.Tokenizer:
-    """A token for each symbol, and one in front of a text."""
+    """Make a tokenizer with a token for each symbol, and one before a text."""
     words = ["[PAD]", "[UNK]", "[CLS]", *SYMBOLS]
     backend = tokenizers.Tokenizer(
         tokenizers.models.WordLevel({word: i for i, word in enumerate(words)}, "[UNK]")
@@ -73,7 +74,7 @@ def make_tokenizer() -> kt.Tokenizer:
 
 
 def build(attention: str) -> kt.TextClassifier:
-    """The classifier, with a window or without."""
+    """Build the classifier, with or without a window."""
     tokenizer = make_tokenizer()
     near = {"window": FLAGS.window, "global_tokens": 1} if attention == "window" else {}
     config = kt.TransformerConfig(
@@ -93,7 +94,7 @@ def build(attention: str) -> kt.TextClassifier:
 
 
 class Memory(keras.callbacks.Callback):
-    """The most memory that the process has behind a step, in MB, where the system tells it."""
+    """Callback that records the largest memory of the process after a step, in MB, if known."""
 
     def __init__(self):
         super().__init__()
@@ -108,7 +109,7 @@ class Memory(keras.callbacks.Callback):
 
 
 def stages(lengths: dict) -> dict[str, tuple[int, int, dict]]:
-    """The texts that are learned from, short ones first: how many, in a step, and their bounds."""
+    """Return the stages of training, short texts first: number, batch size and length bounds."""
     short = {"least": 10, "most": 150, "depth": 7}
     both = {
         "short": (FLAGS.short_size, 4 * FLAGS.batch_size, short),
@@ -118,7 +119,7 @@ def stages(lengths: dict) -> dict[str, tuple[int, int, dict]]:
 
 
 def train(attention: str, folder: pathlib.Path) -> tuple[kt.TextClassifier, float, float, float]:
-    """A classifier, its test accuracy, tokens a second in training, and memory in MB."""
+    """Return a classifier, its test accuracy, training tokens per second, and memory in MB."""
     keras.utils.set_random_seed(FLAGS.seed)
     classifier = build(attention)
     lengths = {"least": FLAGS.shortest, "most": FLAGS.longest}

@@ -1,13 +1,13 @@
-"""Chorales in four voices: a small decoder that learned from 229 of Bach's, and goes on.
+"""Write chorales in four voices with a small decoder trained on 229 of Bach's.
 
-python examples/music.py --output new                          a new one
-python examples/music.py --chorale 3                           goes on with one that it never saw
+python examples/music.py --output new                          writes a new one
+python examples/music.py --chorale 3                           continues an unseen one
 python examples/music.py --train --output my_chorales
 
-Without --train a preset writes a chorale: as MIDI and WAV to hear, and as a piano roll to see; and
-what can be counted of it is printed beside the chorales that the model never saw. With --train a
-decoder is trained, and an LSTM with as many weights on the same batches, and both are scored on
-those chorales. Killed and started again with the same flags and a --work_dir, it goes on.
+Without --train a preset writes a chorale, as MIDI and WAV to hear and as a piano roll to see, and
+its statistics are printed next to those of unseen chorales. With --train a decoder is trained, and
+an LSTM with as many weights on the same batches, and both are scored on the unseen chorales. If it
+is killed and started again with the same flags and a --work_dir, it resumes.
 """
 
 import itertools
@@ -41,35 +41,35 @@ flags.DEFINE_string("preset", "chorales", "Preset that writes.")
 flags.DEFINE_string(
     "output", "chorale", "Path of the files, without .mid; with --train, the preset."
 )
-flags.DEFINE_integer("chorale", None, "Go on with this chorale of the validation part.")
-flags.DEFINE_integer("beats", 16, "Quarters of it that are given.", lower_bound=1)
-flags.DEFINE_integer("new_beats", 48, "Quarters to write.", lower_bound=1)
-flags.DEFINE_float("temperature", 0.9, "Below 1 likelier notes are likelier still.")
-flags.DEFINE_float("top_p", 0.97, "Drawn from the likeliest notes, which together have so much.")
-flags.DEFINE_boolean("train", False, "Train a decoder, and an LSTM beside it.")
+flags.DEFINE_integer("chorale", None, "Number of the validation chorale to continue.")
+flags.DEFINE_integer("beats", 16, "Quarter notes of it that are given.", lower_bound=1)
+flags.DEFINE_integer("new_beats", 48, "Quarter notes to write.", lower_bound=1)
+flags.DEFINE_float("temperature", 0.9, "Temperature; below 1 favours likely notes.")
+flags.DEFINE_float("top_p", 0.97, "Probability mass of the notes to sample from.")
+flags.DEFINE_boolean("train", False, "Train a decoder, and an LSTM for comparison.")
 flags.DEFINE_boolean("lstm", True, "With --train, train the LSTM too.")
 flags.DEFINE_integer("layers", 4, "Blocks of the decoder.", lower_bound=1)
-flags.DEFINE_integer("width", 128, "Width of its states, a multiple of 32.", lower_bound=32)
-flags.DEFINE_integer("window", 256, "A note sees as many symbols.", lower_bound=8)
-flags.DEFINE_integer("row", 24, "Quarters of a row that is trained on.", lower_bound=2)
+flags.DEFINE_integer("width", 128, "Width of the states, a multiple of 32.", lower_bound=32)
+flags.DEFINE_integer("window", 256, "Number of symbols that a note attends to.", lower_bound=8)
+flags.DEFINE_integer("row", 24, "Quarter notes in a training row.", lower_bound=2)
 flags.DEFINE_integer("epochs", 2, "Passes over all transpositions of the chorales.", lower_bound=1)
-flags.DEFINE_integer("batch_size", 16, "Rows of a step.", lower_bound=1)
-flags.DEFINE_float("learning_rate", 3e-3, "Its peak, which then falls to 0.")
+flags.DEFINE_integer("batch_size", 16, "Rows in a training step.", lower_bound=1)
+flags.DEFINE_float("learning_rate", 3e-3, "Peak of the learning rate, which then falls to 0.")
 flags.DEFINE_float("dropout", 0.1, "Dropout rate.")
 flags.DEFINE_integer("train_size", None, "Use the first chorales only, for a quick look.")
-flags.DEFINE_integer("seed", 0, "Seed of weights, rows, dropout, and of what is drawn.")
-flags.DEFINE_string("work_dir", None, "Where a run that is killed goes on from.")
+flags.DEFINE_integer("seed", 0, "Seed of weights, rows, dropout and sampling.")
+flags.DEFINE_string("work_dir", None, "Folder from which a killed run is resumed.")
 
 _RECIPE = "layers width window row epochs batch_size learning_rate dropout train_size seed"
 
 
 def make_tokenizer() -> kt.Tokenizer:
-    """A token for each voice and pitch, with one in front of a chorale and one behind it."""
+    """Make a tokenizer with a token for each voice and pitch, and for start and end."""
     return kt.Tokenizer.of_symbols(SYMBOLS, template="start_end")
 
 
 def make_decoder(tokenizer: kt.Tokenizer) -> kt.CausalLM:
-    """The model: rotary positions, RMS norm, gated feed-forward, and a window on what was."""
+    """Build a decoder with rotary positions, RMSNorm, gated feed-forward layers and a window."""
     config = kt.TransformerConfig(
         kind="decoder",
         vocabulary_size=tokenizer.vocabulary_size,
@@ -93,7 +93,7 @@ def make_decoder(tokenizer: kt.Tokenizer) -> kt.CausalLM:
 
 
 def make_lstm(vocabulary_size: int, weights: int) -> keras.Model:
-    """Two LSTM layers behind an embedding, with about so many weights in all."""
+    """Make two LSTM layers after an embedding, with about `weights` weights in all."""
 
     def count(units):
         embedding, output = vocabulary_size * FLAGS.width, (units + 1) * vocabulary_size
@@ -112,21 +112,21 @@ def make_lstm(vocabulary_size: int, weights: int) -> keras.Model:
 
 
 def rows_of(pieces: list, tokenizer: kt.Tokenizer, seed: int) -> kt.data.TokenRows:
-    """Rows of some quarters of each chorale in every key that fits, cut at quarters."""
+    """Return rows of some quarter notes of each chorale in every key that fits."""
     random, beat = np.random.default_rng(seed), tokenizer.encode(BEAT, special_tokens=False)[0]
     ranges, rows = voice_ranges(pieces), []
     for piece in pieces:
         for moved in transpositions(piece, ranges):
             ids = np.array(tokenizer.encode(to_text(moved)))
             begins = np.flatnonzero(ids == beat)[random.integers(1, FLAGS.row + 1) :: FLAGS.row]
-            # The last token of a row is the first of the next: nothing goes unpredicted.
+            # The last token of a row is the first of the next, so that every token is predicted.
             bounds = [0, *begins.tolist(), len(ids) - 1]
             rows += [ids[a : b + 1].tolist() for a, b in itertools.pairwise(bounds)]
-    return kt.data.TokenRows.of([row for row in rows if len(row) > 1])
+    return kt.data.TokenRows.from_lists([row for row in rows if len(row) > 1])
 
 
 def batches(rows: kt.data.TokenRows) -> kt.data.BucketedDataset:
-    """Batches of rows, whose targets are the next tokens."""
+    """Return batches of rows, whose targets are the next tokens."""
     objective = kt.training.NextToken()
     return kt.data.BucketedDataset(
         objective.columns(rows), objective, batch_size=FLAGS.batch_size, max_buckets=2,
@@ -135,7 +135,7 @@ def batches(rows: kt.data.TokenRows) -> kt.data.BucketedDataset:
 
 
 def nats_a_note(scores: list[np.ndarray], rows: list[list[int]], tokenizer: kt.Tokenizer) -> float:
-    """The loss of the notes: what stands at quarters and at the end does not count."""
+    """Return the loss per note, without the symbols for quarter notes and the end."""
     notes = set(range(tokenizer.vocabulary_size)) - set(tokenizer.special_ids)
     notes -= set(tokenizer.encode(BEAT, special_tokens=False))
     found = [score[np.isin(row[1:], list(notes))] for score, row in zip(scores, rows, strict=True)]
@@ -143,7 +143,7 @@ def nats_a_note(scores: list[np.ndarray], rows: list[list[int]], tokenizer: kt.T
 
 
 def scores_of_lstm(model: keras.Model, rows: list[list[int]]) -> list[np.ndarray]:
-    """The log-probability of each token but the first, each row read as a whole."""
+    """Return the log-probability of each token but the first, reading each row as a whole."""
     scores = []
     longest = max(map(len, rows)) - 1
     for begin in range(0, len(rows), 8):
@@ -158,7 +158,7 @@ def scores_of_lstm(model: keras.Model, rows: list[list[int]]) -> list[np.ndarray
 
 
 def fit(model: keras.Model, dataset: kt.data.BucketedDataset, folder: pathlib.Path, loss) -> None:
-    """Trains a model; both are trained alike."""
+    """Train a model; the decoder and the LSTM are trained alike."""
     steps = len(dataset) * FLAGS.epochs
     rate = kt.training.LinearDecay(FLAGS.learning_rate, steps, warmup_steps=steps // 20)
     optimizer = keras.optimizers.AdamW(rate, weight_decay=0.1, beta_2=0.98, global_clipnorm=1.0)
@@ -170,7 +170,7 @@ def fit(model: keras.Model, dataset: kt.data.BucketedDataset, folder: pathlib.Pa
 
 
 def train(work_dir: pathlib.Path) -> None:
-    """Trains the decoder and the LSTM, scores them on unseen chorales, and saves the decoder."""
+    """Train the decoder and the LSTM, score them on unseen chorales, and save the decoder."""
     tokenizer = make_tokenizer()
     pieces = chorales("train")[: FLAGS.train_size]
     unseen = chorales("valid")[: FLAGS.train_size]
@@ -201,13 +201,13 @@ def train(work_dir: pathlib.Path) -> None:
 
 
 def write() -> None:
-    """Writes a chorale, or goes on with one; prints what can be counted of it."""
+    """Write a chorale, or continue one, and print its statistics."""
     lm = kt.CausalLM.from_preset(FLAGS.preset)
     prompt = ""
     if FLAGS.chorale is not None:
         unseen = chorales("valid")
         if not 0 <= FLAGS.chorale < len(unseen):
-            raise app.UsageError(f"--chorale is from 0 to {len(unseen) - 1}.")
+            raise app.UsageError(f"--chorale must be from 0 to {len(unseen) - 1}.")
         prompt = to_text(unseen[FLAGS.chorale][: FLAGS.beats * STEPS_PER_BEAT])
     sampler = kt.generation.Random(temperature=FLAGS.temperature, top_p=FLAGS.top_p)
     text = lm.generate(

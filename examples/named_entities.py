@@ -1,11 +1,11 @@
-"""Finds the names of persons and places in a text, with their characters.
+"""Find the names of persons and places in a text, with their character positions.
 
     python examples/named_entities.py --output my_recognizer "I met Romeo in Verona."
 
-trains on Shakespeare's plays. Nobody has labelled them, but the scripts name who speaks ("ROMEO:"),
-so these names are known to be persons where the lines have them; places are in a short list. Some
-of the names are held out: no sentence of the training has them, so that they must be found by what
-stands around them. (MiniLM reads lower case: it does not see that names have a capital.)
+trains on Shakespeare's plays. They are not labelled, but the scripts name the speakers ("ROMEO:"),
+so these names are known to be persons when they occur in the lines; places are in a short list.
+Some names are held out: no training sentence has them, so they must be found by their context.
+(MiniLM reads lower case, so it does not see that names are capitalized.)
 
 A preset that recognizes entities already needs no training:
 
@@ -31,16 +31,16 @@ from absl import flags
 FLAGS = flags.FLAGS
 flags.DEFINE_string("encoder", "minilm_l6_en", "Preset of the encoder to train.")
 flags.DEFINE_integer("epochs", 2, "Passes over the training sentences.", lower_bound=1)
-flags.DEFINE_integer("batch_size", 32, "Sentences of a training step.", lower_bound=1)
+flags.DEFINE_integer("batch_size", 32, "Sentences in a training step.", lower_bound=1)
 flags.DEFINE_float("learning_rate", 3e-4, "Peak of the learning rate, which then falls to 0.")
-flags.DEFINE_integer("train_size", None, "Train on so many sentences only, for a quick look.")
-flags.DEFINE_integer("test_size", None, "Test on so many held-out sentences only, likewise.")
+flags.DEFINE_integer("train_size", None, "Number of training sentences, for a quick look.")
+flags.DEFINE_integer("test_size", None, "Number of held-out sentences to test on.")
 flags.DEFINE_integer("seed", 0, "Seed of what is held out, new weights, dropout and shuffling.")
 flags.DEFINE_string("output", None, "Save the trained recognizer as a preset here.")
 flags.DEFINE_string("preset", None, "Do not train: use this preset, which recognizes entities.")
 
-# Persons that the lines name and that never speak, or only under another name. Neither list is
-# complete, and what is missing counts as no name.
+# Persons in the lines who never speak, or only under another name. Neither list is complete, and
+# a missing name counts as an ordinary word.
 PERSONS = """
 Adam Brandon Caesar Caius Cambio Cobham Doricles Forrest Francis Harry Hector Hereford Isabel Jack
 Julius Kate Lancaster Licio Lodowick Lucy Minola Ned Pembroke Plantagenet Ragozine Robert Rosaline
@@ -67,17 +67,17 @@ class Sentence(NamedTuple):
 
 
 def names_of_speakers(speeches: list[tuple[str, str]]) -> set[str]:
-    """The words of the names of those who speak: of "KING RICHARD II" it is "Richard"."""
+    """Return the names in the speakers' designations: "Richard" for "KING RICHARD II"."""
     words = Counter(re.findall(r"(?<=[a-z,] )[A-Za-z]+", "\n".join(text for _, text in speeches)))
-    # Who has a name is in capitals ("ROMEO"), others are not ("First Citizen"). "KING" and "OF"
-    # are no names: within a sentence they are mostly written small.
+    # Names are in capitals ("ROMEO"), other speakers are not ("First Citizen"). "KING" and "OF"
+    # are not names: within a sentence they are mostly in lower case.
     speakers = {speaker for speaker, _ in speeches if speaker.isupper()}
     parts = {part.capitalize() for speaker in speakers for part in re.findall("[A-Z]+", speaker)}
     return {part for part in parts if words[part] > words[part.lower()]} - {"Archbishop", "Earl"}
 
 
 def make_data(seed: int) -> tuple[list[Sentence], list[Sentence], set[str]]:
-    """Sentences to train on, sentences to test on, and the names that only the latter have."""
+    """Return training sentences, test sentences, and the names that only the latter have."""
     speeches = shakespeare_speeches()
     draw = random.Random(seed)
     persons = sorted(names_of_speakers(speeches) | set(PERSONS.split()))
@@ -100,7 +100,7 @@ def make_data(seed: int) -> tuple[list[Sentence], list[Sentence], set[str]]:
                 test.append(Sentence(text, entities, new))
             else:
                 train.append(Sentence(text, entities, new))
-    # Most sentences have no name. As many as have one are enough.
+    # Most sentences have no name. Keep as many of them as have one.
     with_names = [sentence for sentence in train if sentence.entities]
     without = [sentence for sentence in train if not sentence.entities]
     train = with_names + draw.sample(without, len(with_names))
@@ -110,7 +110,7 @@ def make_data(seed: int) -> tuple[list[Sentence], list[Sentence], set[str]]:
 
 
 def train(sentences: list[Sentence]) -> kt.TokenClassifier:
-    """A recognizer of persons and places, from an encoder and labelled sentences."""
+    """Train a recognizer of persons and places on labelled sentences."""
     recognizer = kt.TokenClassifier.from_preset(FLAGS.encoder, labels=LABELS)
     texts, entities, _ = map(list, zip(*sentences, strict=True))
     steps = -(-len(texts) // FLAGS.batch_size) * FLAGS.epochs
@@ -122,7 +122,7 @@ def train(sentences: list[Sentence]) -> kt.TokenClassifier:
 
 
 def print_scores(sentences: list[Sentence], recognized: list[list]):
-    """Prints how well the names were found: exactly these characters, with this label."""
+    """Print how many names were found with exactly the right characters and label."""
     wanted = {
         (number, *entity): new
         for number, sentence in enumerate(sentences)
@@ -138,7 +138,7 @@ def print_scores(sentences: list[Sentence], recognized: list[list]):
         "all": lambda key: True,
         "persons": lambda key: key[3] == "person",
         "places": lambda key: key[3] == "place",
-        # What is marked wrongly is neither seen nor never seen, and counts in both rows.
+        # Wrongly marked spans belong to neither seen nor unseen names, so both rows count them.
         "seen in the training": lambda key: not wanted.get(key, False),
         "never seen": lambda key: wanted.get(key, True),
     }.items():
@@ -157,7 +157,7 @@ def print_scores(sentences: list[Sentence], recognized: list[list]):
 
 
 def print_entities(text: str, entities: list, held_out: set[str] = frozenset()):
-    """Prints a text and below it what was found in it."""
+    """Print a text, and below it the entities found in it."""
     print("\n" + textwrap.fill(text, 98, initial_indent="  ", subsequent_indent="  "))
     for entity in entities:
         new = "  (never seen)" if not held_out.isdisjoint(entity.text.split()) else ""
@@ -168,7 +168,7 @@ def print_entities(text: str, entities: list, held_out: set[str] = frozenset()):
 
 
 def train_and_test() -> tuple[kt.TokenClassifier, list[Sentence], list[list]]:
-    """The trained recognizer, the sentences of the test, and what it found in each."""
+    """Return the trained recognizer, the test sentences, and the entities found in each."""
     keras.utils.set_random_seed(FLAGS.seed)
     sentences, test, held_out = make_data(FLAGS.seed)
     print(
@@ -190,7 +190,7 @@ def train_and_test() -> tuple[kt.TokenClassifier, list[Sentence], list[list]]:
 
 def main(arguments):
     started = time.time()
-    # That the new layer is untrained need not be said.
+    # Hide the warning that the new layer is untrained.
     logging.getLogger("keras_transformer").setLevel(logging.ERROR)
     texts = arguments[1:] or [BEAGLE]
     if FLAGS.preset:

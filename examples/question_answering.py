@@ -1,9 +1,9 @@
-"""Answers questions about a text by marking the words of it that answer them.
+"""Answer questions about a text by marking the words that answer them.
 
     python examples/question_answering.py --output my_answerer
 
-trains on scenes of Shakespeare's, where the script itself says who speaks, so that the right
-answers are known:
+trains on scenes of Shakespeare, where the script names the speakers, so that the right answers are
+known:
 
     Who says "But, soft! what light"?     ROMEO
     What does JULIET say first?           O Romeo, Romeo
@@ -13,7 +13,7 @@ questions already needs no training:
 
     python examples/question_answering.py --preset distilbert_base_en_cased_squad
 
-asks it about a page of Darwin's; --question and --context ask about another text.
+asks it about a page by Darwin; use --question and --context for another text.
 """
 
 import itertools
@@ -35,10 +35,10 @@ from absl import app, flags
 FLAGS = flags.FLAGS
 flags.DEFINE_string("encoder", "minilm_l6_en", "Preset of the encoder to train.")
 flags.DEFINE_integer("epochs", 2, "Passes over the training questions.", lower_bound=1)
-flags.DEFINE_integer("batch_size", 16, "Questions of a training step.", lower_bound=1)
+flags.DEFINE_integer("batch_size", 16, "Questions in a training step.", lower_bound=1)
 flags.DEFINE_float("learning_rate", 5e-4, "Peak of the learning rate, which then falls to 0.")
-flags.DEFINE_integer("train_size", 3000, "Training questions.", lower_bound=2)
-flags.DEFINE_integer("test_size", 400, "Held-out questions.", lower_bound=2)
+flags.DEFINE_integer("train_size", 3000, "Number of training questions.", lower_bound=2)
+flags.DEFINE_integer("test_size", 400, "Number of held-out questions.", lower_bound=2)
 flags.DEFINE_integer("seed", 0, "Seed of the questions, new weights, dropout and shuffling.")
 flags.DEFINE_string("output", None, "Save the trained answerer as a preset here.")
 flags.DEFINE_string("preset", None, "Do not train: ask this preset, which answers questions.")
@@ -70,7 +70,7 @@ class Question(NamedTuple):
 
 
 def make_questions(speeches: list[tuple[str, str]], count: int, seed: int) -> list[Question]:
-    """Questions about 3 to 5 speeches by at least 3 speakers, the two kinds in turn."""
+    """Make questions of two kinds in turn about 3 to 5 speeches by at least 3 speakers."""
     draw = random.Random(seed)
     questions: list[Question] = []
     while len(questions) < count:
@@ -85,7 +85,7 @@ def make_questions(speeches: list[tuple[str, str]], count: int, seed: int) -> li
         speaker, lines = parts[chosen].split(": ", 1)
         kind = KINDS[len(questions) % len(KINDS)]
         if kind == "what":
-            phrase = re.match(r"[^.,;:!?]+", lines)  # up to the first punctuation
+            phrase = re.match(r"[^.,;:!?]+", lines)  # up to the first punctuation mark
             said_before = speaker in [name for name, _ in scene[:chosen]]
             if said_before or not phrase or len(phrase[0].split()) > 10:
                 continue
@@ -104,12 +104,12 @@ def make_questions(speeches: list[tuple[str, str]], count: int, seed: int) -> li
 
 
 def ask(answerer: kt.QuestionAnswerer, questions: list[Question]) -> list:
-    """The answers of the model."""
+    """Return the answers of the model."""
     return answerer.answer([q.text for q in questions], [q.context for q in questions])
 
 
 def exact_matches(questions: list[Question], answers: list, kind: str) -> float:
-    """The share of the questions of a kind that are answered with the very words expected."""
+    """Return the share of questions of a kind that are answered with exactly the right words."""
     right = [
         answer.text == question.answer
         for question, answer in zip(questions, answers, strict=True)
@@ -119,7 +119,7 @@ def exact_matches(questions: list[Question], answers: list, kind: str) -> float:
 
 
 def train(answerer: kt.QuestionAnswerer, questions: list[Question]):
-    """Fits on the questions, the learning rate rising for a tenth of the steps and then falling."""
+    """Fit on the questions; the learning rate rises for a tenth of the steps, then falls."""
     steps = -(-len(questions) // FLAGS.batch_size) * FLAGS.epochs
     answerer.optimizer.learning_rate = kt.training.LinearDecay(
         FLAGS.learning_rate, steps, warmup_steps=steps // 10
@@ -133,12 +133,12 @@ def train(answerer: kt.QuestionAnswerer, questions: list[Question]):
 
 
 def one_line(text: str) -> str:
-    """A text that may go over several lines, in one."""
+    """Return a text of several lines as one line."""
     return " / ".join(text.splitlines())
 
 
 def show(questions: list[Question], answers: list):
-    """Prints questions, the speeches they are about, shortened, and the answers."""
+    """Print questions, the shortened speeches that they are about, and the answers."""
     for question, answer in zip(questions, answers, strict=True):
         print()
         for speech in question.context.split("\n"):
@@ -148,7 +148,7 @@ def show(questions: list[Question], answers: list):
 
 
 def ask_preset():
-    """Asks a preset that was trained elsewhere about a text."""
+    """Answer the questions about a text with a preset that was trained elsewhere."""
     answerer = kt.QuestionAnswerer.from_preset(FLAGS.preset)
     context = FLAGS.context or BEAGLE
     print("\n" + textwrap.fill(context, 90, initial_indent="  | ", subsequent_indent="  | "))
@@ -164,13 +164,13 @@ def main(_):
         raise app.UsageError("--question needs a --preset that answers it.")
     if FLAGS.context and not FLAGS.question:
         raise app.UsageError("--context needs a --question about it.")
-    # That the new layer is untrained need not be said: the matches before show it.
+    # Hide the warning that the new layer is untrained: the first scores show it.
     logging.getLogger("keras_transformer").setLevel(logging.ERROR)
     if FLAGS.preset:
         ask_preset()
         return
     keras.utils.set_random_seed(FLAGS.seed)
-    # No scene of the last tenth of the text is trained on.
+    # The last tenth of the text is held out.
     speeches = shakespeare_speeches()
     first_held_out = len(speeches) * 9 // 10
     questions = make_questions(speeches[:first_held_out], FLAGS.train_size, FLAGS.seed)

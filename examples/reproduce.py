@@ -1,10 +1,10 @@
-"""Runs the recipe of a result that the project publishes, and compares.
+"""Run the recipe of a published result of the project, and compare the score.
 
     python examples/reproduce.py transformer_tiny_en_de
     make reproduce PRESET=transformer_tiny_en_de
 
-A recipe is a JSON file in examples/recipes: the example that makes it, its flags for each stage of
-the training, and the score that it had. Killed and started again, it goes on where it was.
+A recipe is a JSON file in examples/recipes with the example to run, its flags for each stage of the
+training, and the score it reached. If it is killed and started again, it resumes.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""How an example starts: its flags, and a run that goes on only with the values it began with."""
+"""Start an example with its flags, and resume a run only with the values it was started with."""
 
 import json
 import os
@@ -8,15 +8,15 @@ from collections.abc import Callable
 
 from absl import app, flags
 
-# What TensorFlow found on the machine need not stand between an example's lines. Its errors do.
+# Hide TensorFlow's messages about the machine between the lines of an example, but not its errors.
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-# PyTorch's threads wait for each other asleep: where other programs want the cores too, those that
-# spin take several times as long.
+# Let PyTorch's threads sleep while they wait: if other programs use the cores too, spinning threads
+# take several times as long.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 
 def start(main: Callable) -> None:
-    """As `app.run`, which calls a question for help a failure."""
+    """Run like `app.run`, which treats a request for help as a failure."""
     app.run(main, flags_parser=_parse)
 
 
@@ -29,7 +29,7 @@ def _parse(arguments: list[str]) -> list[str]:
 
 
 def read_text(path: str | pathlib.Path) -> str:
-    """The text of a file that a flag names, with the byte order mark of some editors or without."""
+    """Return the text of a file named by a flag, with or without a byte order mark."""
     try:
         return pathlib.Path(path).read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
@@ -37,7 +37,7 @@ def read_text(path: str | pathlib.Path) -> str:
 
 
 def check_recipe(work_dir: pathlib.Path, recipe: dict) -> None:
-    """Keeps the recipe of a run in its folder, or refuses to go on with another one."""
+    """Write the recipe of a run to its folder, or refuse to resume with a different one."""
     path = work_dir / "recipe.json"
     if not path.is_file():
         work_dir.mkdir(parents=True, exist_ok=True)
@@ -55,5 +55,5 @@ def check_recipe(work_dir: pathlib.Path, recipe: dict) -> None:
 
 
 def values(names: str) -> dict:
-    """The values of flags, by name."""
+    """Return the values of flags, by name."""
     return {name: flags.FLAGS[name].value for name in names.split()}

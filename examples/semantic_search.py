@@ -1,4 +1,4 @@
-"""Semantic search: the sentences that mean nearly what a query says, whatever their words.
+"""Semantic search: find the sentences closest in meaning to a query, whatever their words.
 
     python examples/semantic_search.py "someone fixes a car" "children in the water"
     python examples/semantic_search.py --file notes.txt --cache notes.npz "when do we meet?"
@@ -24,9 +24,9 @@ FLAGS = flags.FLAGS
 flags.DEFINE_string("preset", "minilm_l6_en", "Preset that makes vectors of sentences.")
 flags.DEFINE_string("file", None, "Search the lines of this file, not the descriptions of images.")
 flags.DEFINE_integer("size", 5000, "Search the first sentences only.", lower_bound=1)
-flags.DEFINE_integer("top_k", 4, "Sentences to print for a query.", lower_bound=1)
+flags.DEFINE_integer("top_k", 4, "Number of sentences to print for a query.", lower_bound=1)
 flags.DEFINE_integer("batch_size", 32, "Sentences computed together.", lower_bound=1)
-flags.DEFINE_string("cache", None, "An .npz file: keeps the vectors for the next time.")
+flags.DEFINE_string("cache", None, "An .npz file that keeps the vectors for the next run.")
 
 QUERIES = [
     "children playing in the water",
@@ -39,19 +39,19 @@ QUERIES = [
 
 
 def read_sentences() -> list[str]:
-    """What is searched."""
+    """Return the sentences to search."""
     if FLAGS.file is None:
         return image_descriptions()[: FLAGS.size]
     lines = read_text(FLAGS.file).splitlines()
     sentences = [line.strip() for line in lines if line.strip()][: FLAGS.size]
     if not sentences:
-        raise app.UsageError(f"{FLAGS.file} has no line to search.")
+        raise app.UsageError(f"{FLAGS.file} has no lines to search.")
     return sentences
 
 
 def embed(embedder: kt.TextEmbedder, sentences: list[str]) -> np.ndarray:
-    """Vectors of length 1, `(sentences, width)`: from the cache, if it holds these sentences'."""
-    # Vectors of other sentences, or by another model, must not be taken for these.
+    """Return vectors of length 1, `(sentences, width)`, from the cache if it has them."""
+    # Vectors of other sentences, or of another model, must not be mistaken for these.
     key = hashlib.sha256("\n".join([FLAGS.preset, *sentences]).encode()).hexdigest()
     cache = pathlib.Path(FLAGS.cache) if FLAGS.cache else None
     if cache and cache.is_file():
@@ -69,18 +69,18 @@ def embed(embedder: kt.TextEmbedder, sentences: list[str]) -> np.ndarray:
         f"sentences/s, compilation included; {vectors.shape[1]} numbers each.\n"
     )
     if cache:
-        with open(cache, "wb") as file:  # By name, `savez` might append a suffix.
+        with open(cache, "wb") as file:  # Given a name, `savez` might append a suffix.
             np.savez(file, vectors=vectors, key=key)
     return vectors
 
 
 def normalized(vectors: np.ndarray) -> np.ndarray:
-    """Vectors of length 1: their dot product is the cosine of the angle between them."""
+    """Scale vectors to length 1, so that their dot product is the cosine of the angle."""
     return vectors / np.linalg.norm(vectors, axis=-1, keepdims=True)
 
 
 def search(embedder: kt.TextEmbedder, vectors: np.ndarray, query: str) -> list[tuple[float, int]]:
-    """The cosine and the place of each of the nearest sentences, the nearest first."""
+    """Return the cosine and the index of the nearest sentences, the nearest first."""
     cosines = vectors @ normalized(embedder.predict([query], verbose=0))[0]
     nearest = np.argsort(-cosines, kind="stable")[: FLAGS.top_k]
     return [(float(cosines[place]), int(place)) for place in nearest]
@@ -96,7 +96,7 @@ def main(arguments):
         for cosine, place in search(embedder, vectors, query):
             print(f"  {cosine:6.3f}  {sentences[place]}")
         print()
-    # Once more: the first time a length occurs, the model is compiled for it.
+    # Again, since the model is compiled the first time that a length occurs.
     seconds = []
     for query in queries:
         started = time.perf_counter()

@@ -1,4 +1,4 @@
-"""Recall and speed by length: recurrent networks, attention to a window, attention to all."""
+"""Compare recall and speed by length: recurrent networks, window attention, full attention."""
 
 import time
 from collections.abc import Callable
@@ -14,7 +14,7 @@ _SYMBOLS = 16
 
 
 def decoder(vocabulary: int, width: int, window: int | None = None) -> keras.Model:
-    """Two blocks that see what came before: all of it, or so many places."""
+    """Make two blocks that attend to all earlier tokens, or to the last `window` of them."""
     config = kt.TransformerConfig(
         kind="decoder",
         vocabulary_size=vocabulary,
@@ -48,7 +48,7 @@ def compiled(model: keras.Model, rate: float = 2e-3) -> keras.Model:
 
 
 def recall_rows(distance: int, count: int, random) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Random symbols, those that stood `distance` places before, and where that is asked."""
+    """Return random symbols, the symbols `distance` places before, and a mask of the targets."""
     length = distance + 32
     ids = random.integers(1, _SYMBOLS, (count, length)).astype("int32")
     targets = np.roll(ids, distance, axis=1)
@@ -59,7 +59,7 @@ def recall_rows(distance: int, count: int, random) -> tuple[np.ndarray, np.ndarr
 def compare_recall(
     names: list[str], distances: list[int], steps: int, rows: int, seed: int
 ) -> dict[str, list[float]]:
-    """The share of symbols that each model recalls, by how far back they stood."""
+    """Return the share of symbols that each model recalls, by their distance."""
     found = {}
     print(f"{'recalled, of so far back':<26}" + "".join(f"{d:>8}" for d in distances))
     for name in names:
@@ -80,12 +80,12 @@ def compare_recall(
 
 
 def of(model: keras.Model, ids: np.ndarray):
-    """Ids as a model takes them."""
+    """Return ids as the inputs of a model."""
     return {"token_ids": ids} if isinstance(model, kt.CausalLM) else ids
 
 
 def compare_lengths(names: list[str], lengths: list[int], tokens: int) -> dict[str, list[float]]:
-    """Milliseconds of a training step on as many tokens, by the length of a sequence."""
+    """Return milliseconds per training step on equally many tokens, by sequence length."""
     found = {}
     print(f"{'ms a step, of length':<26}" + "".join(f"{n:>8}" for n in lengths))
     for name in names:
@@ -105,7 +105,7 @@ def compare_lengths(names: list[str], lengths: list[int], tokens: int) -> dict[s
 
 
 def draw(found: dict[str, list[float]], across: list[int], x: str, y: str, path: str) -> None:
-    """A line for each model."""
+    """Draw a line for each model."""
     import matplotlib
 
     matplotlib.use("Agg")

@@ -1,13 +1,12 @@
-"""What is said in a recording: digits, one by one or several in a row.
+"""Recognize speech in a recording: digits, one at a time or several in a row.
 
 python examples/speech.py --recordings speech.wav --output speech.png
 python examples/speech.py --train sequences --epochs 20 --output runs/my_listener
 
-Without --train two presets listen to recordings, by default those of examples/data/audio: one takes
-a recording for a single digit, the other writes down as many as it hears. A picture shows what
-they were given, the loudness of frequencies over time. With --train a model learns from the
-recordings of six people and is scored on recordings that it has not heard; with --leave_out on a
-person whom it has not heard.
+Without --train two presets read recordings, by default those in examples/data/audio: one classifies
+a recording as a single digit, the other transcribes any number of digits. A picture shows their
+inputs, the loudness of frequencies over time. With --train a model learns from the recordings of
+six people and is scored on unseen recordings; with --leave_out on an unseen person.
 """
 
 import pathlib
@@ -22,23 +21,23 @@ import numpy as np
 from absl import app, flags
 
 FLAGS = flags.FLAGS
-flags.DEFINE_string("classifier", "spoken_digits", "Preset that takes a recording for a digit.")
-flags.DEFINE_string("transcriber", "speech_digits_to_text", "Preset that writes digits down.")
-flags.DEFINE_list("recordings", [], "Their paths. Defaults to examples/data/audio.")
-flags.DEFINE_string("output", "speech.png", "Where the picture goes; with --train, the preset.")
+flags.DEFINE_string("classifier", "spoken_digits", "Preset that classifies a recording as a digit.")
+flags.DEFINE_string("transcriber", "speech_digits_to_text", "Preset that transcribes digits.")
+flags.DEFINE_list("recordings", [], "Paths of recordings. Defaults to examples/data/audio.")
+flags.DEFINE_string("output", "speech.png", "Path of the picture; with --train, of the preset.")
 flags.DEFINE_enum(
     "train", None, ["digits", "sequences"], "Train on single digits, or on one to six in a row."
 )
-flags.DEFINE_string("leave_out", None, "A speaker who is not heard in training, to be scored on.")
-flags.DEFINE_integer("copies", 8, "Versions of each recording, at other speeds.", lower_bound=1)
+flags.DEFINE_string("leave_out", None, "Speaker to leave out of training and to score on.")
+flags.DEFINE_integer("copies", 8, "Versions of each recording, at different speeds.", lower_bound=1)
 flags.DEFINE_integer("sequences", 12_000, "Sequences to train on.", lower_bound=100)
 flags.DEFINE_integer("layers", 3, "Layers of the encoder; the decoder has 2.", lower_bound=1)
-flags.DEFINE_integer("width", 128, "Width of their states.", lower_bound=8)
+flags.DEFINE_integer("width", 128, "Width of the states.", lower_bound=8)
 flags.DEFINE_integer("epochs", 20, "Passes over the recordings.", lower_bound=1)
-flags.DEFINE_integer("batch_size", 64, "Recordings of a step.", lower_bound=1)
-flags.DEFINE_float("learning_rate", 1e-3, "Its peak, after 5 % of the steps; then down to 0.")
+flags.DEFINE_integer("batch_size", 64, "Recordings in a training step.", lower_bound=1)
+flags.DEFINE_float("learning_rate", 1e-3, "Peak, reached after 5 % of the steps; then decays to 0.")
 flags.DEFINE_integer("seed", 1, "Seed of weights, order, versions and sequences.")
-flags.DEFINE_string("work_dir", "runs/speech", "Where a run that is killed goes on from.")
+flags.DEFINE_string("work_dir", "runs/speech", "Folder from which a killed run is resumed.")
 
 RATE, BINS = 8000, 40
 LENGTHS = {"digits": 120, "sequences": 400}  # in frames of a hundredth of a second
@@ -51,7 +50,7 @@ _RECIPE = (
 
 
 def make_task(train: str) -> kt.Task:
-    """A model of the sizes that the flags say, with fresh weights."""
+    """Build a model with the sizes of the flags and random weights."""
     length = LENGTHS[train]
     strides = (1, 2) if train == "digits" else (2, 2)
     stem = {"kind": "frames", "num_bins": BINS, "num_frames": length, "strides": strides}
@@ -84,7 +83,7 @@ def make_task(train: str) -> kt.Task:
 
 
 def versions(recordings: list[np.ndarray], random: np.random.Generator) -> list[np.ndarray]:
-    """Each recording as it is, and `--copies` less one of it at other speeds and volumes."""
+    """Return each recording unchanged, and `--copies - 1` versions at other speeds and volumes."""
     import soxr
 
     made = list(recordings)
@@ -97,7 +96,7 @@ def versions(recordings: list[np.ndarray], random: np.random.Generator) -> list[
 
 
 def in_a_row(recordings: list, labels: list, count: int, random: np.random.Generator) -> tuple:
-    """Sequences of one to six recordings with pauses between them, and the words they say."""
+    """Return sequences of one to six recordings with pauses between them, and their words."""
     sounds, texts = [], []
     for _ in range(count):
         chosen = random.integers(len(recordings), size=random.integers(1, 7))
@@ -110,7 +109,7 @@ def in_a_row(recordings: list, labels: list, count: int, random: np.random.Gener
 
 
 def train() -> None:
-    """Trains a model, scores it on recordings that it has not heard, and saves it."""
+    """Train a model, score it on unseen recordings, and save it."""
     check_recipe(pathlib.Path(FLAGS.work_dir), values(_RECIPE))
     keras.utils.set_random_seed(FLAGS.seed)
     random = np.random.default_rng(FLAGS.seed)
@@ -155,7 +154,7 @@ def train() -> None:
 
 
 def look() -> None:
-    """Listens to recordings, prints what was heard, and draws what the models were given."""
+    """Transcribe recordings, print the results, and draw the inputs of the models."""
     paths = [pathlib.Path(p) for p in FLAGS.recordings] or sorted(_EXAMPLES.glob("*.wav"))
     classifier = kt.AudioClassifier.from_preset(FLAGS.classifier)
     transcriber = kt.SpeechToText.from_preset(FLAGS.transcriber)
@@ -167,7 +166,7 @@ def look() -> None:
 
 
 def draw(paths: list, named: list, written: list, processor: kt.AudioProcessor) -> None:
-    """The frames of each recording, under what was heard."""
+    """Draw the frames of each recording below its transcript."""
     from matplotlib import pyplot
 
     figure, axes = pyplot.subplots(

@@ -1,19 +1,19 @@
-"""Trains one model on one device and on many, and holds the two loss curves against each other.
+"""Train one model on one device and on many, and compare the two loss curves.
 
-The same script on each backend. Without accelerators it makes devices out of the CPU, which shows
-that the numbers are right and says nothing of the speed:
+The script is the same on each backend. Without accelerators it uses virtual devices on the CPU,
+which shows that the numbers are right, but says nothing about speed:
 
     KERAS_BACKEND=jax python examples/train_distributed.py --data 2 --model 2
     KERAS_BACKEND=jax python examples/train_distributed.py --data 4 --processes 2
     KERAS_BACKEND=torch python examples/train_distributed.py --data 2
     KERAS_BACKEND=tensorflow python examples/train_distributed.py --data 2
 
---data parts of a batch times --model parts of the weights are the devices. JAX has both. PyTorch
-starts a process for each part of a batch (DistributedDataParallel), TensorFlow has replicas in one
-process (MirroredStrategy); there each device holds the whole model, and --model must be 1.
+The number of devices is --data, the parts of a batch, times --model, the parts of the weights. JAX
+supports both. PyTorch starts a process for each part of a batch (DistributedDataParallel), and
+TensorFlow has replicas in one process (MirroredStrategy): on these two each device holds the whole
+model, and --model must be 1.
 
-On a machine with accelerators add --novirtual. docs/scaling.md says how several machines go about
-it.
+On a machine with accelerators add --novirtual. For several machines see docs/scaling.md.
 """
 
 import contextlib
@@ -39,16 +39,16 @@ FLAGS = flags.FLAGS
 flags.DEFINE_integer("data", 2, "Parts of a batch.", lower_bound=1)
 flags.DEFINE_integer("model", 1, "Parts of the weights. On JAX only.", lower_bound=1)
 flags.DEFINE_integer("processes", 1, "Processes that share the devices, on JAX.", lower_bound=1)
-flags.DEFINE_boolean("virtual", True, "Make the devices out of the CPU.")
-flags.DEFINE_boolean("compare", True, "Train on one device too.")
+flags.DEFINE_boolean("virtual", True, "Use virtual devices on the CPU.")
+flags.DEFINE_boolean("compare", True, "Also train on one device.")
 flags.DEFINE_integer("steps", 30, "Training steps.", lower_bound=2)
 flags.DEFINE_integer("batch_size", 32, "Texts of a step, on all devices together.", lower_bound=1)
 flags.DEFINE_integer("hidden_dim", 128, "Width of the model.", lower_bound=8)
 flags.DEFINE_integer("num_layers", 2, "Layers of the model.", lower_bound=1)
 flags.DEFINE_float("learning_rate", 2e-3, "Learning rate of AdamW.")
 flags.DEFINE_integer("seed", 0, "Seed of weights and shuffling.")
-flags.DEFINE_string("output", None, "Save the model that many devices trained as a preset here.")
-# Of a process that `launch` starts.
+flags.DEFINE_string("output", None, "Save the model trained on many devices as a preset here.")
+# Flags of the processes that `launch` starts.
 flags.DEFINE_integer("rank", None, "Number of a process. Set by this script.")
 flags.DEFINE_string("address", None, "Where the processes meet. Set by this script.")
 flags.DEFINE_string("report", None, "File for the result. Set by this script.")
@@ -58,7 +58,7 @@ LABELS = {"tokens_per_second": "tokens/s", "bytes": "bytes a device"}
 
 
 def build(tokenizer):
-    """The task: a gated decoder whose sizes 8 devices divide. No dropout."""
+    """Build a gated decoder without dropout, with sizes that are divisible by 8 devices."""
     keras.utils.set_random_seed(FLAGS.seed)
     config = kt.TransformerConfig(
         kind="decoder",
@@ -83,7 +83,7 @@ def build(tokenizer):
 
 
 def read_data():
-    """Speeches of Shakespeare, as many as the steps take, and a tokenizer of them."""
+    """Return as many speeches of Shakespeare as the steps need, and a tokenizer for them."""
     speeches = [text for text in tiny_shakespeare().strip().split("\n\n") if text.strip()]
     texts = [speeches[i % len(speeches)] for i in range(FLAGS.steps * FLAGS.batch_size)]
     tokenizer = kt.Tokenizer.train(speeches[:2000], vocabulary_size=512, add_prefix_space=False)
@@ -91,17 +91,17 @@ def read_data():
 
 
 def jax_engine():
-    """Processes know each other, and the model's weights and batches go over a mesh."""
+    """Connect the processes, and distribute weights and batches over a mesh."""
     if FLAGS.processes > 1:
         keras.distribution.initialize(FLAGS.address, FLAGS.processes, FLAGS.rank)
     mesh = kt.distribution.device_mesh(FLAGS.data, FLAGS.model)
-    # For the whole program: `fit` asks for it too.
+    # Set for the whole program, since `fit` reads it too.
     keras.distribution.set_distribution(kt.distribution.ModelParallel(mesh))
     return contextlib.nullcontext()
 
 
 def torch_engine():
-    """Processes know each other; a GPU belongs to each, or a share of the CPU."""
+    """Connect the processes, and give each a GPU or a share of the CPU."""
     import torch
 
     kind = "gloo"
@@ -114,7 +114,7 @@ def torch_engine():
 
 
 def tensorflow_engine():
-    """The scope in which variables get a copy on each device."""
+    """Return a scope in which variables get a copy on each device."""
     import tensorflow as tf
 
     kind = "CPU" if FLAGS.virtual else "GPU"
@@ -129,7 +129,7 @@ ENGINES = {"jax": jax_engine, "torch": torch_engine, "tensorflow": tensorflow_en
 
 
 def train():
-    """One process of a run: the model, its data, the steps, and what came of them."""
+    """Train in one process of a run, and return the results."""
     many = FLAGS.data * FLAGS.model > 1
     backend = keras.backend.backend()
     scope = ENGINES[backend]() if many else contextlib.nullcontext()
@@ -151,14 +151,14 @@ def train():
 
     class Watch(keras.callbacks.Callback):
         def on_train_batch_end(self, batch, logs=None):
-            losses.append(float(logs["loss"]))  # the mean so far
+            losses.append(float(logs["loss"]))  # the mean up to this step
             seconds.append(time.perf_counter())
 
     share = kt.distribution.shard_of(whole) if FLAGS.rank is not None else whole
     lm.fit(share, verbose=0, callbacks=[Watch()])
-    half = len(seconds) // 2  # compiling is over by then
+    half = len(seconds) // 2  # without the steps that compile
     if FLAGS.output and many:
-        # Each process takes part in it, since each may hold weights that others do not.
+        # All processes take part, since each may hold weights that the others do not.
         lm.save_to_preset(FLAGS.output if not FLAGS.rank else f"{FLAGS.output}.{FLAGS.rank}")
     if not FLAGS.rank:
         report = {
@@ -171,7 +171,7 @@ def train():
 
 
 def bytes_of_a_device(lm) -> int:
-    """Weights and optimizer states on the first device."""
+    """Return the bytes of weights and optimizer states on the first device."""
     count = 0
     for variable in (*lm.weights, *lm.optimizer.variables):
         shards = getattr(variable.value, "addressable_shards", None)
@@ -183,7 +183,7 @@ def bytes_of_a_device(lm) -> int:
 
 
 def launch(data: int, model: int, processes: int) -> dict:
-    """Starts the processes of a run, and reads what the first one reports."""
+    """Start the processes of a run, and read the report of the first one."""
     with socket.socket() as free, tempfile.TemporaryDirectory() as folder:
         free.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{free.getsockname()[1]}"

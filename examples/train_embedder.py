@@ -1,12 +1,11 @@
-"""Vectors across languages: an English sentence encoder learns what German descriptions mean.
+"""Train an English sentence encoder to embed German descriptions near their English ones.
 
     python examples/train_embedder.py --output my_embedder
     python examples/train_embedder.py --scratch --epochs=3
 
-learns from pairs of descriptions of the same image (Multi30k), with the other pairs of a batch as
-negatives. Before and after it looks for the English description of each image of a part that it
-did not learn from, by the German one: recall@1 is the share that is found first, MRR the mean of
-1 / its place.
+trains on pairs of descriptions of the same image (Multi30k), with the other pairs of a batch as
+negatives. Before and after training it searches the English description of each unseen image by the
+German one: recall@1 is the share that is found first, MRR the mean of 1 / rank.
 """
 
 import time
@@ -26,7 +25,9 @@ flags.DEFINE_boolean("scratch", False, "Begin with a small new encoder and token
 flags.DEFINE_enum("language", "de", ["de", "fr"], "Language of the other descriptions.")
 flags.DEFINE_integer("train_size", None, "Train on the first pairs only, for a quick look.")
 flags.DEFINE_integer("epochs", 1, "Passes over the pairs.", lower_bound=1)
-flags.DEFINE_integer("batch_size", 64, "Pairs of a step; the others are negatives.", lower_bound=2)
+flags.DEFINE_integer(
+    "batch_size", 64, "Pairs in a step, which are negatives of each other.", lower_bound=2
+)
 flags.DEFINE_float("learning_rate", 2e-4, "Peak of the learning rate, which then falls to 0.")
 flags.DEFINE_multi_integer(
     "matryoshka_dims", [], "Learn vectors that may be cut to so many numbers; repeat the flag."
@@ -35,7 +36,7 @@ flags.DEFINE_enum(
     "dtype",
     None,
     ["float32", "mixed_bfloat16", "mixed_float16"],
-    "Precision; mixed_bfloat16 is quicker on many CPUs and GPUs.",
+    "Precision; mixed_bfloat16 is faster on many CPUs and GPUs.",
 )
 flags.DEFINE_enum(
     "held_out",
@@ -48,7 +49,7 @@ flags.DEFINE_string("output", None, "Save the embedder as a preset here.")
 
 
 def new_embedder(texts: list[str]) -> kt.TextEmbedder:
-    """Two layers of width 256, and a tokenizer of the words of both languages."""
+    """Build an embedder of two layers of width 256, with a tokenizer for both languages."""
     words = kt.Tokenizer.train(texts, "wordpiece", vocabulary_size=8000, lowercase=True)
     config = kt.TransformerConfig(
         kind="encoder", vocabulary_size=words.vocabulary_size, hidden_dim=256, num_layers=2,
@@ -58,7 +59,7 @@ def new_embedder(texts: list[str]) -> kt.TextEmbedder:
 
 
 def search(embedder: kt.TextEmbedder, width: int | None = None) -> tuple[float, float]:
-    """Recall@1 and MRR of the part that is held out, by the first `width` numbers of vectors."""
+    """Return recall@1 and MRR on the held-out part, by the first `width` numbers of vectors."""
     sides = [
         embedder.predict(multi30k(FLAGS.held_out, language), verbose=0)[:, :width]
         for language in (FLAGS.language, "en")

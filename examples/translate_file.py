@@ -1,7 +1,7 @@
-"""A file of sentences in, their translations out, line by line; killed, it goes on where it was.
+"""Translate a file of sentences line by line; if it is killed, it resumes on the next start.
 
 The sentences are translated sorted by length, so that no batch waits for one long sentence, and
-written in the order of the input. What is done is kept beside the output and not done again.
+written in the order of the input. Finished translations are kept beside the output and not redone.
 
     python examples/translate_file.py --input english.txt --output german.txt
     python examples/translate_file.py          # 200 sentences of Multi30k, and their BLEU
@@ -23,16 +23,18 @@ from keras_transformer.tokenizers import moses_detokenize, moses_tokenize
 from absl import flags
 
 INPUT = flags.DEFINE_string("input", None, "A file with one sentence a line.")
-OUTPUT = flags.DEFINE_string("output", None, "Where the translations go. Defaults to INPUT.out.")
+OUTPUT = flags.DEFINE_string("output", None, "File for the translations. Defaults to INPUT.out.")
 PRESET = flags.DEFINE_string("preset", "transformer_tiny_en_de", "Preset or folder of a Seq2SeqLM.")
-BEAMS = flags.DEFINE_integer("beams", 5, "1 takes the likeliest word at each step.", lower_bound=1)
+BEAMS = flags.DEFINE_integer("beams", 5, "Number of beams; 1 decodes greedily.", lower_bound=1)
 BATCH = flags.DEFINE_integer("batch_size", 32, "Sentences translated together.", lower_bound=1)
-LENGTH = flags.DEFINE_integer("max_new_tokens", 128, "Longest translation.", lower_bound=1)
+LENGTH = flags.DEFINE_integer(
+    "max_new_tokens", 128, "Maximum length of a translation.", lower_bound=1
+)
 PART = flags.DEFINE_integer("part", 128, "Sentences between two writes to disk.", lower_bound=1)
 
 
 def finished_lines(journal: pathlib.Path, key: str) -> dict[int, str]:
-    """The translations that an earlier run left, by line; the last line may be half written."""
+    """Return the translations of an earlier run, by line; its last line may be incomplete."""
     if not journal.is_file():
         return {}
     done: dict[int, str] = {}
@@ -51,12 +53,12 @@ def finished_lines(journal: pathlib.Path, key: str) -> dict[int, str]:
 
 
 def wants_moses() -> bool:
-    """Whether the preset was trained on text as the Moses tokenizer leaves it."""
+    """Return whether the preset was trained on text tokenized with Moses."""
     return load_config(resolve_preset(PRESET.value), load_weights=False)[2].get("text") == "moses"
 
 
 def translate(lines: list[str], output: pathlib.Path, moses: bool) -> tuple[list[str], int, float]:
-    """All translations; how many were made now, and in how many seconds."""
+    """Return all translations, and how many were made now, in how many seconds."""
     translator = kt.Seq2SeqLM.from_preset(PRESET.value)
     beam = BEAMS.value
     sampler = kt.generation.BeamSearch(num_beams=beam) if beam > 1 else kt.generation.Greedy()
@@ -72,7 +74,7 @@ def translate(lines: list[str], output: pathlib.Path, moses: bool) -> tuple[list
     with journal.open("a", encoding="utf-8") as file:
         if file.tell() == 0:
             file.write(key + "\n")
-        file.write("\n")  # behind a line that was cut off
+        file.write("\n")  # after an incomplete line
         for first in range(0, len(left), PART.value):
             part = left[first : first + PART.value]
             texts = translator.generate(
@@ -113,7 +115,7 @@ def main(_) -> None:
     else:
         lines, references = (multi30k("test_2016_flickr", side)[:200] for side in ("en", "de"))
         output = pathlib.Path(OUTPUT.value or "multi30k.de")
-    ordinary = INPUT.value is not None and wants_moses()  # what comes with the project is not
+    ordinary = INPUT.value is not None and wants_moses()  # the bundled data is tokenized already
     translations, made, seconds = translate(lines, output, ordinary)
     print(f"{output}: {len(lines)} lines, {made} translated in {seconds:.1f} s.")
     for source, translation in list(zip(lines, translations, strict=True))[:3]:

@@ -1,10 +1,10 @@
-"""Trains a small Transformer to translate image descriptions, and translates the test set.
+"""Train a small Transformer to translate image descriptions, and translate the test set.
 
     python examples/translation.py --epochs 30 --output my_translator
 
-Killed and started again with the same flags, it goes on with the step that it was at; started
-again with more --epochs, it trains on, unless the schedule is linear. At its end the average of the
-last checkpoints is a preset in --output:
+If it is killed and started again with the same flags, it resumes at the same step; if it is started
+again with more --epochs, it trains further, unless the schedule is linear. At the end the average
+of the last checkpoints is saved as a preset in --output:
 
     keras-transformer translate --preset my_translator "A man rides a bike."
 """
@@ -27,7 +27,7 @@ flags.DEFINE_enum("target", "de", ["en", "de", "fr"], "Language to translate to.
 flags.DEFINE_string("work_dir", "runs/translation", "Checkpoints and logs of one run.")
 flags.DEFINE_string("output", "runs/translation/preset", "Folder of the finished preset.")
 flags.DEFINE_integer("epochs", 30, "Passes over the 29,000 training pairs.", lower_bound=1)
-flags.DEFINE_integer("batch_tokens", 4096, "Tokens of a batch, on either side.", lower_bound=64)
+flags.DEFINE_integer("batch_tokens", 4096, "Tokens in a batch, on either side.", lower_bound=64)
 flags.DEFINE_integer("vocabulary_size", 8000, "Tokens shared by both languages.", lower_bound=300)
 flags.DEFINE_enum(
     "optimizer",
@@ -46,12 +46,12 @@ flags.DEFINE_integer(
     "warmup_steps", 1000, "Steps up to the peak; of linear at most a quarter.", lower_bound=1
 )
 flags.DEFINE_float("dropout", 0.3, "Dropout rate.")
-flags.DEFINE_integer("bleu_every", 5, "Epochs between two looks at BLEU.", lower_bound=1)
+flags.DEFINE_integer("bleu_every", 5, "Epochs between two measurements of BLEU.", lower_bound=1)
 flags.DEFINE_integer("train_pairs", None, "Train on the first pairs only, for a quick look.")
 flags.DEFINE_integer("eval_pairs", None, "Validate and test on the first pairs only, likewise.")
 flags.DEFINE_integer("seed", 1, "Seed of weights, dropout and shuffling.")
 
-# What makes the training again, but for its length.
+# The flags that define the training, except its length.
 RECIPE = (
     "source target train_pairs batch_tokens vocabulary_size optimizer learning_rate warmup_steps "
     "schedule dropout seed"
@@ -65,7 +65,7 @@ EXAMPLES = {
 
 
 def build(tokenizer: kt.Tokenizer) -> kt.Seq2SeqLM:
-    """The model: 4 + 4 layers of width 128, one matrix for both embeddings and the output."""
+    """Build 4 + 4 layers of width 128, with one matrix for both embeddings and the output."""
     config = kt.TransformerConfig(
         kind="seq2seq",
         vocabulary_size=tokenizer.vocabulary_size,
@@ -81,7 +81,7 @@ def build(tokenizer: kt.Tokenizer) -> kt.Seq2SeqLM:
 
 
 def train_tokenizer(folder: pathlib.Path, texts: list[str]) -> kt.Tokenizer:
-    """The tokenizer of an earlier start, else a new one."""
+    """Return the tokenizer of an earlier start, or train a new one."""
     if (folder / "tokenizer.json").is_file():
         return kt.Tokenizer.from_files(folder)
     tokenizer = kt.Tokenizer.train(
@@ -92,7 +92,7 @@ def train_tokenizer(folder: pathlib.Path, texts: list[str]) -> kt.Tokenizer:
 
 
 def schedule(steps: int) -> keras.optimizers.schedules.LearningRateSchedule:
-    """The learning rate over this many steps."""
+    """Return the learning rate schedule for this many steps."""
     if FLAGS.schedule == "linear":
         warmup = min(FLAGS.warmup_steps, steps // 4)
         return kt.training.LinearDecay(FLAGS.learning_rate, steps, warmup)
@@ -100,7 +100,7 @@ def schedule(steps: int) -> keras.optimizers.schedules.LearningRateSchedule:
 
 
 def optimizer(steps: int) -> keras.optimizers.Optimizer:
-    """What makes this many steps. Muon: Jordan et al. 2024; its step is scaled to that of Adam."""
+    """Make an optimizer for this many steps. Muon: Jordan et al. 2024, scaled to Adam's step."""
     if FLAGS.optimizer == "adam":
         return kt.training.transformer_adam(schedule(steps))
     return keras.optimizers.Muon(
@@ -111,7 +111,7 @@ def optimizer(steps: int) -> keras.optimizers.Optimizer:
 def main(_):
     keras.utils.set_random_seed(FLAGS.seed)
     work_dir = pathlib.Path(FLAGS.work_dir)
-    # How far the linear schedule has fallen depends on where it ends.
+    # The values of the linear schedule depend on its end.
     recipe = values(RECIPE + (" epochs" if FLAGS.schedule == "linear" else ""))
     check_recipe(work_dir, recipe)
     languages = FLAGS.source, FLAGS.target
@@ -151,7 +151,7 @@ def main(_):
             ),
             checkpoints,
             keras.callbacks.CSVLogger(work_dir / "log.csv", append=True),
-            # Last: an epoch is over once all that belongs to it is written.
+            # Last, so that an epoch counts as finished only after everything else is written.
             kt.training.ResumableRun(work_dir, dataset, every=50),
         ],
     )
@@ -177,7 +177,7 @@ def main(_):
         dtype="float16",
         metadata={
             "family": "transformer",
-            "text": "moses",  # The command then takes ordinary text.
+            "text": "moses",  # so that the command takes ordinary text
             "description": f"Translates {LANGUAGES[FLAGS.source]} to {LANGUAGES[FLAGS.target]}, "
             "trained on Multi30k.",
             "source": "trained with examples/translation.py",

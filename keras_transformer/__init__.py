@@ -1,4 +1,4 @@
-"""Transformers in Keras 3 on JAX, TensorFlow and PyTorch: load a preset, fit it on strings, ask it.
+"""Transformer models in Keras 3, on JAX, TensorFlow and PyTorch: load, fit on strings, predict.
 
 To begin:
 
@@ -17,46 +17,48 @@ To begin:
 What there is:
 
     TextClassifier, TokenClassifier, QuestionAnswerer, MaskedLM, TextEmbedder, CausalLM, Seq2SeqLM
-                        tasks: `from_preset`, Keras's verbs on strings, and a verb of their own
+                        tasks: `from_preset`, Keras's methods on strings, and one of their own
     SequenceClassifier, SequenceLabeler
-                        a class of rows of symbols such as DNA or notes, or of each symbol
+                        a class for each sequence of symbols, such as DNA, or for each symbol
     ImageClassifier, AudioClassifier
-                        likewise, on images and on sound
-    ImageEmbedder       vectors of images, and of texts in the same space; any labels, untrained
+                        a class for each image or recording
+    ImageEmbedder       vectors of images and texts in one space; zero-shot classification
     ImageToText, SpeechToText, CTCSpeechToText
-                        captions and answers to questions about an image; what was said
-    Forecaster          what follows on series of numbers
-    SampledForecaster   likewise, drawn value by value (Chronos)
+                        captions and answers about images; transcripts of speech
+    Forecaster          forecasts of numeric time series
+    SampledForecaster   forecasts sampled value by value (Chronos)
     Tokenizer           text to ids and back
     ImageProcessor, AudioProcessor
-                        images and recordings to arrays; processors has what reads their files
+                        images and recordings to arrays; `processors` reads their files
     SeriesProcessor     data frames of series to arrays
-    TransformerConfig   the values that make a model; models.Encoder(config) builds it
-    layers, models      the parts, for a Keras model of your own
+    TransformerConfig   the options of a model; models.Encoder(config) builds it
+    layers, models      the parts, to build a Keras model of your own
     data, training      files larger than memory; schedules, losses, metrics, resuming
     generation          samplers, rules, constraints
-    explanations        what a model saw of an input: attention by head, and what each token adds
-    optimize            a task in the dtype that is fastest here, as it measures
-    planning            what a model takes before it is built
-    distribution        many devices
-    tune_process        whether steps on a CPU may keep the memory of the process
+    explanations        attention by head, and how much each token contributes
+    optimize            measure dtypes and return the task in the fastest
+    planning            memory and compute of a model before it is built
+    distribution        training on many devices
+    tune_process        let a process keep freed memory, for faster steps on a CPU
+    use_exact_float32   matrix products in full float32 precision on a GPU
 
-A preset is a bundled name, a folder (of ours, Hugging Face's or KerasHub's), or "hf://org/name".
+A preset is a bundled name, a folder (ours, Hugging Face's or KerasHub's), or "hf://org/name".
 `help(kt.TextClassifier)`, or `kt.TextClassifier?` in a notebook, says more and has an example.
 """
 
 import logging as _logging
+from typing import TYPE_CHECKING as _TYPE_CHECKING
 
-from keras_transformer.backend import choose_backend, let_threads_sleep
-from keras_transformer.checking import Printable as _Printable
 from keras_transformer.cli import parse_before_keras, tell_errors_of_import
+from keras_transformer.support.backend import choose_backend, let_threads_sleep
+from keras_transformer.support.checking import Printable as _Printable
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 _logging.getLogger("keras_transformer").addFilter(_Printable())
 tell_errors_of_import()
-choose_backend()  # Before the first import of Keras.
-let_threads_sleep()  # Before PyTorch is imported.
+choose_backend()  # before the first import of Keras
+let_threads_sleep()  # before PyTorch is imported
 parse_before_keras()
 
 from keras_transformer import (  # noqa: E402
@@ -70,20 +72,17 @@ from keras_transformer import (  # noqa: E402
     processors,
     training,
 )
-from keras_transformer.checkpoints import (  # noqa: E402
-    export_to_huggingface,
-    from_keras_hub,
-    list_presets,
-    to_keras_hub,
-)
+from keras_transformer.checkpoints import LATER as _LATER  # noqa: E402
+from keras_transformer.checkpoints import list_presets  # noqa: E402
 from keras_transformer.checkpoints.heads import register_tasks  # noqa: E402
 from keras_transformer.config import TransformerConfig  # noqa: E402
 from keras_transformer.exporting import export  # noqa: E402
-from keras_transformer.kerashub_names import offer  # noqa: E402
+from keras_transformer.kernels.precision import use_exact_float32  # noqa: E402
 from keras_transformer.models import Backbone  # noqa: E402
 from keras_transformer.optimizing import optimize  # noqa: E402
-from keras_transformer.process import tune_process  # noqa: E402
 from keras_transformer.processors import AudioProcessor, ImageProcessor, SeriesProcessor  # noqa: E402
+from keras_transformer.support.foreign_names import offer  # noqa: E402
+from keras_transformer.support.process import tune_process  # noqa: E402
 from keras_transformer.tasks import (  # noqa: E402
     AudioClassifier,
     CausalLM,
@@ -106,7 +105,14 @@ from keras_transformer.tasks import (  # noqa: E402
 )
 from keras_transformer.tokenizers import Tokenizer  # noqa: E402
 
-# Presets name them, and so does the command.
+if _TYPE_CHECKING:
+    from keras_transformer.checkpoints import (
+        export_to_huggingface,
+        from_keras_hub,
+        to_keras_hub,
+    )
+
+# Presets and the command refer to tasks by these names.
 register_tasks(
     AudioClassifier,
     CausalLM,
@@ -168,6 +174,7 @@ __all__ = [
     "to_keras_hub",
     "training",
     "tune_process",
+    "use_exact_float32",
 ]
 
-offer(__name__, [*__all__, "__version__"])
+offer(__name__, [*__all__, "__version__"], _LATER)

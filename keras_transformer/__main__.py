@@ -1,4 +1,4 @@
-"""`python -m keras_transformer` is the console command."""
+"""Run the console command: `python -m keras_transformer`."""
 
 import sys
 

@@ -1,20 +1,26 @@
 """The test files that a change touches, those that import it most directly first.
 
-`python -m tests.changed` prints them. A name is followed through what a package exports again to
-the module that defines it, so that `from keras_transformer.layers import Dropout` leads to
+`python -m tests.changed SECONDS BACKEND...` writes into .cache/changed what the next run of each
+backend takes, and says what is left out. A name is followed through what a package exports again
+to the module that defines it, so that `from keras_transformer.layers import Dropout` leads to
 `layers/dropout.py` and to nothing else there. Files are taken until their seconds, which pytest's
-cache keeps from earlier runs, are used up; what is left out is said.
+cache keeps from earlier runs, are used up. What passed before with the same content is left out
+(`tests/passed.py`).
 """
 
 import ast
 import collections
 import functools
+import hashlib
 import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 
+from tests.passed import FOLDER, Units, passed_before
+from tests.places import marks_of_file, place
 from tests.timing import UNKNOWN
 
 ROOT = Path(__file__).parents[1]
@@ -26,28 +32,59 @@ READ = {
     "examples/": "tests/examples",
     "presets/": "tests/checkpoints/test_presets.py",
     "pyproject.toml": "tests/test_wheel.py",
+    "keras_transformer/support/foreign_names.json": "tests/test_names_of_others.py",
 }
+FACTS = ROOT / ".cache" / "imports.json"
+
+
+def facts_of(text: bytes | str) -> dict[str, list]:
+    """Return the imports of a module and the chains of attributes that begin with them, `a.b.c`."""
+    imports, froms, chains = [], [], set()
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Import):
+            imports += [[alias.name, alias.asname or alias.name] for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            froms += [[node.module, alias.name, alias.asname or alias.name] for alias in node.names]
+        elif isinstance(node, ast.Attribute):
+            chains.add(tuple(_chain(node)))
+    known = {own for *_, own in [*imports, *froms]}
+    found = sorted(list(chain) for chain in chains if chain[0] in known)
+    return {"imports": imports, "froms": froms, "chains": found}
 
 
 class Imports:
-    """Which module takes what from which others, by their text: nothing is imported."""
+    """Which module takes what from which others, by their text: nothing is imported.
 
-    def __init__(self, root: Path = ROOT):
+    Args:
+        root: the folder that has the packages.
+        kept: a file with what was read before, by content, which is read and written.
+    """
+
+    facts_of = staticmethod(facts_of)
+
+    def __init__(self, root: Path = ROOT, kept: Path | None = None):
         self.root, self.paths = root, {}
         for path in sorted(path for name in FOLDERS for path in (root / name).rglob("*.py")):
             parts = path.relative_to(root).with_suffix("").parts
             self.paths[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
-        self.trees = {name: ast.parse(path.read_bytes()) for name, path in self.paths.items()}
+        before = json.loads(kept.read_text()) if kept and kept.is_file() else {}
+        self.hashes, facts = {}, {}
+        for name, path in self.paths.items():
+            text = path.read_bytes()
+            self.hashes[name] = content = hashlib.sha256(text).hexdigest()
+            facts[content] = before.get(content) or facts_of(text)
+        self.facts = {name: facts[content] for name, content in self.hashes.items()}
+        if kept and facts.keys() != before.keys():
+            kept.parent.mkdir(parents=True, exist_ok=True)
+            kept.write_text(json.dumps(facts))
 
     @functools.cache  # noqa: B019  one graph in a process
     def exported(self, module: str) -> dict[str, tuple[str, str]]:
         """The names that a module has from elsewhere: where each comes from."""
-        nodes = ast.walk(self.trees[module])
         return {
-            alias.asname or alias.name: (node.module, alias.name)
-            for node in nodes
-            if isinstance(node, ast.ImportFrom) and node.module in self.paths
-            for alias in node.names
+            own: (origin, name)
+            for origin, name, own in self.facts[module]["froms"]
+            if origin in self.paths
         }
 
     def defines(self, module: str, name: str) -> str:
@@ -57,28 +94,38 @@ class Imports:
         origin = self.exported(module).get(name)
         return self.defines(*origin) if origin and origin != (module, name) else module
 
+    @functools.cache  # noqa: B019
     def taken(self, module: str) -> set[str]:
         """The modules whose definitions a module uses."""
+        return self.taken_by(self.facts[module]) - {module}
+
+    def taken_by(self, facts: dict[str, list]) -> set[str]:
+        """The modules whose definitions a text uses, by its `facts_of`."""
         found, aliases = set(), {}
-        for node in ast.walk(self.trees[module]):
-            if isinstance(node, ast.Import):
-                for alias in node.names:
-                    if alias.name in self.paths:
-                        aliases[alias.asname or alias.name] = alias.name
-            elif isinstance(node, ast.ImportFrom) and node.module in self.paths:
-                for alias in node.names:
-                    origin = self.defines(node.module, alias.name)
-                    found.add(origin)
-                    aliases[alias.asname or alias.name] = origin
-        for node in ast.walk(self.trees[module]):
-            if isinstance(node, ast.Attribute):
-                first, *names = _chain(node)
-                origin = aliases.get(first)
-                for name in names if origin else ():
-                    origin = self.defines(origin, name)
-                if origin:
-                    found.add(origin)
-        return found - {module}
+        for name, own in facts["imports"]:
+            if name in self.paths:
+                aliases[own] = name
+        for module, name, own in facts["froms"]:
+            if module in self.paths:
+                aliases[own] = self.defines(module, name)
+                found.add(aliases[own])
+        for first, *names in facts["chains"]:
+            origin = aliases.get(first)
+            for name in names if origin else ():
+                origin = self.defines(origin, name)
+            if origin:
+                found.add(origin)
+        return found
+
+    def reached(self, modules: Iterable[str]) -> set[str]:
+        """These modules and all whose definitions they use, directly or by way of others."""
+        found, waiting = set(), list(modules)
+        while waiting:
+            module = waiting.pop()
+            if module not in found:
+                found.add(module)
+                waiting += self.taken(module)
+        return found
 
     @functools.cached_property
     def takers(self) -> dict[str, set[str]]:
@@ -119,7 +166,7 @@ class Imports:
 
 
 def _chain(node: ast.expr) -> list[str]:
-    """`["a", "b", "c"]` of `a.b.c`; what is no chain of names begins with an empty one."""
+    """Return `["a", "b", "c"]` for `a.b.c`; an empty first name if it is not a chain of names."""
     names = []
     while isinstance(node, ast.Attribute):
         names.append(node.attr)
@@ -130,14 +177,21 @@ def _chain(node: ast.expr) -> list[str]:
 def changed_files(base: str | None = None) -> list[str]:
     """The files that differ from where this branch left the main one, new files included."""
 
-    def git(*arguments):
-        done = subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True)
-        return done.stdout.splitlines() if done.returncode == 0 else []
+    changed = _git("diff", "--name-only", "--diff-filter=d", left_main(base)).splitlines()
+    new = _git("ls-files", "--others", "--exclude-standard").splitlines()
+    return sorted({*changed, *new})
 
+
+def _git(*arguments: str) -> str:
+    done = subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True)
+    return done.stdout if done.returncode == 0 else ""
+
+
+def left_main(base: str | None = None) -> str:
+    """The commit where this branch left the main one."""
     for name in [base] if base else ["origin/main", "main", "origin/master", "master", "HEAD"]:
-        if left := git("merge-base", "HEAD", name):
-            changed = git("diff", "--name-only", "--diff-filter=d", left[0])
-            return sorted({*changed, *git("ls-files", "--others", "--exclude-standard")})
+        if left := _git("merge-base", "HEAD", name).strip():
+            return left
     raise ValueError(f"git knows no {base!r}; give the branch to compare with: make BASE=name")
 
 
@@ -154,17 +208,42 @@ def chosen(tests: dict[str, int], known: dict[str, float], budget: float):
 
 
 def main():
-    """Prints the files; what is left out goes to standard error."""
-    backend, budget = os.environ.get("KERAS_BACKEND", "jax"), float(sys.argv[1])
-    cache = ROOT / ".pytest_cache" / "v" / "seconds" / backend
-    known = json.loads(cache.read_text()) if cache.is_file() else {}
-    tests = Imports().tests_of(changed_files(os.environ.get("BASE")))
-    taken, left = chosen(tests, known, budget)
-    if left:
-        seconds = sum(known.get(path, UNKNOWN) for path in left)
-        said = f"{len(left)} test files further away, about {seconds:.0f} s, are left out"
-        print(said, file=sys.stderr)
-    print(*taken)
+    """Writes what each backend takes; what is left out goes to standard error."""
+    budget, backends = float(sys.argv[1]) / len(sys.argv[2:]), sys.argv[2:]
+    imports = Imports(kept=FACTS)
+    base = os.environ.get("BASE")
+    changed, left = changed_files(base), left_main(base)
+    touched = imports.tests_of(changed)
+    units = Units(imports, {path: _git("show", f"{left}:{path}") for path in changed})
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    for backend in backends:
+        cache = ROOT / ".pytest_cache" / "v" / "seconds" / backend
+        known = json.loads(cache.read_text()) if cache.is_file() else {}
+        here = {
+            path: steps
+            for path, steps in touched.items()
+            if place(marks_of_file(ROOT / path), backend)[0] == backend
+        }
+        keys = {path: units.keys(path, backend) for path in here}
+        before = passed_before(backend, keys)
+        skipped = {path: before[path] | units.untouched(path) for path in here}
+        # Of a file of many examples the share that is run.
+        shares = {path: 1 - len(skipped[path]) / len(keys[path]) for path in here}
+        seconds = {path: known.get(path, UNKNOWN) * shares[path] for path in here}
+        taken, others = chosen({p: n for p, n in here.items() if shares[p]}, seconds, budget)
+        state = {
+            "keys": {unit: key for path in taken for unit, key in keys[path].items()},
+            "skip": sorted(unit for path in taken for unit in skipped[path]),
+        }
+        (FOLDER / f"{backend}.json").write_text(json.dumps(state))
+        (FOLDER / backend).write_text(" ".join(taken))
+        passed = sum(not share for share in shares.values())
+        if passed:
+            said = f"{backend}: {passed} test files passed before, with the same content"
+            print(said, file=sys.stderr)
+        if others:
+            said = f"{backend}: {len(others)} test files further away, about "
+            print(f"{said}{sum(seconds[p] for p in others):.0f} s, are left out", file=sys.stderr)
 
 
 if __name__ == "__main__":

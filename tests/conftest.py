@@ -1,4 +1,4 @@
-"""What all tests share: the data they may find, the backend, and a fresh start for each."""
+"""Shared fixtures of all tests: their data, the backend, and a fresh start for each."""
 
 import gc
 import importlib.util
@@ -9,11 +9,16 @@ from pathlib import Path
 
 # Before a backend is imported. Compiling is most of the time: XLA optimizes less, and what it
 # fuses is compiled by its older way, which takes a third of the time.
-os.environ.setdefault(
-    "XLA_FLAGS",
-    "--xla_backend_optimization_level=0 --xla_cpu_parallel_codegen_split_count=1 "
-    "--xla_cpu_use_fusion_emitters=false",
-)
+if not Path("/dev/nvidiactl").exists():  # the first of them is of code for a GPU too
+    os.environ.setdefault(
+        "XLA_FLAGS",
+        "--xla_backend_optimization_level=0 --xla_cpu_parallel_codegen_split_count=1 "
+        "--xla_cpu_use_fusion_emitters=false",
+    )
+# On a GPU: JAX takes memory as it needs it, and PyTorch counts GPUs without starting CUDA, which
+# forks could not start again.
+os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
+os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
 if "PYTEST_XDIST_WORKER" in os.environ:
     # Processes side by side would wait for each other's threads.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -25,6 +30,7 @@ import hypothesis
 import pytest
 
 from tests.environments import make_environment
+from tests.passed import Short
 from tests.places import Places
 from tests.quicker import quicken
 from tests.thorough import SEED, THOROUGH
@@ -39,7 +45,7 @@ def pytest_configure(config):
     """Measures what each test costs; a short run tries the same examples each time."""
     gc.disable()  # while all is imported; see pytest_collection_finish
     if not config.getoption("numprocesses", None):  # else the processes that run tests do
-        from keras_transformer.tasks.task import UNUSED
+        from keras_transformer.tasks.base.task import UNUSED
 
         # A conftest of a folder that is asked for imports the package too, where pytest undoes what
         # an import does to the filters of warnings: here they are as in a process of a user.
@@ -49,6 +55,10 @@ def pytest_configure(config):
     forks = config.stash.get(FORKS, None)
     config.pluginmanager.register(Places(_backend(config)), "places")
     config.pluginmanager.register(Costs(config, _backend(config), forks), "costs")
+    if os.environ.get("TEST_CHANGED"):
+        config.pluginmanager.register(Short(_backend(config)), "short")
+        if not config.getoption("numprocesses", None):
+            del os.environ["TEST_CHANGED"]  # which runs of pytest within tests are not told
     hypothesis.settings.register_profile("run", derandomize=not THOROUGH, print_blob=THOROUGH)
     hypothesis.settings.load_profile("run")
 
@@ -82,7 +92,7 @@ def pytest_collection_finish():
 
 @pytest.fixture(scope="module", autouse=True)
 def _no_garbage():
-    """What earlier files left is looked through once: what lives on is no garbage either."""
+    """Collect once the garbage of earlier files; objects that survive are skipped from then on."""
     gc.collect()
     gc.freeze()
 
@@ -97,6 +107,24 @@ def _fresh_start():
     yield
     if keras.config.dtype_policy() is not policy:
         keras.config.set_dtype_policy(policy)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _exact_float32():
+    """On a GPU tests compare numbers as on a CPU; see `tests/closeness.py`."""
+    from keras_transformer import use_exact_float32
+    from keras_transformer.kernels.device import device
+
+    if not device().is_cpu:
+        use_exact_float32()
+
+
+def pytest_runtest_setup(item):
+    """Skips what is about the kernels of a CPU where the backend computes elsewhere."""
+    from keras_transformer.kernels.device import device
+
+    if item.get_closest_marker("cpu") and not device().is_cpu:
+        pytest.skip(f"of kernels of a CPU, and this is {device().kind}")
 
 
 @pytest.fixture(scope="session")

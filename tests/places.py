@@ -40,7 +40,7 @@ PLACED = {"backend_independent", "one_backend", "each_backend", "thorough", "ski
 
 
 def place(marks: dict[str, tuple], here: str) -> tuple[str | None, str]:
-    """Backend that runs a test, `None` for a thorough run alone, and the reason.
+    """Return the backend that runs a test, `None` if only a thorough run does, and the reason.
 
     Args:
         marks: the arguments of each mark of the test, by the mark's name.
@@ -113,7 +113,8 @@ class Places:
         named = any("::" in argument for argument in collector.config.args)
         if named or not name.startswith("test_"):
             return None
-        marks = [*collector.iter_markers(), *getattr(obj, "pytestmark", ())]
+        own = getattr(obj, "pytestmark", ())  # of a module that a test imports, perhaps one mark
+        marks = [*collector.iter_markers(), *(own if isinstance(own, list | tuple) else [own])]
         return [] if self._elsewhere({mark.name: mark.args for mark in marks}) else None
 
     def pytest_collection_modifyitems(self, config, items):

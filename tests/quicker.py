@@ -1,4 +1,4 @@
-"""What the libraries below do again and again in tests, done once. No number is another."""
+"""Work that libraries repeat in tests, done once. Results do not change."""
 
 import inspect
 import sys
@@ -34,7 +34,7 @@ class Contexts(threading.local):
 
 
 def remembered(ask):
-    """Of `inspect`, what Keras asks for each layer that it makes, asked once of a function."""
+    """Remember the results of `inspect` that Keras requests for each layer, by function."""
     known = weakref.WeakKeyDictionary()
 
     def answer(function):

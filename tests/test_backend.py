@@ -11,7 +11,7 @@ from pathlib import Path
 import keras
 import pytest
 
-from keras_transformer.backend import WAITING, choose_backend, let_threads_sleep
+from keras_transformer.support.backend import WAITING, choose_backend, let_threads_sleep
 
 ROOT = Path(__file__).parents[1]
 
@@ -42,7 +42,7 @@ def chosen(caplog):
 @pytest.mark.parametrize("packages, backend", [(("jax", "torch"), "jax"), (("torch",), "torch")])
 def test_without_tensorflow_the_first_installed_is_taken(installed, caplog, packages, backend):
     installed(*packages)
-    message = f"KERAS_BACKEND is not set and TensorFlow is not installed: using {backend}."
+    message = f"KERAS_BACKEND is not set and TensorFlow is not installed: {backend} is used."
     assert chosen(caplog) == (backend, [message])
 
 
@@ -66,7 +66,7 @@ def test_the_environment_names_what_there_is_not(installed, monkeypatch):
     with pytest.raises(ImportError, match=r"not installed.*keras_transformer\[torch\]"):
         choose_backend()
     monkeypatch.setenv("KERAS_BACKEND", "jaxx")
-    with pytest.raises(ValueError, match="KERAS_BACKEND is 'jaxx', and must be one of"):
+    with pytest.raises(ValueError, match="KERAS_BACKEND is 'jaxx', but must be one of"):
         choose_backend()
 
 
@@ -163,7 +163,7 @@ def test_a_whole_import_without_tensorflow(tmp_path):
     done = run(hidden + HIDE + SHOW, tmp_path, KERAS_BACKEND=None)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout) == ["jax", []]
-    said = [line for line in done.stderr.splitlines() if "using jax" in line]
+    said = [line for line in done.stderr.splitlines() if "jax is used" in line]
     assert len(said) == 1
 
 
@@ -175,9 +175,30 @@ def test_a_whole_import_without_any_backend(tmp_path):
     assert "ImportError: keras_transformer needs one of JAX, TensorFlow or PyTorch" in done.stderr
 
 
-def test_the_import_brings_no_other_framework(tmp_path):
+COUNT = """
+import json, sys
+import keras
+before = set(sys.modules)
+import keras_transformer as kt
+new = set(sys.modules) - before
+tables = [name for name in new if "families" in name or "keras_hub." in name]
+assert {*kt.__all__} <= {*dir(kt)}
+assert kt.from_keras_hub is kt.checkpoints.from_keras_hub  # imported when it is asked for
+assert callable(kt.export_to_huggingface) and callable(kt.to_keras_hub)
+new = {name.partition(".")[0] for name in new} - set(sys.stdlib_module_names)
+names = ("tensorflow", "torch", "transformers", "tensorflow_text", "keras_nlp", "sacrebleu")
+others = [name for name in names if name in sys.modules]
+print(json.dumps([keras.backend.backend(), others, sorted(new), tables]))
+"""
+
+
+def test_the_import_brings_little(tmp_path):
+    """No other framework, of other packages two, and no table of published families."""
     backend = keras.backend.backend()
-    done = run(SHOW, tmp_path, KERAS_BACKEND=backend)
+    done = run(COUNT, tmp_path, KERAS_BACKEND=backend)
     assert done.returncode == 0, done.stderr
+    found, others, packages, tables = json.loads(done.stdout.splitlines()[-1])
     own = [backend] if backend in ("tensorflow", "torch") else []
-    assert json.loads(done.stdout.splitlines()[-1]) == [backend, own]
+    assert (found, others, tables) == (backend, own, [])
+    # Keras imports its optimizers for PyTorch when one is asked for.
+    assert set(packages) <= {"keras", "keras_transformer", "safetensors", "tokenizers"}

@@ -211,7 +211,7 @@ def test_what_is_saved_beside_weights(tmp_path):
         ("buckets", {"buckets": [[4, 4]]}),
         ("buckets", {"buckets": 8}),
         ("shuffle", {"shuffle": "x"}),
-        ("batch_size` .8. is a number of rows", {"batch_size": 8, "batch_tokens": 8}),
+        ("batch_size` .8. counts rows", {"batch_size": 8, "batch_tokens": 8}),
     ],
     ids=str,
 )

@@ -1,4 +1,4 @@
-"""What a user gets wrong, and is told. Files and presets: tests/checkpoints; BLEU: tests/training.
+"""Errors for user mistakes. Files and presets: tests/checkpoints; BLEU: tests/training.
 
 Every one of these is refused before anything is computed.
 """
@@ -95,8 +95,8 @@ def test_labels(task, named, verb):
     check(r"`y\[2\]` must be the number of a class.*0.5 of", on_strings, texts, [0.0, 1.0, 0.5])
     check(r"`y\[0\]` is 'good', a name, but", on_strings, texts, ["good", "bad", "bad"])
     check(r"`y\[1\]` must be the number.*received None of", on_strings, texts, [0, None, 1])
-    check("learns from labels: give `y`, one a text", on_strings, texts)
-    check(r"`y\[0\]` is 'ugly', which is none of the labels", on_names, texts, ["ugly"] * 3)
+    check("learns from labels: give `y`, one for each text", on_strings, texts)
+    check(r"`y\[0\]` is 'ugly', which is not among the labels", on_names, texts, ["ugly"] * 3)
     check("one number a text, 3 in all", on_strings, texts, [0, 1, 0], sample_weight=[1.0])
     check("`y` must be from 0 to 1, but holds 7", on_strings, GOOD, np.array([7]))
     on_batch = {"fit": task.train_on_batch, "evaluate": task.test_on_batch}[verb]
@@ -117,8 +117,8 @@ def test_options_of_fit(task):
 
 def test_sources_and_targets(mt):
     check("needs sources and targets: give `y`", mt.fit, ["a", "b"])
-    check(r"for sources alone is `generate\(sources\)`", mt.predict, ["a", "b"])
-    check("Texts are no part of a dict", mt.fit, {"encoder_text": ["a"], "decoder_text": ["b"]})
+    check(r"To translate sources, call `generate\(sources\)`", mt.predict, ["a", "b"])
+    check("Texts do not go into a dict", mt.fit, {"encoder_text": ["a"], "decoder_text": ["b"]})
     check("Received 2 sources and 1 targets", mt.fit, ["a", "b"], ["c"])
     check(r"`y\[1\]` must be a string, received None", mt.fit, ["a", "b"], ["c", None])
     check("`y` must be a list of strings, received 5 of type int", mt.fit, ["a"], 5)
@@ -183,9 +183,7 @@ def test_parts_that_do_not_belong_together():
         "Received 3 labels for num_classes=2", kt.TextClassifier, encoder, words,
         num_classes=2, labels=["a", "b", "c"],
     )  # fmt: skip
-    check(
-        "`labels` must differ from each other", kt.TextClassifier, encoder, words, labels=["a", "a"]
-    )
+    check("`labels` must be distinct", kt.TextClassifier, encoder, words, labels=["a", "a"])
     check("`labels` must be a list of strings", kt.TextClassifier, encoder, words, labels="ab")
     for wrong in (500, "<s>", -1, 1.0):
         check(
@@ -214,7 +212,7 @@ def test_bfloat16_weights_that_no_step_would_change():
         kt.TextClassifier(kt.models.Encoder(config, dtype=dtype), num_classes=2)
         for dtype in ("bfloat16", "mixed_bfloat16")
     )
-    with pytest.raises(ValueError, match=r'0\.999.*AdamW\) is 1.*dtype="mixed_bfloat16"'):
+    with pytest.raises(ValueError, match=r'0\.999.*AdamW\) rounds to 1.*dtype="mixed_bfloat16"'):
         pure.fit(inputs, np.zeros(2, "int32"), verbose=0)
     mixed.fit(inputs, np.zeros(2, "int32"), verbose=0)
     pure.compile(keras.optimizers.SGD(0.1), pure.loss)

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from keras_transformer.checking import (
+from keras_transformer.support.checking import (
     check_bool,
     check_choice,
     check_int,
@@ -121,13 +121,13 @@ def test_bools_and_choices():
 def test_paths():
     assert check_path("p", "a/b") == "a/b" and check_path("p", Path("a")) == "a"
     for value in (None, 5, b"a", [], True, np.array("a")):
-        with pytest.raises(ValueError, match="`p` must be a path, a str or an `os.PathLike`"):
+        with pytest.raises(ValueError, match=r"`p` must be a path \(a str or an `os.PathLike`\)"):
             check_path("p", value)
     for value in ("", "  "):
         with pytest.raises(ValueError, match="`p` is empty"):
             check_path("p", value)
     for value in ("a\0b", "a\ud800b"):
-        with pytest.raises(ValueError, match="`p` has characters that no path can have"):
+        with pytest.raises(ValueError, match="`p` has characters that a path cannot have"):
             check_path("p", value)
     for value in ("a" * 10_000, "a/" * 5_000, "ä" * 200):
         with pytest.raises(ValueError, match="`p` is too long for a path") as error:

@@ -74,8 +74,8 @@ def test_values_that_follow_from_others():
         ({"activation": "swish"}, "`activation` must be one of 'relu'.*'swish'"),
         ({"score": "cos"}, "`score` must be one of 'scaled_dot'.*'cos'"),
         ({"embedding_dim": 8, "kind": "decoder"}, "need kind='encoder', received kind='decoder'"),
-        ({"embedding_dim": 8, "embedding_projection": False}, "need the `embedding_projection`"),
-        ({"rotary_short_factors": [1.0]}, "`rotary_short_factors` must be 0 positive numbers"),
+        ({"embedding_dim": 8, "embedding_projection": False}, "which needs `embedding_projection`"),
+        ({"rotary_short_factors": [1.0]}, "`rotary_short_factors` needs rotary_scaling='longrope'"),
         (
             {"position": "rotary", "rotary_scaling": "longrope", "rotary_short_factors": [1, 0]},
             "`rotary_short_factors` must be . positive numbers",
@@ -106,14 +106,14 @@ def test_values_that_follow_from_others():
             {f"query_key_norm{end}": True for end in ("", "_per_head", "_across_heads")},
             "are two norms",
         ),
-        ({"convolution_size": 2}, "must be odd, received 2"),
+        ({"convolution_size": 2}, "must be odd, so that it is centered on a token, received 2"),
         ({"kind": "decoder", "convolution_size": 3}, "`convolution_size` needs kind='encoder'"),
         ({"token_projection": True}, "`token_projection` needs kind='decoder'"),
         ({"alibi_rounded": True}, "`alibi_rounded` need position='alibi'"),
         ({"position": "relative", "relative_bias": False}, "False and position='relative' contra"),
         ({"position": "alibi", "relative_bias": True}, "True and position='alibi' contradict"),
-        ({"grid_bias": "own"}, "`grid_bias` needs a stem of patches behind one token"),
-        ({"score_scale": 2.0, "score": "dot"}, "is of score='scaled_dot', received score='dot'"),
+        ({"grid_bias": "own"}, "`grid_bias` needs a stem of patches with a class token"),
+        ({"score_scale": 2.0, "score": "dot"}, "needs score='scaled_dot', received score='dot'"),
         ({"disentangled": "both"}, "`disentangled` must be one of None, 'shared', 'own'.*'both'"),
         ({"disentangled": "own", "score": "dot"}, "`disentangled` needs score='scaled_dot'"),
         ({"disentangled": "own", "kind": "decoder"}, "`disentangled` needs kind='encoder'"),
@@ -123,7 +123,7 @@ def test_values_that_follow_from_others():
         ({"position": "rotary", "rotary_dim": 5}, "rotary_dim=5"),
         ({"position": "rotary", "rotary_dim": 6}, "rotary_dim=6 and head_dim=4"),
         ({"rotary_scaling": "ntk"}, "`rotary_scaling` must be one of None, 'linear'.*'ntk'"),
-        ({"rotary_min_turns": 32.0}, "must be below `rotary_max_turns`, received 32.0 and 32.0"),
+        ({"rotary_min_turns": 32.0}, "`rotary_max_turns`.* received 32.0 and 32.0"),
         ({"position_offset": -1}, "`position_offset` must be at least 0, received -1"),
         ({"segment_vocabulary_size": -1}, "`segment_vocabulary_size` must be at least 0.*-1"),
         ({"hidden_dim": None}, "`hidden_dim` must be of type int, received None"),
@@ -190,8 +190,11 @@ def test_round_trip_through_json(values):
     first = TransformerConfig(**values)
     assert TransformerConfig.from_json(first.to_json()) == first
     assert TransformerConfig.from_dict(json.loads(json.dumps(first.to_dict()))) == first
-    # Values that followed from others are written too: the file is complete.
-    assert set(first.to_dict()) == {field.name for field in dataclasses.fields(first)}
+    assert TransformerConfig.from_dict(first.stated()) == first
+    assert TransformerConfig.from_dict(dict(first.flat)) == first
+    # Values that followed from others are written too.
+    side = first.to_dict()[first.side_names[-1]]
+    assert side["block"]["mixer"]["head_dim"] == first.head_dim
 
 
 def test_from_dict_names_what_is_wrong():
@@ -225,6 +228,21 @@ def test_replace():
         first.replace(width=3)
     with pytest.raises(ValueError, match="`dropout` is a rate"):
         first.replace(dropout=2)
+
+
+def test_a_stem_is_replaced_beside_other_values():
+    stem = {"kind": "patches", "image_size": [8, 8], "patch_size": 4}
+    first = TransformerConfig(**{**SMALL, "vocabulary_size": 0, "stem": stem})
+    changed = first.replace(hidden_dim=24, num_heads=4, stem=first.stem.replace(patch_size=2))
+    assert (changed.hidden_dim, changed.stem.patch_size) == (24, 2)
+
+
+def test_parts_and_keywords_do_not_mix():
+    first = config()
+    with pytest.raises(ValueError, match="parts and the keyword 'hidden_dim'"):
+        TransformerConfig(encoder=first.side("encoder"), hidden_dim=24)
+    with pytest.raises((TypeError, ValueError), match="hidden_dim"):
+        first.replace(encoder=first.side("encoder"), hidden_dim=24)
 
 
 def test_frozen_and_hashable():

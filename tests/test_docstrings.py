@@ -1,33 +1,26 @@
 """Every Python example of the public docstrings runs.
 
-Those of the README and of docs/ are run by tests/docs/test_alone.py.
+Examples of the README and of docs/ are run by tests/docs/test_alone.py.
 """
 
 import importlib
 import importlib.util
 import inspect
 import pkgutil
-import re
-import textwrap
 
 import pytest
 
 import keras_transformer
+from tests.fences import codes
 
 pytestmark = pytest.mark.one_backend
-
-FENCE = re.compile(
-    r"^(?P<skip><!-- not run -->\s*\n)?(?P<indent>[ ]*)```python\n(?P<code>.*?)^[ ]*```",
-    re.DOTALL | re.MULTILINE,
-)
 
 
 def blocks_of(text, name):
     """The examples of a text as pytest parameters, in a docstring or in Markdown."""
-    matches = [match for match in FENCE.finditer(text) if not match["skip"]]
-    for number, match in enumerate(matches, 1):
-        label = name if len(matches) == 1 else f"{name}-{number}"
-        yield pytest.param(textwrap.dedent(match["code"]), id=label)
+    found = codes(text)
+    for number, code in enumerate(found, 1):
+        yield pytest.param(code, id=name if len(found) == 1 else f"{name}-{number}")
 
 
 def public_modules():
@@ -47,7 +40,8 @@ def documented():
             yield f"{module.__name__}.{name}", own_doc(value)
             if inspect.isclass(value):
                 for member, attribute in vars(value).items():
-                    if not member.startswith("_"):
+                    # A class that is the value of an attribute is documented where it is defined.
+                    if not member.startswith("_") and not inspect.isclass(attribute):
                         yield f"{module.__name__}.{name}.{member}", own_doc(attribute)
 
 

@@ -11,8 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from keras_transformer import scratch
-from keras_transformer.files import (
+from keras_transformer.support import scratch
+from keras_transformer.support.files import (
     SafetensorsFile,
     atomic_file,
     has_file,
@@ -20,7 +20,7 @@ from keras_transformer.files import (
     write_safetensors,
     write_text,
 )
-from keras_transformer.scratch import PathLock, one_at_a_time, scratch_folder, sweep
+from keras_transformer.support.scratch import PathLock, one_at_a_time, scratch_folder, sweep
 
 pytestmark = [
     pytest.mark.backend_independent,
@@ -51,7 +51,7 @@ def make(kind, path):
 KINDS = {
     "pipe": "is a pipe",
     "folder": "is a folder",
-    "link": "is a link to .*nowhere, where nothing is",
+    "link": "is a link to .*nowhere, which does not exist",
     "device": "is a device",
     "socket": "is a socket",
 }
@@ -153,7 +153,7 @@ def test_a_foreign_safetensors_file(tmp_path):
 HOLD = """
 import os, sys, time
 from pathlib import Path
-from keras_transformer.scratch import PathLock, scratch_folder
+from keras_transformer.support.scratch import PathLock, scratch_folder
 
 with scratch_folder(Path(sys.argv[1]), "x"):
     assert PathLock(Path(sys.argv[1], "state")).acquire()
@@ -204,14 +204,14 @@ def test_only_scratch_folders_are_swept(tmp_path):
 
 
 def test_waiting_ends(tmp_path):
-    waiting = pytest.raises(OSError, match="saving in .* all the time")
+    waiting = pytest.raises(OSError, match="keeps saving in")
     with one_at_a_time(tmp_path), waiting, one_at_a_time(tmp_path, seconds=0.05):
         pass
 
 
 FORK = """
 import os, sys, time
-from keras_transformer.scratch import PathLock
+from keras_transformer.support.scratch import PathLock
 
 lock = PathLock(sys.argv[1])
 assert lock.acquire()

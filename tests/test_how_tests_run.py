@@ -1,5 +1,6 @@
 """Which tests are run where, what touches a change, and what is said of the time."""
 
+import json
 import os
 import subprocess
 import sys
@@ -7,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests import places
+from tests import fences, passed, places
 from tests.changed import Imports, chosen
 from tests.places import marks_of_file
 from tests.thorough import SEED, THOROUGH, many, seeds
@@ -72,40 +73,38 @@ def ran(tmp_path, backends, *arguments, **variables):
 
 
 def test_each_test_runs_on_its_backends(tmp_path):
+    """Cases take turns, but for those of `each_backend`."""
     pytest.importorskip("jax")
     (tmp_path / "test_program.py").write_text(PROGRAM)
     (tmp_path / "test_both.py").write_text(BOTH)
+    (tmp_path / "test_cases.py").write_text(CASES)
     elsewhere = tmp_path / "test_elsewhere.py"
     elsewhere.write_text(ELSEWHERE)
     always = {"python", "each", "all", "marked_in_file"}
+    held = {f"held[{i}]" for i in range(3)}
     found, printed = ran(tmp_path, "jax tensorflow torch", TEST_SEED="")
-    assert found == always
-    assert "4 passed" in printed and "skipped" not in printed  # what is not here is not collected
+    assert found == always | held | {f"case[{i}]" for i in (0, 3, 6)}
+    assert "10 passed, 5 deselected" in printed
+    assert "skipped" not in printed  # what is not here is not collected
     assert "processor time, the ten slowest files" in printed
     elsewhere.unlink()
     found, printed = ran(tmp_path, "jax tensorflow torch", TEST_SEED="7")
-    assert found == always | {"one", "tensorflow", "thorough", "not_here"}
+    cases = {f"case[{i}]" for i in range(8)}
+    assert found == always | held | cases | {"one", "tensorflow", "thorough", "not_here"}
     assert "TEST_SEED=7 repeats it" in printed
 
 
 def test_what_is_asked_for_by_name_says_where_it_runs(tmp_path):
+    """All cases of it are run."""
     pytest.importorskip("jax")
     (tmp_path / "test_program.py").write_text(PROGRAM)
-    name = f"{tmp_path / 'test_program.py'}::test_tensorflow"
-    found, printed = ran(tmp_path, "jax tensorflow torch", name, TEST_SEED="")
-    assert not found and "one backend is enough, tensorflow" in printed
-    assert "TEST_BACKENDS=jax" in printed
-
-
-def test_many_cases_take_turns(tmp_path):
-    pytest.importorskip("jax")
     (tmp_path / "test_cases.py").write_text(CASES)
-    held = {f"held[{i}]" for i in range(3)}
-    found, printed = ran(tmp_path, "jax tensorflow torch", TEST_SEED="")
-    assert found == held | {f"case[{i}]" for i in (0, 3, 6)} and "5 deselected" in printed
-    name = f"{tmp_path / 'test_cases.py'}::test_case"
-    found, _ = ran(tmp_path, "jax tensorflow torch", name, TEST_SEED="")
+    names = [f"{tmp_path / 'test_program.py'}::test_tensorflow"]
+    names += [f"{tmp_path / 'test_cases.py'}::test_case"]
+    found, printed = ran(tmp_path, "jax tensorflow torch", *names, TEST_SEED="")
     assert found == {f"case[{i}]" for i in range(8)}
+    assert "one backend is enough, tensorflow" in printed
+    assert "TEST_BACKENDS=jax" in printed
 
 
 def test_upper_floors_run_on_pytorch_and_another(monkeypatch):
@@ -124,7 +123,8 @@ def test_the_marks_of_a_file_are_those_that_pytest_sees(tmp_path):
     """The text of each test file is read as Python reads it."""
     found = {path: marks_of_file(path) for path in (ROOT / "tests").rglob("test_*.py")}
     assert sum("backend_independent" in marks for marks in found.values()) > 40
-    assert found[ROOT / "tests/layers/test_groups.py"] == {"one_backend": ("jax",)}
+    captured = ROOT / "tests/kernels/torch_tracing/test_captured.py"
+    assert found[captured] == {"one_backend": ("torch",)}
     assert marks_of_file(ROOT / "tests/tasks/test_text_classifier.py") == {}  # has `each_backend`
 
 
@@ -166,3 +166,93 @@ def test_the_map_of_the_package():
     steps = Imports().tests_of(["keras_transformer/layers/dropout.py"])
     assert steps["tests/layers/test_dropout.py"] == 0
     assert min(n for path, n in steps.items() if "dropout" not in path) > 0
+
+
+PAGE = """
+```python
+import keras_transformer as kt
+kt.one.f()
+```
+```python
+import keras_transformer as kt
+kt.two.f()
+```
+"""
+TREE = {
+    "keras_transformer/__init__.py": "from keras_transformer import one, two\n",
+    "keras_transformer/one.py": "def f():\n    pass\n",
+    "keras_transformer/two.py": "def f():\n    pass\n",
+    "README.md": PAGE,
+    "tests/conftest.py": "import keras_transformer as kt\nkt.two.f()\n",
+    "tests/docs/test_alone.py": "def test_example_of_a_page_runs(name): ...\n",
+    "tests/layers/test_one.py": "import keras_transformer as kt\nkt.one.f()\n",
+}
+
+
+@pytest.fixture
+def units(tmp_path, monkeypatch):
+    """Units of a small project in which one file has another text than the main branch has."""
+    monkeypatch.setattr(passed, "ROOT", tmp_path)
+    monkeypatch.setattr(fences, "PAGES", [tmp_path / "README.md"])
+
+    def units(changed, text):
+        for name, before in {**TREE, changed: text}.items():
+            (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+            (tmp_path / name).write_text(text if name == changed else before)
+        passed.content.cache_clear()
+        return passed.Units(Imports(tmp_path), {changed: TREE[changed]})
+
+    yield units
+    passed.content.cache_clear()
+
+
+def test_a_key_is_of_what_is_reached(units):
+    file = "tests/layers/test_one.py"
+
+    def key(changed, text, backend="jax"):
+        return units(changed, text).keys(file, backend)[file]
+
+    same = key("README.md", PAGE)
+    assert key("keras_transformer/two.py", "def f(): return 2") == same
+    assert key("keras_transformer/one.py", "def f(): return 1") != same
+    assert key("tests/conftest.py", "import keras_transformer") != same
+    assert key("README.md", PAGE, "torch") != same
+
+
+def test_examples_are_touched_by_what_they_use(units):
+    first, second = (f"{passed.PAGES}::test_example_of_a_page_runs[README.md-{i}]" for i in (1, 2))
+    assert units("keras_transformer/one.py", "def f(): return 1").untouched(passed.PAGES) == {
+        second
+    }
+    other = PAGE.replace("kt.two.f()", "kt.two.f()  # again")
+    assert units("README.md", "A word.\n" + other).untouched(passed.PAGES) == {first}
+    assert not units("tests/docs/test_alone.py", "x = 1").untouched(passed.PAGES)
+
+
+def test_what_passed_is_left_out_once(tmp_path):
+    """Tests that failed, and tests that were left out, are not kept as passed."""
+    (tmp_path / "conftest.py").write_text(
+        "from pathlib import Path\nfrom tests import passed\n"
+        "passed.FOLDER = Path(__file__).parent\npassed.PASSED = passed.FOLDER / 'passed.json'\n"
+        "def pytest_configure(config):\n"
+        "    config.pluginmanager.register(passed.Short('jax'), 'short')\n"
+    )
+    (tmp_path / "test_good.py").write_text("def test_a(): pass\ndef test_b(): pass\n")
+    (tmp_path / "test_bad.py").write_text(
+        "import pytest\ndef test_a(): assert False\n"
+        "@pytest.mark.parametrize('x', ['p', 'q'])\ndef test_b(x): pass\n"
+    )
+    keys = {"test_good.py": "1", "test_bad.py": "2"}
+    keys |= {"test_bad.py::test_b[p]": "3", "test_bad.py::test_b[q]": "4"}
+    state = {"keys": keys, "skip": ["test_bad.py::test_b[q]"]}
+    (tmp_path / "jax.json").write_text(json.dumps(state))
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:xdist", f"--rootdir={tmp_path}"],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+    )
+    assert "1 failed, 3 passed, 1 deselected" in done.stdout, done.stdout + done.stderr
+    kept = json.loads((tmp_path / "passed.json").read_text())
+    assert kept == {"jax": {"test_good.py": ["1"], "test_bad.py::test_b[p]": ["3"]}}

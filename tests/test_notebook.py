@@ -1,4 +1,4 @@
-"""What a notebook shows: tables, names to complete, and a help that begins with what to do."""
+"""Display in a notebook: tables, names to complete, and a help that begins with what to do."""
 
 import importlib
 import pydoc
@@ -9,7 +9,7 @@ import pytest
 
 import keras_transformer as kt
 from keras_transformer.checkpoints import resolve_preset
-from keras_transformer.notebook import html_table
+from keras_transformer.support.notebook import html_table
 from tests.tasks.common import classifier
 
 pytestmark = pytest.mark.one_backend
@@ -65,7 +65,7 @@ def test_presets():
     translator = found["transformer_tiny_en_de"]
     assert translator["parameters"] == "2,605,568"
     assert translator["task"] == "Seq2SeqLM" and translator["weights"] == "on this machine"
-    assert found["transformer_base"]["weights"] == "none: a config alone"
+    assert found["transformer_base"]["weights"] == "none, only a config"
     few = kt.list_presets("text_embedding")
     assert len(rows(few._repr_html_())) == len(few) + 1
     one = dict(rows(resolve_preset("gpt_tiny_shakespeare")._repr_html_()))

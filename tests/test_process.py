@@ -10,8 +10,8 @@ import keras
 import pytest
 
 import keras_transformer as kt
-from keras_transformer.backend import WAITING
-from keras_transformer.process import SlowSteps
+from keras_transformer.support.backend import WAITING
+from keras_transformer.support.process import SlowSteps
 
 ROOT = Path(__file__).parents[1]
 # On JAX the first array decides how programs run, so what is asked for comes first.
@@ -85,11 +85,12 @@ def run(before, forks=None, first=2, more=1, **environment):
 
 
 @kept
+@pytest.mark.cpu
 def test_the_first_model_tunes_the_process_and_says_so_once(forks):
     imported, dispatch, faults, logged = run(
         "make(); make(); assert kt.tune_process()\n"
         "try:\n    kt.tune_process(False)\n"
-        "except ValueError as error:\n    assert 'tuned already' in str(error)\n"
+        "except ValueError as error:\n    assert 'already tuned' in str(error)\n"
         "else:\n    raise SystemExit('taken back')",
         forks,
         first=10,
@@ -102,6 +103,7 @@ def test_the_first_model_tunes_the_process_and_says_so_once(forks):
     assert len(logged) == 1 and "tune_process(False)" in logged[0]
 
 
+@pytest.mark.cpu
 @pytest.mark.parametrize(
     ("before", "environment"),
     [
@@ -119,7 +121,7 @@ def test_nothing_is_changed(before, environment, forks):
 
 FREED = """
 import pathlib
-from keras_transformer.process import release_memory, tune_process
+from keras_transformer.support.process import release_memory, tune_process
 
 def resident():
     lines = pathlib.Path("/proc/self/status").read_text().splitlines()
@@ -136,6 +138,7 @@ print("RESULT", full - kept, full - resident())
 
 
 @kept
+@pytest.mark.cpu
 @pytest.mark.parametrize("tuned", [True, False])
 def test_what_is_free_goes_back_when_it_is_asked_for(tuned, forks):
     done = forks.run("-c", FREED.replace("{tuned}", str(tuned)))

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from keras_transformer.sizes import Sizes, round_size, round_up
+from keras_transformer.support.sizes import ShapeBuckets, round_rows, round_size
 
 pytestmark = pytest.mark.backend_independent
 
@@ -18,10 +18,10 @@ def test_few_steps():
 
 
 def test_a_mixed_load_has_few_sizes_and_little_waste():
-    random, sizes, seen = np.random.default_rng(0), Sizes(), []
+    random, sizes, seen = np.random.default_rng(0), ShapeBuckets(), []
     for _ in range(2000):
         rows, tokens = random.integers(1, 17), random.integers(1, 200)
-        wanted = round_up(rows), round_size(tokens)
+        wanted = round_rows(rows), round_size(tokens)
         size = sizes.choose(wanted, most=(16, 256))
         assert rows <= size[0] <= 16 and tokens <= size[1] <= 256
         assert math.prod(size) <= max(256, 4 * math.prod(wanted))
@@ -30,7 +30,7 @@ def test_a_mixed_load_has_few_sizes_and_little_waste():
 
 
 def test_a_steady_load_gets_its_own_size_soon():
-    sizes = Sizes()
+    sizes = ShapeBuckets()
     sizes.choose((32, 128))
     wanted = [(16, 64), (24, 96)] * 24
     found = [sizes.choose(size) for size in wanted]
@@ -39,7 +39,7 @@ def test_a_steady_load_gets_its_own_size_soon():
 
 
 def test_what_is_not_used_for_long_is_not_at_hand():
-    sizes = Sizes()
+    sizes = ShapeBuckets()
     for tokens in [2**power for power in range(8, 44, 3)]:
         assert sizes.choose((tokens,)) == (tokens,)
     assert sizes.choose((8,)) == (256,)
@@ -49,7 +49,7 @@ def test_what_is_not_used_for_long_is_not_at_hand():
 
 
 def test_groups_share_nothing():
-    sizes = Sizes()
+    sizes = ShapeBuckets()
     assert sizes.choose((64,), group="a") == (64,)
     assert sizes.choose((32,), group="b") == (32,)
     assert sizes.choose((32,), group="a") == (64,)

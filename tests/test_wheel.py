@@ -1,8 +1,10 @@
 """The wheel carries the presets, and an installed copy finds its own, not the checkout's."""
 
+import re
 import subprocess
 import sys
 import sysconfig
+import tomllib
 import zipfile
 from pathlib import Path
 
@@ -11,11 +13,12 @@ import pytest
 pytestmark = pytest.mark.backend_independent
 
 ROOT = Path(__file__).parents[1]
+VERSION = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
 PRESETS = {path.name for path in (ROOT / "presets").iterdir() if path.is_dir()}
 
 
 def run(*command, cwd):
-    """What the command printed; a failure shows all of it."""
+    """Return the output of the command; a failure shows all of it."""
     done = subprocess.run(command, cwd=cwd, capture_output=True, text=True)
     assert done.returncode == 0, f"{' '.join(command)}\n{done.stdout}\n{done.stderr}"
     return done.stdout
@@ -60,7 +63,7 @@ def test_wheel_carries_every_file_of_the_presets(wheel):
             assert f"keras_transformer/_presets/{path.relative_to(ROOT / 'presets')}" in inside
     assert any(name.endswith("licenses/LICENSE") for name in inside)
     tops = {name.split("/")[0] for name in inside}
-    assert tops == {"keras_transformer", "keras_transformer-0.1.0.dist-info"}
+    assert tops == {"keras_transformer", f"keras_transformer-{VERSION}.dist-info"}
 
 
 def test_installed_copy_finds_its_presets(installed, tmp_path):
@@ -90,6 +93,24 @@ print("loaded", kt.Backbone.from_preset("transformer_tiny_en_de").count_params()
 def test_console_command_lists_the_presets(installed, tmp_path):
     table = run(str(installed / "keras-transformer"), "presets", cwd=tmp_path)
     assert all(name in table for name in PRESETS)
+
+
+def test_the_version_is_the_same_wherever_it_stands():
+    import keras_transformer
+
+    heading = re.search(r"^## (\S+)", (ROOT / "CHANGELOG.md").read_text(encoding="utf-8"), re.M)
+    cited = re.search(r"^version: (\S+)$", (ROOT / "CITATION.cff").read_text(), re.M)
+    assert keras_transformer.__version__ == heading[1] == cited[1] == VERSION
+
+
+def test_wheel_carries_the_data_beside_the_code(wheel):
+    inside, package = set(zipfile.ZipFile(wheel).namelist()), ROOT / "keras_transformer"
+    data = [
+        path.relative_to(ROOT).as_posix()
+        for path in package.rglob("*.*")
+        if path.suffix in (".css", ".html", ".js", ".json")
+    ]
+    assert "keras_transformer/support/foreign_names.json" in data and inside.issuperset(data)
 
 
 def test_wheel_says_that_it_has_types(wheel):

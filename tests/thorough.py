@@ -1,4 +1,4 @@
-"""What `make test-thorough` does more than `make test`: more examples, and seeds drawn anew.
+"""Extra work of `make test-thorough` over `make test`: more examples, and freshly drawn seeds.
 
 Its seed is in the environment variable `TEST_SEED`; the same seed repeats the run. Without it a
 run is the short one, which does the same each time.
@@ -15,7 +15,7 @@ THOROUGH = SEED is not None
 def many(count: int, short: int | None = None) -> int:
     """How many examples of a property are tried: ten times `count` in the thorough run.
 
-    In a short run `count`, or `short` where there are so many kinds that a few of each will do.
+    In a short run `count`, or `short` if a few examples of each of many kinds are enough.
     """
     return 10 * count if THOROUGH else short or count
 

@@ -1,4 +1,4 @@
-"""What the tests cost: processor time for each test, by itself and by the processes it ends.
+"""Cost of the tests: processor time for each test, by itself and by the processes it ends.
 
 Wall time says little on a machine that does other work too. The ten files that take most are
 printed at the end, and the seconds of each file are kept in pytest's cache, where
@@ -24,7 +24,7 @@ UNKNOWN = 6.0  # the seconds of a file that never ran here
 
 
 def seconds_of_files(config, backend: str) -> dict[str, float]:
-    """What each file took when it last ran here, or elsewhere."""
+    """Return the seconds that each file took when it last ran here, or elsewhere."""
     cache = getattr(config, "cache", None)
     known = json.loads(KNOWN.read_text()).get(backend, {}) if KNOWN.is_file() else {}
     return {**known, **(cache.get(f"{KEY}/{backend}", {}) if cache else {})}
@@ -58,7 +58,7 @@ class Costs:
         return [self.seconds(), *self.compiled]
 
     def seconds(self):
-        """Of this process, of those that ended, and of forks, which are not its children."""
+        """Seconds of this process, of ended ones, and of forks, which are not its children."""
         own, ended = (
             resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
         )
@@ -109,6 +109,8 @@ class Costs:
             return
         option = self.config.option
         parts = option.keyword or option.markexpr or any("::" in name for name in self.config.args)
+        # A run of what changed leaves out examples of a file.
+        parts = parts or self.config.pluginmanager.has_plugin("short")
         if (cache := getattr(self.config, "cache", None)) and not parts:
             kept = {name: round(cost[0], 2) for name, cost in files.items()}
             known = seconds_of_files(self.config, self.backend)

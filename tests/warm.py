@@ -21,7 +21,7 @@ SECONDS = 500  # what takes longer is ended
 
 
 class Server:
-    """What asks: `requests` and `answers` are the server's input and output."""
+    """Client side of the server: `requests` and `answers` are its input and output."""
 
     def __init__(self, requests, answers):
         self._requests, self._answers = requests, answers
@@ -128,7 +128,7 @@ class Forked:
             self._server.seconds += seconds
 
     def communicate(self):
-        """What it printed, when it has ended; its errors are in their file."""
+        """Return the output of the process once it has ended; its errors are in their file."""
         with self.stdout:
             printed = self.stdout.read()
         self.wait()
@@ -145,7 +145,7 @@ def _run(arguments, environment, cwd, stdout, stderr):
     for place, target in ((0, os.open(os.devnull, os.O_RDONLY)), (1, os.open(stdout, os.O_WRONLY)),
                           (2, os.open(stderr, appended))):  # fmt: skip
         os.dup2(target, place)
-    # Those of the process that runs tests are pytest's.
+    # The streams of the process that runs tests are pytest's.
     sys.stdin = io.TextIOWrapper(io.FileIO(0, closefd=False))
     sys.stdout, sys.stderr = (
         io.TextIOWrapper(io.FileIO(place, "w", closefd=False), "utf-8", write_through=True)
@@ -177,7 +177,7 @@ def _run(arguments, environment, cwd, stdout, stderr):
 
 
 def _serve(requests, answers):
-    """Answers until nothing more is asked: of what ends, the exit code and the seconds it took."""
+    """Answer requests until there are no more: exit code and seconds of each ended process."""
     for line in requests:
         asked = json.loads(line)
         if "run" in asked:

@@ -1,25 +1,34 @@
 """Presets: finding, downloading, checking, loading and saving them.
 
-`presets` opens one as a `Preset`, `building` makes models of it; `families` and `keras_hub` are the
-tables of published formats, `publishing` and `saving` write.
+`presets` opens, builds, saves and publishes presets; `weights` reads and writes safetensors files;
+`families` and `keras_hub` translate published configs and names of tensors.
 """
 
-from keras_transformer.checkpoints.assignment import (
+from typing import TYPE_CHECKING
+
+from keras_transformer.checkpoints.presets.assignment import (
     LoadReport,
     backbone_variables,
     check_weights,
     load_config,
     load_weights,
 )
-from keras_transformer.checkpoints.building import load_backbone, load_task, load_tokenizer
-from keras_transformer.checkpoints.exporting import export_to_huggingface
-from keras_transformer.checkpoints.keras_hub_live import from_keras_hub, to_keras_hub
-from keras_transformer.checkpoints.lengthening import lengthen
-from keras_transformer.checkpoints.preset import Preset
-from keras_transformer.checkpoints.presets import list_presets, presets_folder, resolve_preset
-from keras_transformer.checkpoints.saving import save_preset
-from keras_transformer.registry import bind
-from keras_transformer.structure import variable_shapes
+from keras_transformer.checkpoints.presets.building import load_backbone, load_task, load_tokenizer
+from keras_transformer.checkpoints.presets.lengthening import lengthen
+from keras_transformer.checkpoints.presets.listing import (
+    list_presets,
+    presets_folder,
+    resolve_preset,
+)
+from keras_transformer.checkpoints.presets.preset import Preset
+from keras_transformer.checkpoints.presets.saving import save_preset
+from keras_transformer.config.structure import variable_shapes
+from keras_transformer.support.foreign_names import offer
+from keras_transformer.support.registry import bind
+
+if TYPE_CHECKING:
+    from keras_transformer.checkpoints.exporting import export_to_huggingface
+    from keras_transformer.checkpoints.keras_hub_models import from_keras_hub, to_keras_hub
 
 PresetSource = Preset  # its name in the first release
 
@@ -45,9 +54,15 @@ __all__ = [
     "variable_shapes",
 ]
 
-# For `Backbone` and `Tokenizer`, which are below.
+# `Backbone` and `Tokenizer` call these, but their modules may not import this package.
 bind(load_backbone=load_backbone, load_tokenizer=load_tokenizer, save_preset=save_preset)
 
-
-def __dir__() -> list[str]:
-    return __all__
+# Converters import the tables of all published families, a third of the time to import the package,
+# so they are imported on first use.
+_LIVE = "keras_transformer.checkpoints.keras_hub_models"
+LATER = {
+    "export_to_huggingface": "keras_transformer.checkpoints.exporting",
+    "from_keras_hub": _LIVE,
+    "to_keras_hub": _LIVE,
+}
+offer(__name__, __all__, LATER)

@@ -1,4 +1,4 @@
-"""From a model to a folder in Hugging Face format."""
+"""Export of a model to a folder in Hugging Face format."""
 
 import os
 from collections.abc import Mapping
@@ -7,20 +7,20 @@ from typing import Any
 import keras
 import numpy as np
 
-from keras_transformer.checking import check_choice, check_path, describe, shorten
-from keras_transformer.checkpoints import sentence_transformers
-from keras_transformer.checkpoints.assignment import backbone_variables
 from keras_transformer.checkpoints.families import FAMILIES
-from keras_transformer.checkpoints.families.family import Family
+from keras_transformer.checkpoints.families.base.family import Family
 from keras_transformer.checkpoints.heads import TASKS
-from keras_transformer.checkpoints.preset import CONFIG_FILE, GENERATION, GENERATION_FILE
-from keras_transformer.checkpoints.publishing import atomic_directory
-from keras_transformer.checkpoints.safetensors_io import WEIGHTS_FILE, save_tensors
-from keras_transformer.checkpoints.saving import refuse_own_blocks
-from keras_transformer.checkpoints.untrusted import read_json, write_json
-from keras_transformer.checkpoints.weights import export
+from keras_transformer.checkpoints.presets import sentence_transformers
+from keras_transformer.checkpoints.presets.assignment import backbone_variables
+from keras_transformer.checkpoints.presets.preset import CONFIG_FILE, GENERATION, GENERATION_FILE
+from keras_transformer.checkpoints.presets.publishing import atomic_directory
+from keras_transformer.checkpoints.presets.saving import refuse_own_blocks
+from keras_transformer.checkpoints.weights.safetensors_io import WEIGHTS_FILE, save_tensors
+from keras_transformer.checkpoints.weights.tables import export
 from keras_transformer.config import TransformerConfig
-from keras_transformer.models.quantized import refuse_quantized
+from keras_transformer.models.runtime.quantized import refuse_quantized
+from keras_transformer.support.checking import check_choice, check_path, describe, shorten
+from keras_transformer.support.untrusted import read_json, write_json
 from keras_transformer.tokenizers import Tokenizer
 from keras_transformer.tokenizers.folder import CONFIG_FILE as TOKENIZER_CONFIG
 
@@ -31,22 +31,22 @@ def export_to_huggingface(
     dtype: str | None = None,
     family: str | None = None,
 ) -> None:
-    """Writes a folder that the Transformers library loads: config, weights, processor.
+    """Write a model to a folder that the Transformers library loads: config, weights, processor.
 
-    A `TextEmbedder` is written for sentence-transformers. What the checkpoint that a model was
-    loaded from says of generation goes along, with the token ids of the model. The folder appears
-    complete or not at all.
+    A `TextEmbedder` is written for sentence-transformers. The generation config of the original
+    checkpoint is written too, with the model's token ids. The folder appears complete or not at
+    all.
 
     Args:
         model: a backbone, or a task, whose head and processor are written too.
-        directory: the folder: new, empty, or that of a preset.
-        dtype: `"float32"` or `"float16"` for the stored weights. Defaults to theirs.
-        family: the published architecture, a `model_type` such as `"roberta"`. Defaults to the one
-            that the model was loaded from, else to the first that fits.
+        directory: the folder to write: new, empty, or with a preset, which is replaced.
+        dtype: `"float32"` or `"float16"` for the stored weights. Defaults to the weights' dtype.
+        family: the published architecture, a `model_type` such as `"roberta"`. Defaults to the
+            family that the model was loaded from, or else the first that fits.
 
     Raises:
-        ValueError: if no published architecture, or not the named one, computes what the model
-            computes (the message says what is in the way), or if the folder holds other files.
+        ValueError: if no published architecture, or not the given one, computes the same as the
+            model (the message lists the reasons), or if the folder holds other files.
 
     Example:
     ```python
@@ -70,10 +70,10 @@ def export_to_huggingface(
         raise ValueError(f"`family` must be a str or None, received {describe(family)}.")
     task = None if backbone is model else {**model.task_values()}
     if task is not None:
-        task["name"] = model.head_of or type(model).__name__
-    # Its head, if any, goes to files of its own.
+        task["name"] = model.head.head_of or type(model).__name__
+    # Its head, if any, is written to separate files.
     pooled = task is not None and task["name"] == sentence_transformers.TASK
-    bare = task is None or pooled or not (model.published_as or model.generates or model.head)
+    bare = task is None or pooled or not (model.head.published_as or model.generates or model.head)
     head = _exported_head(backbone) if bare else task
     chosen, config = _choose_family(backbone, head, family)
     tokenizer = getattr(model, "tokenizer", None)
@@ -86,23 +86,27 @@ def export_to_huggingface(
         if processor is not None:
             processor.save(folder)
             if tokenizer is not None and backbone.config.sides[-1].vector_pooling == "last":
-                # Padding is read as it was in training (SigLIP): no mask is to be made of it.
+                # SigLIP attended to padding in training, so its tokenizer must not make a mask.
                 path = folder / TOKENIZER_CONFIG
                 write_json(path, read_json(path) | {"model_input_names": ["input_ids"]})
         if pooled:
             sentence_transformers.write_embedder(folder, model, task, dtype)
-        if head is not None and TASKS[head["name"]].generates:
+        if head is not None and hasattr(TASKS[head["name"]], "generate"):
             write_json(folder / GENERATION_FILE, _generation(backbone, config))
         write_json(folder / CONFIG_FILE, config)
 
 
 def _exported_head(backbone: keras.Model) -> dict[str, Any] | None:
-    """The task that a bare model goes out as: the logits of a decoder belong to the backbone."""
+    """Return the generating task that a bare backbone is exported as, or None if it has none."""
     if backbone.config.kind != "dual" and backbone.config.vector_pooling is not None:
-        return None  # A decoder that makes vectors.
+        return None  # a text decoder for embeddings
     kind = backbone.config.kind
-    known = {n: t for n, t in TASKS.items() if t.generates and kind in t.backbone_kinds}
-    names = (name for name, task in known.items() if backbone.id_inputs[0] in task.reads_arrays)
+    known = {n: t for n, t in TASKS.items() if hasattr(t, "generate") and kind in t.backbone_kinds}
+    names = (
+        name
+        for name, task in known.items()
+        if backbone.id_inputs[0] in task.processor_class.reads_arrays
+    )
     return next(({"name": name} for name in names), None)
 
 
@@ -117,7 +121,7 @@ _TOKEN_IDS = ("bos_token_id", "decoder_start_token_id", "eos_token_id", "pad_tok
 def _token_ids(
     tokenizer: Tokenizer, theirs: Mapping[str, Any], config: TransformerConfig
 ) -> dict[str, int]:
-    """The special tokens that their configs name, where the family or the task does not."""
+    """Return the special token ids that the published config does not have yet."""
     ids = {"bos_token_id": tokenizer.start_id, "eos_token_id": tokenizer.end_id}
     ids = {name: i for name, i in ids.items() if name not in theirs}
     if config.position_padding_id is None:
@@ -135,7 +139,7 @@ def _tensors(
     tensors = export(lines, backbone_variables(backbone))
     if task is None:
         return tensors
-    # Their models with a head keep the backbone under its name.
+    # Transformers' models with a head keep the backbone under this name.
     prefix = family.heads[task["name"]].prefix
     if prefix is None:
         prefix = next(iter(family.names.prefixes), "")
@@ -147,7 +151,7 @@ def _tensors(
 def _choose_family(
     backbone: keras.Model, task: Mapping[str, Any] | None, asked: str | None
 ) -> tuple[Family, dict[str, Any]]:
-    """The family to export to, and its config: the one asked for, or else the first that fits."""
+    """Return the family to export to, the given one or the first that fits, and its config."""
     if asked is not None and asked not in FAMILIES:
         known = ", ".join(map(repr, sorted(FAMILIES)))
         raise ValueError(f"There is no family {shorten(asked)} to export to. Known are: {known}.")

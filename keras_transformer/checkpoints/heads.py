@@ -1,9 +1,11 @@
-"""What a task class declares about its head, for presets, families and the command.
+"""Registry of task classes and their heads, for presets, families and the command line.
 
-The classes are a floor above. They are registered where the package is assembled, and state by
-attributes what is asked here: `alias` (what users call the task), `backbone_kinds`,
-`published_as` (the end of the name of its classes in Transformers), `head_shapes` (its weights),
-`head_values` (the options that the weights depend on), `published_head` and `published_options`.
+This package may not import the task classes, so they are registered here when `keras_transformer`
+is imported. A task class has the attributes `alias` (its name for users), `backbone_kinds`,
+`head_shapes` (of its weights), `head_values` (options that the weights depend on),
+`processor_class` (its `reads_arrays` are names of the backbone's first input) and `head_class`. The
+head's class has `published_as` (the ending of the class names in Transformers), `published_head`,
+`published_options`, `reads_pooler` and `predicts_tokens`.
 """
 
 import dataclasses
@@ -14,26 +16,27 @@ from typing import Any
 Values = Mapping[str, Any]
 _LOGGER = logging.getLogger("keras_transformer")
 
-TASKS: dict[str, type] = {}  # by the name of the class, which a preset keeps
+TASKS: dict[str, type] = {}  # by class name, which a preset stores
 
 
 def register_tasks(*classes: type) -> None:
-    """Makes task classes known by their names."""
+    """Register task classes by name."""
     TASKS.update({each.__name__: each for each in classes})
 
 
 def head_name(task: str) -> str:
-    """The name of the class whose head a task has: its own, or that of the one it is a kind of."""
-    return getattr(TASKS.get(task), "head_of", None) or task
+    """Return the name of the registered class that a task's head belongs to: its own or a base."""
+    known = TASKS.get(task)
+    return (known and known.head_class.head_of) or task
 
 
 @dataclasses.dataclass(frozen=True)
 class Conversion:
-    """Values that do not correspond one to one.
+    """Conversion, in both directions, of values that do not correspond one to one.
 
     Args:
-        read: makes values of ours from theirs. May raise ValueError.
-        write: makes values of theirs from ours: of a config, or of a task's values.
+        read: function from published values to this package's. May raise ValueError.
+        write: function from this package's values, of a config or a task, to published ones.
     """
 
     read: Callable[[Values], dict[str, Any]]
@@ -46,7 +49,7 @@ def _read_labels(values: Values) -> dict[str, Any]:
     named = numbers and set(labels) == set(numbers)
     if not named or not all(isinstance(label, str) for label in labels.values()):
         raise ValueError(
-            f"id2label must name the labels '0', '1', ... in turn. Received: {labels!r}."
+            f"id2label must map '0', '1', ... in this order to labels. Received: {labels!r}."
         )
     return {"num_classes": len(labels), "labels": [labels[number] for number in numbers]}
 
@@ -63,8 +66,8 @@ def _read_problem(values: Values) -> dict[str, Any]:
     kind, count = values.get("problem_type"), len(values.get("id2label", "ab"))
     if kind not in (None, _MULTI_LABEL) and (kind == "regression") != (count == 1):
         _LOGGER.warning(
-            "problem_type=%r of %s labels is not learned here: `predict` gives the same numbers, "
-            "and `fit` learns %s.",
+            "problem_type=%r with %s labels cannot be trained here: `predict` gives the same "
+            "numbers, but `fit` learns %s.",
             kind,
             count,
             "one number" if count == 1 else "classes",
@@ -119,11 +122,11 @@ def _token_ids(name: str, ids: list) -> list[int]:
 
 
 _MULTI_LABEL = "multi_label_classification"
-# What published configs say of a saved head: the names of its classes, and what they are to a text.
+# Published values of a saved head: the names of its classes, and how they relate to a text.
 LABELS = Conversion(_read_labels, _write_labels)
 PROBLEM = Conversion(_read_problem, _write_problem)
-# What they say of a task whether or not its head is there.
+# Published values of a task, whether or not the checkpoint has its head.
 END_IDS = Conversion(_read_ends, _write_ends)
-# Between a question and its context, of models whose questions see all (Longformer).
+# Separator of question and context, for models whose question attends globally (Longformer).
 SEPARATOR = Conversion(_read_separator, _write_separator)
 START_ID = Conversion(_read_start, _write_start)

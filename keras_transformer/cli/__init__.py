@@ -1,24 +1,25 @@
-"""The console command: it lists presets and runs them."""
+"""The console command `keras-transformer`."""
 
 import os
 import pathlib
 import sys
 from collections.abc import Sequence
 
-# Nothing that needs another package is imported here: it is what tells of errors in importing it.
-from keras_transformer.checking import printable
+# Import nothing that needs another package: this module reports errors of such imports.
+from keras_transformer.support.checking import printable
 
 _FAILURE = 2
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the command.
+    """Run the command.
 
     Args:
-        arguments: what follows the command's name. Defaults to those of the process.
+        arguments: the arguments after the command's name. Defaults to the process's own.
 
     Returns:
-        The exit code: 0, or 2 after an error, which is one line on stderr.
+        The exit code: 0, 2 after an error, which is printed as one line on stderr, or 130 after
+        Ctrl-C.
 
     Example:
     ```python
@@ -32,7 +33,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             options = _parsed(arguments)
             _keep_compiled_programs()
             if hasattr(sys.stdout, "reconfigure"):
-                sys.stdout.reconfigure(encoding="utf-8")  # As standard input, whatever the locale.
+                sys.stdout.reconfigure(encoding="utf-8")  # Like standard input, in any locale.
             options.run(options)
         finally:
             if sys.stdout is not None:
@@ -46,16 +47,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def tell_errors_of_import() -> None:
-    """Where the process is this command, errors in importing the package are one line too."""
+    """Report import errors of the package as one line, if this process is the command."""
     if _is_the_process():
         sys.excepthook = _hook
-        # Before TensorFlow is imported, which reads it then: what it found on the machine need
-        # not stand between the answers. Its errors do.
+        # TensorFlow reads this when it is imported. Its notes about the machine would mix with the
+        # output; its errors are still shown.
         os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
 
 def parse_before_keras() -> None:
-    """Where the process is this command, its help and wrong options need no import of Keras."""
+    """Parse options before Keras is imported, so that help and errors in options appear at once."""
     if _is_the_process():
         try:
             _parsed(None)
@@ -85,8 +86,8 @@ def _hook(kind, error, trace):
 
 
 def _tell(error: BaseException) -> int | None:
-    """Tells of an error in one line and gives the exit code; None for a mistake of this package."""
-    closed = isinstance(error, BrokenPipeError)  # the reader, such as `head`, has seen enough
+    """Print an error as one line and return the exit code; None if it is a bug of this package."""
+    closed = isinstance(error, BrokenPipeError)  # the reader, such as `head`, stopped reading
     if isinstance(error, KeyboardInterrupt):
         print("keras-transformer: interrupted", file=sys.stderr)
     elif not isinstance(error, (ValueError, OSError, ImportError, FloatingPointError)):
@@ -97,7 +98,7 @@ def _tell(error: BaseException) -> int | None:
     try:
         if sys.stdout is not None:
             sys.stdout.flush()
-    except OSError:  # what is left cannot be written, and Python would try again at the end
+    except OSError:  # Python would try again at exit to write the rest, and fail.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     if isinstance(error, KeyboardInterrupt):
         return 130
@@ -105,8 +106,8 @@ def _tell(error: BaseException) -> int | None:
 
 
 def _keep_compiled_programs() -> None:
-    """A command lives shortly: JAX is to find what it compiled for an earlier one."""
-    jax = sys.modules.get("jax")  # there already if it is the backend
+    """Set JAX's compilation cache, so that a command reuses programs of earlier commands."""
+    jax = sys.modules.get("jax")  # already imported if it is the backend
     if jax is None or jax.config.jax_compilation_cache_dir is not None:
         return
     cache = pathlib.Path(os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache")

@@ -1,4 +1,4 @@
-"""The sub-commands that ask an encoder: classify, embed, fill-mask, recognize, answer."""
+"""The sub-commands for encoders: classify, embed, fill-mask, recognize, answer."""
 
 import argparse
 import pathlib
@@ -15,23 +15,23 @@ from keras_transformer.cli.lines import (
     reads_images,
     show_texts,
 )
-from keras_transformer.files import read_file
+from keras_transformer.support.files import read_file
 
 
 def _top_k(default: int) -> Option:
-    text = "the K likeliest (default %(default)s)"
+    text = "the number of most likely results to print (default %(default)s)"
     return option("--top-k", text, type=positive, default=default, metavar="K")
 
 
 @asking(
     "classify",
     """\
-print the label of texts, images or recordings
+classify texts, images or recordings
 
-Prints the likeliest label of each text and its probability; as tsv or json all labels, the
-likeliest first. With a preset that classifies images or sound each TEXT is the path of one. With
---labels the preset is a model of images and texts, such as CLIP, which knows any labels. Without,
-it must be a classifier that was trained and saved, as TextClassifier.save_to_preset does:
+Prints the most likely label of each text and its probability; with tsv or json all labels, the most
+likely first. With a preset that classifies images or audio, each TEXT is the path of a file. With
+--labels the preset is a model of images and texts, such as CLIP, which accepts any labels. Without
+--labels it must be a trained and saved classifier, as written by TextClassifier.save_to_preset:
 
   import keras_transformer as kt
   classifier = kt.TextClassifier.from_preset("minilm_l6_en", labels=["negative", "positive"])
@@ -46,8 +46,8 @@ examples:
   keras-transformer classify --preset my_classifier < reviews.txt
   keras-transformer classify --preset my_classifier --format tsv < reviews.txt | cut -f 1
 """,
-    option("--pairs", "each text is two, with a tab between them", action="store_true"),
-    option("--labels", "of images, with commas between them", metavar="LABELS"),
+    option("--pairs", "each text is a pair, separated by a tab", action="store_true"),
+    option("--labels", "labels of images, separated by commas", metavar="LABELS"),
     option(
         "--template", 'the text of a label (default "%(default)s")', metavar="TEXT",
         default="a photo of a {}.",
@@ -79,8 +79,8 @@ def _classify(options: argparse.Namespace) -> Asking:
 
     find.takes_files = not isinstance(task, kt.TextClassifier)
     if find.takes_files and options.pairs:
-        unit = "image" if options.labels is not None else task.row_unit
-        raise ValueError(f"--pairs is of texts, and the preset classifies {unit}s.")
+        unit = "image" if options.labels is not None else task.head.row_unit
+        raise ValueError(f"--pairs is for texts, but the preset classifies {unit}s.")
     return find, show
 
 
@@ -89,10 +89,10 @@ def _classify(options: argparse.Namespace) -> Asking:
     """\
 print the vectors of texts or images
 
-Prints a vector of each text; or, with a preset that embeds images, of each image, whose path each
-TEXT is. The dot product of two says how near they are to each other, if the model makes vectors of
-length 1, as minilm_l6_en does. With --as-texts a model of images and texts, such as CLIP, reads the
-TEXTs themselves.
+Prints a vector for each text; or, with a preset that embeds images, for each image, whose path is
+given as TEXT. If a model's vectors have length 1, as with minilm_l6_en, the dot product of two of
+them measures their similarity. With --as-texts a model of images and texts, such as CLIP, embeds
+the TEXTs themselves.
 
 examples:
   keras-transformer embed --preset minilm_l6_en "a cat" "a kitten" "a car"
@@ -100,13 +100,13 @@ examples:
   keras-transformer embed --preset dinov2_small --format json cat.jpg dog.jpg
   keras-transformer embed --preset clip_vit_base_patch32 --as-texts "a photo of a cat."
 """,
-    option("--as-texts", "the texts of a model of images and texts", action="store_true"),
+    option("--as-texts", "embed texts with a model of images and texts", action="store_true"),
 )
 def _embed(options: argparse.Namespace) -> Asking:
     of_images = reads_images(options.preset)
     if options.as_texts and not of_images:
         raise ValueError(
-            "--as-texts is for a model of images and texts; the preset reads texts alone."
+            "--as-texts is for models of images and texts; this preset reads only texts."
         )
     task = load("ImageEmbedder" if of_images else "TextEmbedder", options.preset)
     encode = task.encode_texts if options.as_texts else task.encode
@@ -125,10 +125,10 @@ def _embed(options: argparse.Namespace) -> Asking:
 @asking(
     "fill-mask",
     """\
-print the likeliest words in place of a mask
+print the most likely words in place of a mask
 
-Prints the likeliest tokens in place of the mask of each text, with their probabilities. A mask is
-written as the model has it: [MASK] for BERT, <mask> for RoBERTa.
+Prints the most likely tokens in place of the mask of each text, with their probabilities. Write the
+mask as the model does: [MASK] for BERT, <mask> for RoBERTa.
 
 examples:
   keras-transformer fill-mask --preset bert_base_en_uncased "Paris is the [MASK] of France."
@@ -164,8 +164,8 @@ def _fill_mask(options: argparse.Namespace) -> Asking:
     """\
 print the named entities in texts
 
-Prints the entities of each text with their labels; as tsv or json also where they are, in
-characters from 0, and how sure the model is. A text without any gives an empty line.
+Prints the entities of each text with their labels; with tsv or json also their positions, in
+characters from 0, and the model's confidence. A text without entities gives an empty line.
 
 examples:
   keras-transformer recognize --preset bert_base_en_ner "Ada Lovelace lived in London."
@@ -189,27 +189,29 @@ def _recognize(options: argparse.Namespace) -> Asking:
 @asking(
     "answer",
     """\
-print the answers that stand in a text
+answer questions with spans of a text
 
-Answers each question with a span of its context. With --context or --context-file the texts are
-questions, without either each is a question, a tab, and its context.
+Answers each question with a span of its context. With --context or --context-file each text is a
+question; without them each text is a question, a tab, and its context.
 
 examples:
   keras-transformer answer --preset distilbert_base_en_cased_squad --context-file story.txt \\
       "Who rides a bike?" "Where?"
   keras-transformer answer --preset my_answerer --top-k 3 --format json < pairs.tsv
 """,
-    option("--context", "the text that all answers are in", metavar="TEXT"),
-    option("--context-file", "the file of that text", metavar="FILE"),
+    option("--context", "the text that contains all answers", metavar="TEXT"),
+    option("--context-file", "a file with that text", metavar="FILE"),
     _top_k(1),
-    option("--allow-no-answer", "an empty answer where none is likelier", action="store_true"),
+    option(
+        "--allow-no-answer", "print an empty answer if that is more likely", action="store_true"
+    ),
     found="answers",
 )
 def _answer(options: argparse.Namespace) -> Asking:
     context = options.context
     if options.context_file is not None:
         if context is not None:
-            raise ValueError("Give either --context or --context-file.")
+            raise ValueError("Give either --context or --context-file, not both.")
         content = read_file(pathlib.Path(options.context_file), 2**24)
         context = decoded(content, options.context_file)
     task = load("QuestionAnswerer", options.preset, trained=True)

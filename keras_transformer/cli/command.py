@@ -1,4 +1,4 @@
-"""What a sub-command is, and the options that several of them have."""
+"""Definition of sub-commands, and the options that several of them share."""
 
 import argparse
 import dataclasses
@@ -6,7 +6,7 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-from keras_transformer.checking import printable
+from keras_transformer.support.checking import printable
 
 Option = tuple[str, dict[str, Any]]
 AS_WRITTEN = functools.partial(argparse.RawDescriptionHelpFormatter, max_help_position=28)
@@ -14,15 +14,15 @@ AS_WRITTEN = functools.partial(argparse.RawDescriptionHelpFormatter, max_help_po
 
 @dataclasses.dataclass(frozen=True)
 class Command:
-    """One sub-command, all that there is to say of it."""
+    """A sub-command: its name, help, options and function."""
 
     name: str
-    text: str  # a few words for the list of all; what it does; `examples:` with lines to copy
+    text: str  # a short summary; a description; `examples:` with commands to copy
     options: tuple[Option, ...]
-    run: Callable[[argparse.Namespace], None]  # is given the parsed options
+    run: Callable[[argparse.Namespace], None]  # called with the parsed options
 
     def add_to(self, commands) -> None:
-        """Adds it to the sub-commands of a parser."""
+        """Add this sub-command to a parser."""
         short, text = self.text.split("\n\n", 1)
         description, examples = text.split("\nexamples:\n")
         parser = commands.add_parser(
@@ -38,22 +38,22 @@ class Command:
 
 
 def command(name: str, text: str, *options: Option) -> Callable[..., Command]:
-    """Makes a sub-command of the function that it runs."""
+    """Return a decorator that turns a function into a sub-command, which runs the function."""
     return lambda run: Command(name, text, options, run)
 
 
 def option(name: str, help: str, **values) -> Option:
-    """An argument: its name, its help, and what else argparse takes."""
+    """Describe an argument: its name, its help, and further keywords of argparse."""
     return name, {"help": help, **values}
 
 
 def say(text: object = "", **options: Any) -> None:
-    """Print with control characters escaped: what files and models say is not for the terminal."""
+    """Print a text from a file or a model, with control characters escaped for the terminal."""
     print(printable(str(text)), **options)
 
 
 def positive(text: str) -> int:
-    """An integer of at least 1, of the command line."""
+    """Parse an integer of at least 1 from the command line."""
     try:
         value = int(text)
     except ValueError:
@@ -64,7 +64,7 @@ def positive(text: str) -> int:
 
 
 def above_0(text: str, most: float = 1e30) -> float:
-    """A number above 0, by which tokens are drawn."""
+    """Parse a sampling option, a number above 0 and up to `most`, from the command line."""
     try:
         value = float(text)
     except ValueError:
@@ -72,8 +72,8 @@ def above_0(text: str, most: float = 1e30) -> float:
     if not 0 < value <= most:
         bound = "" if most > 1 else f" and at most {most:g}"
         raise argparse.ArgumentTypeError(
-            f"must be a number above 0{bound}, received {text!r}. Leave it out: without any of "
-            "--temperature, --top-k and --top-p the likeliest token is taken each time"
+            f"must be a number above 0{bound}, received {text!r}. To take the most likely token "
+            "each time, leave out --temperature, --top-k and --top-p"
         )
     return value
 

@@ -1,4 +1,4 @@
-"""The sub-command that shows what a model saw: explain."""
+"""The sub-command explain, which shows a model's attention and attributions."""
 
 import argparse
 from typing import Any
@@ -7,14 +7,14 @@ import keras_transformer as kt
 from keras_transformer.cli.command import ABOUT_PRESET, command, option, positive, say
 from keras_transformer.cli.generating import forms
 from keras_transformer.cli.lines import load
-from keras_transformer.files import atomic_file
+from keras_transformer.support.files import atomic_file
 
 _OF_BACKBONES = {"encoder": "TextEmbedder", "decoder": "CausalLM", "seq2seq": "Seq2SeqLM"}
 _PICTURES = ("heads", "attention", "layers", "saliency")
 
 
 def number(text: str) -> int:
-    """An integer of the command line, which may be below 0."""
+    """Parse an integer, which may be negative, from the command line."""
     try:
         return int(text)
     except ValueError:
@@ -24,12 +24,12 @@ def number(text: str) -> int:
 @command(
     "explain",
     f"""\
-show what a model saw in a text: attention, and what each token adds
+show attention and attributions of a model for a text
 
-Prints a table of the tokens of TEXT, of what each attends to, and of how spread the attention of
-each head is; of a model of images or sound TEXT is a path. Of a pair of texts the second is given
-by --pair; of a model that writes, what it writes is explained, or the --output that is given.
---html writes a page with all heads, layers, queries and keys, and --plot a picture.
+Prints a table of the tokens of TEXT, the tokens that each attends to, and how spread out the
+attention of each head is. For a model of images or audio TEXT is a path. --pair gives the second
+text of a pair. For a model that generates, the text it generates is explained, or the given
+--output. --html writes a page with all heads, layers, queries and keys, and --plot a picture.
 
 {ABOUT_PRESET}
 examples:
@@ -41,25 +41,25 @@ examples:
     option("preset", "the model", metavar="PRESET"),
     option("text", "a text in quotes, or the path of an image or a recording", metavar="TEXT"),
     option("--pair", "the second text of a pair, such as a context or a caption", metavar="TEXT"),
-    option("--output", "the text that the model is to have written", metavar="TEXT"),
+    option("--output", "explain this text as the model's output", metavar="TEXT"),
     option("--html", "write a page that needs no network", metavar="FILE"),
     option("--plot", "write a picture: .png, .pdf or .svg", metavar="FILE"),
     option(
         "--picture",
-        "which picture (default: attention, of attributions saliency)",
+        "kind of picture (default: attention, or saliency with --saliency)",
         choices=_PICTURES,
     ),
-    option("--layer", "the layer of the picture, from 0, or from -1 backwards", type=number),
-    option("--head", "the head of the picture (default: the mean of all)", type=number),
+    option("--layer", "layer of the picture, from 0, or from -1 backwards", type=number),
+    option("--head", "head of the picture (default: the mean over heads)", type=number),
     option(
         "--saliency",
-        "also what each token adds to an output",
+        "also compute what each token contributes to an output",
         choices=("gradient_x_input", "integrated_gradients"),
     ),
-    option("--target", "which output: a class, or a token (default: the likeliest)"),
-    option("--position", "which token's output: its place, or itself", metavar="TOKEN"),
+    option("--target", "the output to explain: a class, or a token (default: the most likely)"),
+    option("--position", "explain the output of this token, or this index", metavar="TOKEN"),
     option(
-        "--steps", "of integrated gradients (default %(default)s)", type=positive, default=50,
+        "--steps", "steps of integrated gradients (default %(default)s)", type=positive, default=50,
         metavar="N",
     ),
 )  # fmt: skip
@@ -75,7 +75,7 @@ def _explain(options: argparse.Namespace) -> None:
 
 
 def _task_of(preset: str) -> Any:
-    """The task that was trained and saved, or what a backbone alone can be asked."""
+    """Load the task of a preset, or, if it is a backbone alone, a task that suits it."""
     config, saved, _ = kt.checkpoints.load_config(preset, load_weights=False)
     if saved is not None:
         return load(saved["name"], preset)
@@ -97,12 +97,14 @@ def _explanation(task: Any, options: argparse.Namespace) -> Any:
     text, pair, output = options.text, options.pair, options.output
     if not hasattr(task, "generate"):
         if output is not None:
-            raise ValueError("--output is for models that write, and this one writes nothing.")
+            raise ValueError("--output is for models that generate text, and this one does not.")
         return task.explain(text if pair is None else (text, pair), **asked)
-    if hasattr(task, "prompt_rows"):  # of an image or a recording
+    if hasattr(task, "prompt_rows"):  # the text is the path of an image or recording
         return task.explain(text, output, pair, **asked)
     if pair is not None:
-        raise ValueError("--pair is of two texts that are read: give what is written as --output.")
+        raise ValueError(
+            "--pair is for models that read two texts. Give the text to generate as --output."
+        )
     split, _ = forms(options.preset)
     if output is not None:
         (output,) = split([output])
@@ -117,9 +119,9 @@ def _names(task: Any) -> list[str]:
 def _picture(explanation: Any, options: argparse.Namespace) -> Any:
     name = options.picture or ("saliency" if options.saliency else "attention")
     if options.layer is not None and name not in ("heads", "attention"):
-        raise ValueError(f"--layer is of the pictures heads and attention, not of {name}.")
+        raise ValueError(f"--layer is for the pictures heads and attention, not for {name}.")
     if options.head is not None and name != "attention":
-        raise ValueError(f"--head is of the picture attention, not of {name}.")
+        raise ValueError(f"--head is for the picture attention, not for {name}.")
     layer = {} if options.layer is None else {"layer": options.layer}
     if name == "attention":
         return explanation.plot_attention(**layer, head=options.head)

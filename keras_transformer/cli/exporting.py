@@ -1,4 +1,4 @@
-"""The sub-command that exports: export."""
+"""The sub-command export, which writes a model for another runtime."""
 
 import argparse
 
@@ -13,10 +13,10 @@ write a model for a runtime without Python or Keras
 
 Writes a preset as a folder for another runtime: onnx (ONNX Runtime), openvino, pt2 (PyTorch),
 saved_model (TensorFlow, texts in and text out), litert, ctranslate2, or huggingface (Transformers).
-A model that generates takes its cache and gives it back. Files of the tokenizer go along. onnx,
-openvino and pt2 are converted by PyTorch, saved_model and litert by TensorFlow, which must be
-installed, whatever KERAS_BACKEND says. It needs pip install "keras_transformer[onnx]", or the extra
-openvino, tensorflow or ctranslate2.
+A model that generates takes and returns its cache. The files of the tokenizer are included.
+Whatever KERAS_BACKEND says, onnx, openvino and pt2 need PyTorch, and saved_model and litert need
+TensorFlow. Run pip install "keras_transformer[onnx]", or with the extra openvino, tensorflow or
+ctranslate2.
 
 {ABOUT_PRESET}
 examples:
@@ -25,16 +25,17 @@ examples:
       --quantization int8 fast_translator
 """,
     option("--preset", "the model", required=True, metavar="PRESET"),
-    option("directory", "the folder: new, empty, or that of an earlier export", metavar="FOLDER"),
-    option("--format", "what to write (default %(default)s)", default="onnx", metavar="NAME"),
+    option("directory", "the folder: new, empty, or of an earlier export", metavar="FOLDER"),
+    option("--format", "the format to write (default %(default)s)", default="onnx", metavar="NAME"),
     option(
         "--quantization",
-        "fewer bits: int8 of onnx, openvino and litert, any of ctranslate2 (default: as it is)",
+        "store weights in fewer bits: int8 for onnx, openvino and litert; ctranslate2 has further "
+        "names (default: off)",
         metavar="NAME",
     ),
     option(
         "--max-new-tokens",
-        "the most tokens that a saved_model writes (default: 64)",
+        "the most tokens that a saved_model generates (default: 64)",
         type=int,
         metavar="N",
     ),

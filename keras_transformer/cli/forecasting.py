@@ -1,11 +1,10 @@
-"""The sub-command that forecasts: forecast."""
+"""The sub-command forecast, which continues the series of a CSV file."""
 
 import argparse
 
 from keras_transformer.cli.command import ABOUT_PRESET, command, option, positive, say
 from keras_transformer.cli.lines import load
-from keras_transformer.files import atomic_file
-from keras_transformer.tasks.forecast_plot import draw_forecast
+from keras_transformer.support.files import atomic_file
 
 
 @command(
@@ -13,8 +12,8 @@ from keras_transformer.tasks.forecast_plot import draw_forecast
     f"""\
 continue the series of a CSV file
 
-Prints what follows on the columns of a CSV file, as CSV with the dates that follow. The first
-column may hold dates; all others are numbers, empty where one is missing. It needs pandas, and
+Prints the forecast of each column of a CSV file, as CSV with the dates that follow. The first
+column may hold dates; all others are numbers, empty where a value is missing. Needs pandas, and
 matplotlib for --plot.
 
 {ABOUT_PRESET}
@@ -26,23 +25,27 @@ examples:
     option("file", "the CSV file", metavar="FILE"),
     option(
         "--horizon",
-        "rows to forecast (default: as many as the model gives at once)",
+        "number of rows to forecast (default: as many as the model forecasts in one pass)",
         type=positive,
         metavar="N",
     ),
-    option("--plot", "write a picture of the end of each series and its forecast", metavar="PNG"),
+    option("--plot", "write a plot of the end of each series and its forecast", metavar="PNG"),
 )
 def _forecast(options: argparse.Namespace) -> None:
     try:
         import pandas
     except ImportError:
-        raise ImportError("`forecast` reads CSV by pandas. Run `pip install pandas`.") from None
+        raise ImportError(
+            "`forecast` needs pandas to read CSV. Run `pip install pandas`."
+        ) from None
     task = load("Forecaster", options.preset, trained=True, also=("SampledForecaster",))
     frame = pandas.read_csv(options.file)
     found = task.forecast(frame, horizon=options.horizon)
     label = None if found.index.name else "date"
     say(found.to_csv(index_label=label, float_format="%.12g"), end="")
     if options.plot:
+        from keras_transformer.tasks.series.forecast_plot import draw_forecast
+
         with atomic_file(options.plot) as scratch:
             draw_forecast(task.processor.read(frame), found).savefig(scratch, dpi=120)
 

@@ -1,4 +1,4 @@
-"""The sub-commands of models that write: translate, generate, score."""
+"""The sub-commands of generating models: translate, generate, score."""
 
 import argparse
 import functools
@@ -7,33 +7,38 @@ from collections.abc import Callable
 import numpy as np
 
 import keras_transformer as kt
-from keras_transformer.checking import load_json
 from keras_transformer.cli.command import above_0, option, positive, say
 from keras_transformer.cli.lines import Asking, Rows, asking, load, pairs, show_texts
-from keras_transformer.files import read_file
+from keras_transformer.support.checking import load_json
+from keras_transformer.support.files import read_file
 from keras_transformer.tokenizers.moses import text_forms
 
 _MAX_SCHEMA = 4 * 2**20  # bytes
 
 
 def forms(preset) -> tuple[Callable, Callable]:
-    """From ordinary texts to the form that a preset was trained on, and from its form back."""
+    """Return functions that convert ordinary text to the form a preset was trained on, and back."""
     return text_forms(kt.checkpoints.load_config(preset, load_weights=False)[2].get("text"))
 
 
 def _drawing(options: argparse.Namespace) -> dict:
-    """The options of drawing tokens that were given."""
+    """Return the sampling options that were given."""
     given = {name: getattr(options, name, None) for name in ("temperature", "top_k", "top_p")}
     return {name: value for name, value in given.items() if value is not None}
 
 
 def _arguments(options: argparse.Namespace) -> dict:
-    """What `generate` is given, except for what needs the model."""
+    """Return the arguments of `generate` that do not depend on the model."""
     given = _drawing(options)
     if given and options.beams > 1:
-        raise ValueError("--beams does not go with --temperature, --top-k and --top-p: choose one.")
+        raise ValueError(
+            "--beams searches, but --temperature, --top-k and --top-p sample: choose one."
+        )
     if not given and options.n_best > options.beams:
-        raise ValueError(f"--n-best {options.n_best} needs as many --beams, or tokens drawn.")
+        raise ValueError(
+            f"--n-best {options.n_best} needs --beams {options.n_best} or more, or sampling, as "
+            "with --top-p."
+        )
     if given:
         sampler = kt.generation.Random(**given)
     elif options.beams > 1:
@@ -45,13 +50,13 @@ def _arguments(options: argparse.Namespace) -> dict:
         "sampler": sampler,
         "batch_size": options.batch_size,
         "num_samples": options.n_best,
-        # What is known of each token takes a pass of its own.
+        # Not always, since the details take another forward pass.
         "return_details": options.format != "text",
     }
 
 
 def _rules(task, options: argparse.Namespace, choices: list[str] | None):
-    """What the text must and must not hold."""
+    """Return the rules that the generated text must follow, or None."""
     automaton = schema = None
     if options.json_schema is not None:
         try:
@@ -69,7 +74,7 @@ def _rules(task, options: argparse.Namespace, choices: list[str] | None):
 
 
 def _rows(found) -> Rows:
-    """One text, or several, with or without details."""
+    """Return the results for one prompt, generated with or without details, as rows."""
     rows = []
     for each in found if isinstance(found, list) else [found]:
         if isinstance(each, str):
@@ -81,15 +86,15 @@ def _rows(found) -> Rows:
 
 
 def _writing(beams: str, length: int) -> tuple:
-    """The options of translate and generate."""
+    """Return the options that translate and generate share."""
     return (
         option(
-            "--beams", f"beams of the search; 1 takes the likeliest token each time ({beams})",
+            "--beams", f"width of beam search; 1 takes the most likely token each time ({beams})",
             type=positive, metavar="N",
         ),
         option(
-            "--n-best", "so many texts for each, with tabs between them: the best of the beams, or "
-            "drawn one after the other (default %(default)s)",
+            "--n-best", "number of texts for each input, separated by tabs: the best beams, or "
+            "independent samples (default %(default)s)",
             type=positive, default=1, metavar="N",
         ),
         option(
@@ -99,14 +104,14 @@ def _writing(beams: str, length: int) -> tuple:
         option("--regex", "a regular expression that the output matches", metavar="R"),
         option("--json-schema", "a JSON Schema that the output validates against", metavar="FILE"),
         option(
-            "--choice", "the output is this text, or another one so given; can be repeated",
+            "--choice", "the output is this text; repeat the option to allow several",
             action="append", metavar="TEXT",
         ),
         option(
-            "--no-repeat-ngram", "no N tokens come twice", type=positive, default=0, metavar="N"
+            "--no-repeat-ngram", "forbid repeats of N tokens", type=positive, default=0, metavar="N"
         ),
         option(
-            "--repetition-penalty", "above 1: tokens that were there are less likely", type=float,
+            "--repetition-penalty", "above 1 makes repeated tokens less likely", type=float,
             default=1.0, metavar="X",
         ),
     )  # fmt: skip
@@ -117,13 +122,13 @@ def _writing(beams: str, length: int) -> tuple:
     """\
 translate texts
 
-Translates each text with beam search and prints one translation a line. As tsv or json each has
-its score, which is what the search ranks by, and why it ended: at its end, or at its length.
+Translates each text with beam search and prints one translation on each line. With tsv or json each
+has the score by which the search ranks it, and why it ended: an end token, or the length limit.
 
-Write ordinary text. A preset trained on lowercased words with spaces around the punctuation, such
-as transformer_tiny_en_de, is given the text in that form, and its output is joined again, but stays
-lowercased. It has only seen descriptions of images: "A man rides a bike." goes well, news does not.
-Its --regex and --choice are lowercased too.
+Write ordinary text. For a preset trained on lowercased words with spaces around the punctuation,
+such as transformer_tiny_en_de, the text is converted to that form, and the output is joined again,
+but stays lowercased. That preset has only seen descriptions of images: "A man rides a bike." works,
+news does not. Its --regex and --choice are lowercased too.
 
 examples:
   keras-transformer translate --preset transformer_tiny_en_de "A man rides a bike."
@@ -154,31 +159,34 @@ def _translate(options: argparse.Namespace) -> Asking:
     """\
 continue a prompt
 
-Continues each text with a decoder-only model, and prints it with its continuation. With --stream
-the text comes as it is made.
+Continues each text with a decoder-only model, and prints it with its continuation. --stream prints
+the text while it is generated.
 
-The likeliest token is taken at each step, unless --temperature, --top-k, --top-p or --beams say
-otherwise. Use --seed to get the same random text again. A continuation may have several lines: take
---format json for many texts. A prompt of several lines goes in quotes: "$(cat prompt.txt)".
+Takes the most likely token at each step, unless --temperature, --top-k, --top-p or --beams say
+otherwise. Use --seed to get the same random text again. A continuation may have several lines: use
+--format json for many texts. Put a prompt of several lines in quotes: "$(cat prompt.txt)".
 
 examples:
   keras-transformer generate --preset gpt_tiny_shakespeare "ROMEO:" --beams 4 --max-new-tokens 80
   keras-transformer generate --preset gpt_tiny_shakespeare "ROMEO:" --stream --top-p 0.9
   keras-transformer generate --preset gpt_tiny_shakespeare --format json < prompts.txt
 """,
-    *_writing("default 1, with --n-best as many", 64),
-    option("--stream", "print the text as it is made", action="store_true"),
+    *_writing("default: the number of --n-best", 64),
+    option("--stream", "print the text while it is generated", action="store_true"),
     option(
-        "--temperature", "draw tokens, below 1 the likely ones more often", type=above_0,
+        "--temperature", "sample; below 1 favors likely tokens", type=above_0,
         metavar="T",
     ),
-    option("--top-k", "draw from the K likeliest tokens", type=positive, metavar="K"),
+    option("--top-k", "sample from the K most likely tokens", type=positive, metavar="K"),
     option(
-        "--top-p", "draw from the likeliest tokens that have the probability P together",
+        "--top-p", "sample from the most likely tokens with total probability P",
         type=functools.partial(above_0, most=1.0), metavar="P",
     ),
-    option("--seed", "draw the same text again", type=int, metavar="N"),
-    option("--stop", "end before this text; can be repeated", action="append", metavar="TEXT"),
+    option("--seed", "seed of sampling, to repeat a text", type=int, metavar="N"),
+    option(
+        "--stop", "stop before this text; repeat the option for several", action="append",
+        metavar="TEXT",
+    ),
     found="continuations",
 )  # fmt: skip
 def _generate(options: argparse.Namespace) -> Asking:
@@ -187,7 +195,9 @@ def _generate(options: argparse.Namespace) -> Asking:
     )
     arguments = _arguments(options) | {"stop": options.stop, "seed": options.seed}
     if options.stream and (options.n_best > 1 or options.format != "text"):
-        raise ValueError("--stream prints one text as it is made: no --n-best and no --format.")
+        raise ValueError(
+            "--stream prints one text while it is generated: leave out --n-best and --format."
+        )
     task = load("CausalLM", options.preset)
     arguments["rules"] = _rules(task, options, options.choice)
 
@@ -209,11 +219,11 @@ def _generate(options: argparse.Namespace) -> Asking:
 @asking(
     "score",
     """\
-print how likely a model finds texts
+print how likely texts are to a model
 
-Prints the natural logarithm of each text's probability; as tsv or json also the number of tokens
-that were scored, and the perplexity. For a translation model each text is a source, a tab, and a
-target, whose probability it is.
+Prints the natural logarithm of each text's probability; with tsv or json also the number of scored
+tokens, and the perplexity. For a translation model each text is a source, a tab, and the target to
+score.
 
 examples:
   keras-transformer score --preset gpt_tiny_shakespeare "To be, or not to be" "Be to or to not"

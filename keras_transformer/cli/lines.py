@@ -1,4 +1,4 @@
-"""Texts in, what a model finds in them out: line by line, in three formats."""
+"""Input of sub-commands from lines of text, and their output in three formats."""
 
 import argparse
 import contextlib
@@ -11,26 +11,26 @@ from itertools import islice
 from typing import Any
 
 import keras_transformer as kt
-from keras_transformer.checking import escaped_json, shorten
 from keras_transformer.cli.command import ABOUT_PRESET, Command, Option, option, positive, say
+from keras_transformer.support.checking import escaped_json, shorten
 
-Rows = list[dict[str, Any]]  # What is found in a text, the best first; each with the same names.
-# What is found in each of some texts; and a text and what was found in it, as people read it.
+Rows = list[dict[str, Any]]  # results for one text, the best first; all with the same keys
+# A function from texts to their results, and one that formats a text's results for reading.
 Asking = tuple[Callable[[list[str]], list[Rows]], Callable[[str, Rows], str]]
 
-_CHUNK = 4096  # lines that are read, computed and printed together
+_CHUNK = 4096  # lines that are read, computed and printed at a time
 _ABOUT = f"""
 Without a TEXT the texts are the lines of standard input, in UTF-8. Line i of the output belongs to
-line i of the input, and an empty line stays empty. --format tsv gives all that was found, in
-columns with tabs between them; --format json an object a line, for an empty one too.
+line i of the input, and an empty line stays empty. --format tsv prints all results as tab-separated
+columns; --format json prints an object for each line, even an empty one.
 
 {ABOUT_PRESET}"""
 _OPTIONS = (
     option("--preset", "the model", required=True, metavar="PRESET"),
-    option("texts", "texts, each in quotes; else lines of stdin", nargs="*", metavar="TEXT"),
+    option("texts", "texts, each in quotes; default: lines of stdin", nargs="*", metavar="TEXT"),
     option(
         "--format",
-        "text to read, or all that was found as tsv or json lines (default %(default)s)",
+        "readable text, or all results as tsv or json lines (default %(default)s)",
         choices=("text", "tsv", "json"), default="text",
     ),
     option(
@@ -41,8 +41,11 @@ _OPTIONS = (
 
 
 def asking(name: str, text: str, *options: Option, found: str | None = None):
-    """Makes a sub-command that answers each line, of a function that says how."""
-    # `found` is what JSON calls all that is found in a text, None for the one thing that there is.
+    """Return a decorator that makes a sub-command, which prints the results for each input text.
+
+    The decorated function takes the parsed options and returns an `Asking`. `found` is the JSON key
+    of a text's results; None merges the values of a single result into the text's JSON object.
+    """
 
     def make(prepare: Callable[[argparse.Namespace], Asking]) -> Command:
         def run(given: argparse.Namespace) -> None:
@@ -59,7 +62,14 @@ def asking(name: str, text: str, *options: Option, found: str | None = None):
 
 
 def load(name: str, preset, trained: bool = False, also: tuple[str, ...] = ()):
-    """The task of a preset. That it is of the right kind is seen before its weights are fetched."""
+    """Load the task of a preset. Its kind is checked before any weights are downloaded.
+
+    Args:
+        name: name of the task's class.
+        preset: name, folder or URL of the preset.
+        trained: whether the preset must have a trained head. Defaults to False.
+        also: names of classes that are accepted too.
+    """
     opened = kt.checkpoints.resolve_preset(preset)
     saved = opened.description[1]
     name = saved["name"] if saved is not None and saved["name"] in also else name
@@ -67,28 +77,30 @@ def load(name: str, preset, trained: bool = False, also: tuple[str, ...] = ()):
     if trained and (saved is None or saved["name"] != name):
         what = f"a {saved['name']}" if saved else "a backbone alone"
         raise ValueError(
-            f"The preset {opened.name!r} is {what}, not a {name}. Take one that is "
-            f"(`keras-transformer presets --task {task_class.alias}` lists those that are "
-            f"bundled), or train one: {name} with from_preset, fit and save_to_preset."
+            f"The preset {opened.name!r} is {what}, not a {name}. Choose another "
+            f"(`keras-transformer presets --task {task_class.alias}` lists the bundled ones), or "
+            f"train one with {name}.from_preset, fit and save_to_preset."
         )
     return task_class.from_preset(opened)
 
 
 def reads_images(preset) -> bool:
-    """Whether the first side of a preset's model is of images."""
+    """Return True if the first side of a preset's model reads images."""
     config = kt.checkpoints.resolve_preset(preset).description[0]
     return getattr(config.sides[0].stem, "image_size", None) is not None
 
 
 def _read_texts(options: argparse.Namespace) -> Iterator[list[str]]:
-    """The texts of the command line, else the lines of standard input, in chunks."""
+    """Return the texts of the command line, or the lines of standard input, in chunks."""
     for number, text in enumerate(options.texts, 1):
         if not text.strip():
             raise ValueError(f"TEXT {number} is empty.")
     if options.texts:
         return iter([options.texts])
     if sys.stdin is None or sys.stdin.isatty():
-        raise ValueError("There is no text. Give texts in quotes, or lines on standard input.")
+        raise ValueError(
+            "There is no input text. Give texts in quotes, or lines on standard input."
+        )
     lines = _decoded(sys.stdin.buffer)
     return iter(lambda: list(islice(lines, _CHUNK)), [])
 
@@ -96,19 +108,19 @@ def _read_texts(options: argparse.Namespace) -> Iterator[list[str]]:
 def _tell_of_files(texts: list[str]) -> None:
     for text in texts:
         if os.path.isfile(text):
-            said = f"{shorten(text)} is taken as a text. The lines of that file are: < {text}"
+            said = f"{shorten(text)} is read as a text. To read the lines of that file: < {text}"
             say(f"keras-transformer: {said}", file=sys.stderr)
 
 
 def _decoded(stream: Iterable[bytes]) -> Iterator[str]:
-    """Lines of UTF-8 without their ends, and without the byte order mark of some editors."""
+    """Decode lines of UTF-8, and remove line ends and the byte order mark."""
     for number, line in enumerate(stream, 1):
         text = decoded(line, f"Line {number} of standard input", with_mark=number == 1)
         yield text.rstrip("\r\n")
 
 
 def decoded(content: bytes, name: str, with_mark: bool = True) -> str:
-    """A text in UTF-8; `with_mark`: it may begin with a byte order mark."""
+    """Decode UTF-8 text; `with_mark` allows a byte order mark at the beginning."""
     try:
         return content.decode("utf-8-sig" if with_mark else "utf-8")
     except UnicodeDecodeError as error:
@@ -119,12 +131,12 @@ def decoded(content: bytes, name: str, with_mark: bool = True) -> str:
 
 
 def _answer_lines(form: str, chunks: Iterator[list[str]], find, show, name: str | None) -> None:
-    """Prints a line for each text, in their order; an empty one for an empty one."""
+    """Print the results of each text on a line, in order; an empty text gives an empty line."""
 
     def written(line: str, rows: Rows) -> str:
         if form == "json":
             found = {name: rows} if name else dict(*rows)
-            # NumPy's numbers and arrays, of which JSON knows nothing, as Python's.
+            # Convert NumPy's numbers and arrays to Python's for JSON.
             text = {"text": line, **found}
             said = json.dumps(text, ensure_ascii=False, default=lambda value: value.tolist())
             return escaped_json(said)
@@ -145,7 +157,7 @@ def _answer_lines(form: str, chunks: Iterator[list[str]], find, show, name: str 
 
 @contextlib.contextmanager
 def _naming_lines(numbers: list[int]) -> Iterator[None]:
-    """Errors about a text name its line, from 1, and not its place among those that are asked."""
+    """Rewrite errors about the i-th text so that they name its line, from 1, instead of `i`."""
     try:
         yield
     except (ValueError, FileNotFoundError) as error:
@@ -159,17 +171,17 @@ def _naming_lines(numbers: list[int]) -> Iterator[None]:
 
 
 def one_line(text: str) -> str:
-    """A text on one line: its line ends and tabs become spaces."""
+    """Put a text on one line: line ends and tabs become spaces."""
     return " ".join(text.split()) if any(mark in text for mark in "\r\n\t") else text
 
 
 def show_texts(text: str, rows: Rows) -> str:
-    """The texts that were found, with tabs between them."""
+    """Format the texts of all results, separated by tabs."""
     return "\t".join(one_line(row["text"]) for row in rows)
 
 
 def pairs(lines: list[str], what: str) -> tuple[list[str], list[str]]:
-    """The two texts of each line, with a tab between them."""
+    """Split each line at its tab into two texts."""
     for line in lines:
         if line.count("\t") != 1:
             raise ValueError(

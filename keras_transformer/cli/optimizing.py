@@ -1,4 +1,4 @@
-"""The sub-command that measures dtypes: optimize."""
+"""The sub-command optimize, which measures dtypes."""
 
 import argparse
 
@@ -9,12 +9,11 @@ from keras_transformer.cli.command import ABOUT_PRESET, command, option, positiv
 @command(
     "optimize",
     f"""\
-measure which dtype is fastest here
+measure which dtype is fastest on this machine
 
-Runs a preset in float32, bfloat16, int8 and int4, and, for a model that generates on PyTorch, with
-packed weights, in turns, on random tokens. Prints how long each takes and how far its outputs move
-from float32. What it finds holds for this machine, the backend of KERAS_BACKEND, and sizes like
-these.
+Runs a preset on random tokens in float32, bfloat16, int8 and int4, by turns, and on PyTorch a model
+that generates also with packed weights. Prints the time of each and how far its outputs deviate
+from float32. The results hold for this machine, the backend of KERAS_BACKEND, and similar sizes.
 
 {ABOUT_PRESET}
 examples:
@@ -22,22 +21,24 @@ examples:
   keras-transformer optimize minilm_l6_en --modes bfloat16 int8
 """,
     option("preset", "the model", metavar="PRESET"),
-    option("--batch-size", "rows of a batch (default %(default)s)", type=positive, default=8),
-    option("--length", "tokens of a row, or of a prompt (default 64)", type=positive),
+    option("--batch-size", "rows in a batch (default %(default)s)", type=positive, default=8),
+    option("--length", "tokens in a row, or in a prompt (default 64)", type=positive),
     option(
         "--new-tokens",
-        "tokens that a model that generates adds (default %(default)s)",
+        "tokens to generate, for a generating model (default %(default)s)",
         type=positive,
         default=32,
     ),
-    option("--modes", "measure these alone, beside float32", nargs="+", metavar="MODE"),
-    option("--rounds", "how often each is run (default %(default)s)", type=positive, default=5),
+    option("--modes", "measure only these dtypes, and float32", nargs="+", metavar="MODE"),
+    option(
+        "--rounds", "number of runs of each dtype (default %(default)s)", type=positive, default=5
+    ),
 )
 def _optimize(options: argparse.Namespace) -> None:
     from keras_transformer.exporting.child import load_model
 
     task = load_model(options.preset)
-    if not isinstance(task, kt.Task):  # a backbone alone: by its vectors
+    if not isinstance(task, kt.Task):  # a backbone alone: compare its vectors
         task = kt.TextEmbedder.from_preset(options.preset)
     kt.optimize(
         task,

@@ -1,9 +1,8 @@
-"""The command line as a whole."""
+"""The parser of the whole command line."""
 
 import argparse
 
 import keras_transformer as kt
-from keras_transformer.checking import nearest
 from keras_transformer.cli import (
     asking,
     explaining,
@@ -13,20 +12,22 @@ from keras_transformer.cli import (
     optimizing,
     plan,
     presets,
+    profiling,
     serving,
     sources,
 )
 from keras_transformer.cli.command import AS_WRITTEN
+from keras_transformer.support.checking import nearest
 
 _PARTS = (
-    presets, plan, asking, generating, sources, forecasting, explaining, optimizing, exporting,
-    serving,
+    presets, plan, asking, generating, sources, forecasting, explaining, optimizing, profiling,
+    exporting, serving,
 )  # fmt: skip
 COMMANDS = tuple(command for part in _PARTS for command in part.COMMANDS)
 
 _DESCRIPTION = """\
-Transformers in Keras: list the presets, plan what a model takes, and ask a model, of texts on the
-command line or the lines of standard input.
+Transformers in Keras: list the presets, plan resources, and run models on texts from the command
+line or from the lines of standard input.
 """
 
 _EXAMPLES = """\
@@ -42,17 +43,17 @@ KERAS_BACKEND=jax, tensorflow or torch chooses the backend.
 
 
 class _Parser(argparse.ArgumentParser):
-    """A parser whose errors are one line, without the usage."""
+    """Parser that reports errors as one line, without the usage."""
 
     def parse_known_args(self, args=None, namespace=None):
         options, unknown = super().parse_known_args(args, namespace)
-        if unknown:  # Said by the sub-command, which knows its own.
+        if unknown:  # Reported here, since only this parser knows the options of its sub-command.
             name = unknown[0].partition("=")[0]
             known = [option for action in self._actions for option in action.option_strings]
             by_place = {f"--{a.dest}": a.metavar for a in self._actions if not a.option_strings}
             hint = nearest(name, known)
             if name in by_place:
-                hint = f" {by_place[name]} is given without it."
+                hint = f" Give {by_place[name]} without {name}."
             self.error(f"unrecognized arguments: {' '.join(unknown)}{hint and '.' + hint}")
         return options, unknown
 
@@ -61,7 +62,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 class _Version(argparse.Action):
-    """`--version`, for which alone Keras is imported."""
+    """Action of `--version`, the only option whose parsing imports Keras."""
 
     def __call__(self, parser, *_):
         import keras
@@ -73,7 +74,7 @@ class _Version(argparse.Action):
 
 
 def make_parser() -> argparse.ArgumentParser:
-    """The parser of all sub-commands."""
+    """Return the parser of all sub-commands."""
     parser = _Parser(
         "keras-transformer",
         description=_DESCRIPTION,

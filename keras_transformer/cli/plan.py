@@ -1,4 +1,4 @@
-"""The sub-command that plans: what a step of a model takes."""
+"""The sub-command plan, which estimates the resources of a step of a model."""
 
 import argparse
 import json
@@ -6,17 +6,19 @@ import pathlib
 
 import keras_transformer as kt
 from keras_transformer.cli.command import command, option, say
-from keras_transformer.files import read_file
+from keras_transformer.support.files import read_file
 
 
 def _config(preset: str):
-    """The config of a preset, or of a JSON file."""
+    """Load the config of a preset, or from a JSON file."""
     path = pathlib.Path(preset)
     if path.suffix != ".json":
         source = kt.checkpoints.resolve_preset(preset)
         return kt.checkpoints.load_config(source, load_weights=False)[0]
     if not path.is_file():
-        raise FileNotFoundError(f"There is no file {preset!r} with the values of a config.")
+        raise FileNotFoundError(
+            f"There is no file {preset!r}. Give a JSON file with the values of a config."
+        )
     try:
         return kt.TransformerConfig.from_json(read_file(path, 2**22).decode("utf-8"))
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
@@ -29,7 +31,7 @@ _FACTORS = {"": 1.0, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15}
 
 
 def quantity(text: str) -> float:
-    """A number of bytes or operations, such as `80G`, `312 TFLOP/s` or `3.35e12`."""
+    """Parse a number of bytes or operations, such as `80G`, `312 TFLOP/s` or `3.35e12`."""
     short = text.strip().removesuffix("/s").removesuffix("FLOP").removesuffix("B").strip()
     factor = short[-1:] if short[-1:] in _FACTORS else ""
     try:
@@ -48,30 +50,30 @@ def quantity(text: str) -> float:
     """\
 plan training or generation: parameters, memory, layout, time
 
-Says what a step of a model takes before anything is paid for: parameters, operations, the memory
-of a device part by part, how the model lies on the devices, and how long a step lasts. Nothing is
-built, loaded or allocated: GPT-3 on 1,024 devices is planned on a laptop, in a second.
+Estimates what a step of a model takes before you pay for it: parameters, operations, memory of a
+device part by part, layout of the model on the devices, and the time of a step. Nothing is built,
+loaded or allocated: GPT-3 on 1,024 devices is planned on a laptop in a second.
 
 PRESET is the name of a bundled preset (`keras-transformer presets` prints them), a folder, a model
 on the hub (hf://org/name), or a JSON file with the values of a TransformerConfig, such as
 config.to_json() writes: {"kind": "decoder", "vocabulary_size": 50257, "hidden_dim": 768, ...}.
 
-Memory. Weights, optimizer and gradients are exact. Activations are what XLA keeps for the pass
-backward, with and without rematerialization (keras.RematScope(mode="full")); for float32 the total
-is within a tenth of what XLA says of steps compiled for a CPU. Gradients come to be where
-activations cease, so the peak counts the larger of the two: gradients twice if they are summed over
-several copies of the model, else hardly, since a weight is updated as soon as its own is there.
-Clipping by the norm of all of them keeps all: add that line. An encoder is planned as a masked
-language model.
+Memory. Weights, optimizer and gradients are exact. Activations are what XLA keeps for the backward
+pass, with and without rematerialization (keras.RematScope(mode="full")); in float32 the total is
+within a tenth of what XLA reports for steps compiled for a CPU. Gradients are created while
+activations are freed, so the peak counts the larger of the two: gradients count twice if they are
+summed over several copies of the model, otherwise hardly at all, since each weight is updated as
+soon as its gradient is ready. Clipping by global norm keeps all gradients: add them. An encoder is
+planned as a masked language model.
 
 Layout. A mesh of data x model devices, as kt.distribution lays it out: each column of the data
-axis has a part of the batch, the devices along the model axis share the heads, the inner width of
+axis has a part of the batch; the devices along the model axis share the heads, the inner width of
 the feed-forward layers and the vocabulary. With --memory the model axis is the shortest that fits.
 
-Time. --flops is what a device reaches in products of matrices: half of the figure on its data
-sheet is a good start. --bandwidth is what it sends to others. Nothing is taken to overlap.
+Time. --flops is what a device reaches in matrix products: half of the figure in its data sheet is a
+good start. --bandwidth is its rate of sending to other devices. No overlap is assumed.
 
-Sizes are written 80G, 1.5T or 3.35e12: thousands, not 1024. A B or /s behind is allowed.
+Write sizes as 80G, 1.5T or 3.35e12, with factors of 1000, not 1024. A trailing B or /s is allowed.
 
 examples:
   keras-transformer plan bert_base_en --batch 32 --length 512
@@ -81,16 +83,16 @@ examples:
   keras-transformer plan llama3_8b_en --generate --batch 16 --length 8192 --dtype bfloat16
   keras-transformer plan my_config.json --devices 8 --model-parallel 4 --batch 64 --length 1024
 """,
-    option("preset", "preset, folder, hf:// name or JSON file of a config", metavar="PRESET"),
+    option("preset", "preset, folder, hf:// name or JSON file with a config", metavar="PRESET"),
     option("--devices", "devices (default %(default)s)", type=int, default=1, metavar="N"),
-    option("--batch", "rows, of all devices together", type=int, required=True, metavar="B"),
+    option("--batch", "rows, over all devices", type=int, required=True, metavar="B"),
     option(
         "--length",
-        "tokens of a row, of the source for an encoder-decoder (default: the model's longest)",
+        "tokens in a row, or in the source of an encoder-decoder (default: the model's maximum)",
         type=int, metavar="L",
     ),
     option(
-        "--target-length", "tokens of the target, for an encoder-decoder (default: --length)",
+        "--target-length", "tokens in the target of an encoder-decoder (default: --length)",
         type=int, metavar="L",
     ),
     option(
@@ -106,12 +108,18 @@ examples:
     option("--generate", "plan generation with a cache, not training", action="store_true"),
     option(
         "--model-parallel",
-        "devices that share a model (default: the fewest with which the memory suffices)",
+        "devices that share a model (default: the fewest whose memory suffices)",
         type=int, metavar="M",
     ),
     option("--memory", "memory of a device, such as 80G", type=quantity, metavar="BYTES"),
-    option("--flops", "what a device computes, such as 150T", type=quantity, metavar="FLOP/S"),
-    option("--bandwidth", "what it sends, such as 300G", type=quantity, metavar="BYTES/S"),
+    option(
+        "--flops", "operations that a device does per second, such as 150T", type=quantity,
+        metavar="FLOP/S",
+    ),
+    option(
+        "--bandwidth", "bytes that a device sends per second, such as 300G", type=quantity,
+        metavar="BYTES/S",
+    ),
 )  # fmt: skip
 def _plan(options: argparse.Namespace) -> None:
     config = _config(options.preset)

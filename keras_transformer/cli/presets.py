@@ -1,4 +1,4 @@
-"""The sub-commands that say what there is: presets, info."""
+"""The sub-commands about presets: presets, info."""
 
 import argparse
 import math
@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from typing import Any
 
 import keras_transformer as kt
-from keras_transformer.checking import printable, shorten
 from keras_transformer.cli.command import ABOUT_PRESET, command, option, positive, say
+from keras_transformer.support.checking import printable, shorten
 
 
 @command(
@@ -16,7 +16,7 @@ from keras_transformer.cli.command import ABOUT_PRESET, command, option, positiv
     """\
 print a table of the bundled presets
 
-Prints the bundled presets: what they are, their size on disk and where the weights are.
+Prints the bundled presets: their kind, size on disk and the location of their weights.
 
 examples:
   keras-transformer presets
@@ -24,7 +24,7 @@ examples:
 """,
     option(
         "--task",
-        "only those with a head for this task, such as text_classification or causal_lm",
+        "only presets with a head for this task, such as text_classification or causal_lm",
         metavar="TASK",
     ),
 )
@@ -49,14 +49,14 @@ def _presets(options: argparse.Namespace) -> None:
 
 
 def _where(pointer: dict[str, str] | None) -> str:
-    """Where weights that are not on this machine come from."""
+    """Describe where to get weights that are not on this machine, for the table."""
     if pointer is None:
         return "none"
     return f"none: extra [{pointer['extra']}]" if "extra" in pointer else "none: on the hub"
 
 
 def _head_shapes(config: Any, task: dict[str, Any]) -> dict[str, tuple[int, ...]]:
-    """Return the shapes of a head. Raises ValueError for a task that there is not."""
+    """Return the shapes of a head's weights. Raises ValueError if its task is unknown."""
     known = kt.checkpoints.heads.TASKS
     if task["name"] not in known:
         raise ValueError(
@@ -69,10 +69,10 @@ def _head_shapes(config: Any, task: dict[str, Any]) -> dict[str, tuple[int, ...]
 @command(
     "info",
     f"""\
-print what a preset is: architecture, parameters, sizes
+describe a preset: architecture, parameters, sizes
 
 Prints the architecture of a preset, its parameters by part, and the memory that it
-takes: the weights, and the keys and values kept in generation.
+takes: the weights, and the key-value cache during generation.
 
 {ABOUT_PRESET}
 examples:
@@ -82,7 +82,7 @@ examples:
     option("preset", "the model", metavar="PRESET"),
     option(
         "--length",
-        "tokens of a sequence, for the size of the cache (default: the model's longest)",
+        "tokens in a sequence, for the size of the cache (default: the model's maximum)",
         type=positive,
         metavar="N",
     ),
@@ -112,7 +112,7 @@ def _info(options: argparse.Namespace) -> None:
     _print_table([(k, printable(str(v), one_line=True)) for k, v in about.items() if v is not None])
 
     say("\narchitecture")
-    _print_table([(f"  {key}", str(value)) for key, value in config.to_dict().items()])
+    _print_table([(f"  {key}", str(value)) for key, value in config.flat.items()])
 
     head = _head_shapes(config, task) if task else {}
     shapes = kt.checkpoints.variable_shapes(config) | {
@@ -144,12 +144,12 @@ def _info(options: argparse.Namespace) -> None:
         say(f"  weights on disk: {_size(sum(path.stat().st_size for path in files))}")
 
 
-# Bytes of a number.
+# Bytes for each number.
 _ITEM_SIZES = {"float32": 4, "float16, bfloat16": 2, "int8": 1}
 
 
 def _part(path: str) -> str:
-    """The row of the table of parameters that a variable counts in."""
+    """Return the row of the parameter table that a variable belongs to."""
     names = path.split("/")
     if names[1].startswith("layer_"):
         part = names[2].removesuffix("_norm").replace("_", "-")
@@ -160,7 +160,7 @@ def _part(path: str) -> str:
 
 
 def _size(count: int) -> str:
-    """Bytes as people write them."""
+    """Format a number of bytes."""
     for unit in ("B", "kB", "MB"):
         if count < 1000:
             return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
@@ -169,7 +169,7 @@ def _size(count: int) -> str:
 
 
 def _print_table(rows: list[tuple[str, ...]], right: Sequence[int] = ()) -> None:
-    """Rows in aligned columns, those of `right` flush right."""
+    """Print rows in aligned columns; the columns in `right` are right-aligned."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
         cells = (

@@ -1,4 +1,4 @@
-"""The sub-command that serves a page, or an API."""
+"""The sub-command serve, which serves a web page or an API."""
 
 import argparse
 import dataclasses
@@ -12,7 +12,7 @@ from keras_transformer.cli.command import ABOUT_PRESET, command, option, positiv
 
 
 def _port(text: str) -> int:
-    """A port of the command line, 0 for one that is free."""
+    """Parse a port from the command line; 0 means any free port."""
     if not text.isdecimal() or int(text) > 65535:
         raise argparse.ArgumentTypeError(f"must be an integer from 0 to 65535, received {text!r}")
     return int(text)
@@ -21,13 +21,13 @@ def _port(text: str) -> int:
 @command(
     "serve",
     f"""\
-open a page to try presets in a browser, or an API for programs
+serve a web page to try presets in a browser, or an API for programs
 
 Loads presets and serves a page on this machine to try them: translate, classify, fill a mask,
-complete, embed and compare, describe images, transcribe recordings, whatever each can, with the
-attention beside it. The same is there as JSON: /openapi.json describes it. With --api it serves
+complete, embed and compare, describe images, transcribe recordings, whatever each supports, with
+its attention. The same is available as JSON, described by /openapi.json. With --api it serves
 OpenAI's API instead (/v1/completions, /v1/chat/completions, /v1/embeddings, /v1/models), for many
-clients at once, with /classify, /translate, /health, /ready and /metrics beside it. It needs
+clients at once, and /classify, /translate, /health, /ready and /metrics. Needs
 pip install "keras_transformer[serve]".
 
 {ABOUT_PRESET}
@@ -41,39 +41,39 @@ examples:
 """,
     option("presets", "the models", nargs="+", metavar="PRESET"),
     option(
-        "--host", "the address to listen on; on another than the default whoever reaches this "
-        "machine can ask the models (default %(default)s)",
+        "--host", "the address to listen on; with any but the default, anyone who can reach "
+        "this machine can use the models (default %(default)s)",
         default="127.0.0.1", metavar="ADDRESS",
     ),
     option(
-        "--port", "the port, 0 for one that is free (default %(default)s)", type=_port,
+        "--port", "the port; 0 takes any free port (default %(default)s)", type=_port,
         default=8000, metavar="N",
     ),
-    option("--api", "serve OpenAI's API and no page", action="store_true"),
+    option("--api", "serve OpenAI's API instead of a page", action="store_true"),
     option(
-        "--mode", "how the models are held: float32, bfloat16, int8, int4, or on PyTorch and a CPU "
-        "with -packed behind it; `keras-transformer optimize PRESET` measures which is fastest "
+        "--mode", "dtype of the models: float32, bfloat16, int8, int4, on PyTorch and a CPU also "
+        "with the suffix -packed; `keras-transformer optimize PRESET` measures which is fastest "
         "(default %(default)s)",
         default="float32", metavar="MODE",
     ),
     option(
-        "--api-key", "the environment variable, or the file, that has the key which clients of the "
-        "API must send (default: no key)",
+        "--api-key", "environment variable or file with the key that clients of the API must send "
+        "(default: no key)",
         metavar="NAME",
     ),
     *(
         option(
-            f"--{name.replace('_', '-')}", f"of the API: {text} (default %(default)s)",
+            f"--{name.replace('_', '-')}", f"with --api: {text} (default %(default)s)",
             type=positive, default=default, metavar="N",
         )
         for name, text, default in (
-            ("batch_size", "texts of a model that are written together", 32),
-            ("waiting", "texts that wait for that; others get the status 429", 256),
-            ("tokens", "the most tokens of a prompt and its text; status 413 beyond", 4096),
-            ("samples", "the most samples of a recording; status 413 beyond", 2**24),
-            ("body_bytes", "the largest request in bytes; status 413 beyond", 16 * 2**20),
-            ("connections", "connections at a time, or fewer if no more files may be open", 1024),
-            ("stop_seconds", "when stopped, what runs has so long to be finished", 60),
+            ("batch_size", "most texts that a model generates at a time", 32),
+            ("waiting", "queued texts; further requests get status 429", 256),
+            ("tokens", "the most tokens of prompt and generated text; beyond: status 413", 4096),
+            ("samples", "the most samples of a recording; beyond: status 413", 2**24),
+            ("body_bytes", "the largest request in bytes; beyond: status 413", 16 * 2**20),
+            ("connections", "simultaneous connections; fewer if fewer files may be open", 1024),
+            ("stop_seconds", "time for running requests to finish when stopped", 60),
         )
     ),
 )  # fmt: skip
@@ -101,10 +101,10 @@ def _serve(options: argparse.Namespace) -> None:
 
 
 def _end_soon(others: set[threading.Thread]) -> None:
-    """Has the process end without what Python does in its last seconds.
+    """End the process without Python's slow shutdown.
 
-    It would look through all that was loaded for garbage, several times, and wait for threads in
-    which a model computes what nobody waits for any more: those that are not of `others`.
+    Python would run several full garbage collections, and wait for threads in which a model still
+    computes results that no client waits for. `others` are threads that ran before the server.
     """
     gc.freeze()
     threads = [each for each in threading.enumerate() if each not in others and not each.daemon]
@@ -117,14 +117,14 @@ def _end_soon(others: set[threading.Thread]) -> None:
 
 
 def read_key(name: str) -> str:
-    """The key in an environment variable, or in a file. ValueError where there is none."""
+    """Read the API key from an environment variable or a file. Raises ValueError without one."""
     found = os.environ.get(name)
     if found is None and Path(name).is_file():
         found = Path(name).read_text("utf-8")
     if found is None or not found.strip():
         raise ValueError(
-            f"--api-key {name}: there is no environment variable and no file of that name with a "
-            "key in it. The key itself is not given here: the command line is seen by others."
+            f"--api-key {name}: there is neither an environment variable nor a file of that name, "
+            "or it is empty. Do not give the key itself: other users can see the command line."
         )
     return found.strip()
 

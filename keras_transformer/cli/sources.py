@@ -1,4 +1,4 @@
-"""The sub-commands that write text of files: caption, transcribe."""
+"""The sub-commands that generate text from files: caption, transcribe."""
 
 import argparse
 
@@ -8,7 +8,7 @@ from keras_transformer.cli.lines import Asking, asking, load, one_line, show_tex
 
 _MAX_NEW_TOKENS = option(
     "--max-new-tokens",
-    "the most tokens of a text (default: what the checkpoint says, else 64)",
+    "the most tokens to generate for a file (default: the checkpoint's limit, else 64)",
     type=positive,
     metavar="N",
 )
@@ -17,17 +17,17 @@ _MAX_NEW_TOKENS = option(
 @asking(
     "caption",
     """\
-write a caption of each image, or an answer to a question about it
+write a caption for each image, or answer a question about it
 
-Prints what is on each image, whose path each TEXT is. With --question it prints the answer to that
-question, by a preset that was trained to answer.
+Prints a caption for each image, whose path is given as TEXT. With --question it prints the answer
+to that question, with a preset that was trained to answer questions.
 
 examples:
   keras-transformer caption --preset captions_shapes shape.png
   keras-transformer caption --preset vqa_shapes --question "What color is the circle?" shape.png
   keras-transformer caption --preset captions_shapes --format json < paths.txt
 """,
-    option("--question", "what is asked about each image", metavar="TEXT"),
+    option("--question", "a question about each image", metavar="TEXT"),
     _MAX_NEW_TOKENS,
 )
 def _caption(options: argparse.Namespace) -> Asking:
@@ -47,11 +47,11 @@ def _caption(options: argparse.Namespace) -> Asking:
 @asking(
     "transcribe",
     """\
-write what is said in recordings
+transcribe recordings
 
-Prints what is said in each recording, whose path each TEXT is: WAV, FLAC, MP3 or Ogg, of any
-length. With --timestamps a line has the seconds of each piece before it, or, of a model like
-wav2vec 2.0, of each word; tsv and json have them in columns of their own.
+Prints the words spoken in each recording, whose path is given as TEXT: WAV, FLAC, MP3 or Ogg, of
+any length. With --timestamps each segment, or with a model like wav2vec 2.0 each word, is preceded
+by its start and end in seconds; tsv and json have them in separate columns.
 
 examples:
   keras-transformer transcribe --preset speech_digits_to_text digits.wav
@@ -60,9 +60,9 @@ examples:
   keras-transformer transcribe --preset wav2vec2_base_960h_en --timestamps speech.wav
   keras-transformer transcribe --preset moonshine_tiny_en speech.wav
 """,
-    option("--timestamps", "the pieces with their times", action="store_true"),
-    option("--language", "the language of all, such as en (default: the likeliest of each)"),
-    option("--translate", "into English", action="store_true"),
+    option("--timestamps", "print segments with their start and end", action="store_true"),
+    option("--language", "language of all recordings, such as en (default: detected for each)"),
+    option("--translate", "translate into English", action="store_true"),
     _MAX_NEW_TOKENS,
     found="segments",
 )
@@ -77,7 +77,7 @@ def _transcribe(options: argparse.Namespace) -> Asking:
         if any(value is not None for value in further.values()):
             raise ValueError(
                 "--language, --translate and --max-new-tokens are for models with a decoder, such "
-                f"as Whisper's: {options.preset!r} writes what it hears, state by state."
+                f"as Whisper's: {options.preset!r} has none."
             )
         further = {}
 

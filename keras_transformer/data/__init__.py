@@ -1,4 +1,4 @@
-"""Data: texts of files and data sets tokenized on disk, length buckets, packing, batches."""
+"""Training data: texts of files and data sets as rows of token ids, in batches of like lengths."""
 
 from keras_transformer.data.buckets import bucket_of, choose_buckets
 from keras_transformer.data.dataset import BucketedDataset

@@ -1,8 +1,8 @@
-"""Choosing the few lengths that batches are padded to.
+"""Choice of the few lengths that batches are padded to.
 
-Every distinct shape costs a compilation, every padded position costs arithmetic. A row may have
-several lengths, as source and target. A bucket then has as many, and buckets form a chain: a row
-that fits one fits all later ones, which lets `BucketedDataset` pass left-over rows upwards.
+Every distinct shape costs a compilation, and every padded position costs arithmetic. A row may have
+several lengths, such as source and target. A bucket then has as many lengths, and buckets form a
+chain: a row that fits one fits all later ones, so `BucketedDataset` can move leftover rows up.
 """
 
 from collections.abc import Iterable, Sequence
@@ -10,10 +10,10 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 from numpy.typing import ArrayLike
 
-from keras_transformer.checking import check_int, describe, shorten
+from keras_transformer.support.checking import check_int, describe, shorten
 
-# The search compares every pair of candidate buckets; beyond this many the lengths of
-# rows with two lengths are counted more coarsely (512 x 512 positions still fit exactly).
+# The search compares every pair of candidate buckets. Beyond this number, the lengths of rows with
+# two lengths are counted more coarsely (512 x 512 positions still fit exactly).
 _MAX_CANDIDATES = 4096
 
 
@@ -24,25 +24,27 @@ def choose_buckets(
     max_length: int | Sequence[int] | None = None,
     least_saving: int = 0,
 ) -> tuple:
-    """Bucket lengths that pad the given rows least.
+    """Choose the bucket lengths that minimize the padding of the given rows.
 
-    Exact: dynamic programming over the histogram of the lengths, so the cost depends on
-    the longest row, hardly on the number of rows.
+    The result is exact: dynamic programming over the histogram of the lengths, so the cost depends
+    on the longest row, hardly on the number of rows.
 
     Args:
-        lengths: int array `(rows,)`, or `(rows, n)` for rows with `n` lengths each; there
-            the sum of the `n` padded lengths is made least.
-        max_buckets: the most buckets to return; fewer come back when more would not help.
-        multiple: bucket lengths are multiples of this.
-        max_length: int or `n` ints; longer rows count as truncated to it, and the last
-            bucket is never longer (it may then be no multiple). Defaults to no limit.
-        least_saving: int, the padded positions that each further bucket must save.
+        lengths: int array `(rows,)`, or `(rows, n)` for rows with `n` lengths each, for which the
+            sum of the `n` padded lengths is minimized.
+        max_buckets: the largest number of buckets; fewer are returned if more would not help.
+            Defaults to 6.
+        multiple: bucket lengths are multiples of this. Defaults to 8.
+        max_length: int or `n` ints; longer rows count as truncated to it, and the last bucket is
+            never longer, even if it is then not a multiple. Defaults to no limit.
+        least_saving: int, the padded positions that each additional bucket must save. Defaults to
+            0.
 
     Returns:
-        Ascending tuple of ints, or of `n`-tuples. The last one holds the longest row.
+        Ascending tuple of ints, or of `n`-tuples. The last one fits the longest row.
 
     Raises:
-        ValueError: for no lengths, a length below 1, or an option below 1.
+        ValueError: if there are no lengths, or a length or an option is below 1.
 
     Example:
     ```python
@@ -74,7 +76,7 @@ def choose_buckets(
 
 
 def _candidates(steps, multiple, limits):
-    """The bucket lengths that some row needs, in each combination, and how many rows fit it."""
+    """Return how many rows fit each candidate bucket, and the lengths of all candidates."""
     axes, places = zip(*(np.unique(column, return_inverse=True) for column in steps.T), strict=True)
     shape = tuple(len(axis) for axis in axes)
     fits = np.bincount(np.ravel_multi_index(places, shape), minlength=np.prod(shape)).reshape(shape)
@@ -85,11 +87,11 @@ def _candidates(steps, multiple, limits):
 
 
 def _cheapest_chain(fits, width, max_buckets, least_saving):
-    """Indices of the chain of candidates, ending in the last one, that costs least.
+    """Return the indices of the cheapest chain of candidates that ends in the last one.
 
     The best chain of k + 1 buckets that ends in candidate c extends, for some smaller p, the
     best chain of k that ends in p: cost(c) = cost(p) + width(c) * (fits(c) - fits(p)). Here
-    `fits` is how many rows fit each candidate, and `width` the padded positions of a row in it.
+    `fits` is the number of rows that fit each candidate, and `width` the padded positions of a row.
     """
     cost = (width * fits).astype("float64")
     parents, totals_by_count = [], [cost.flat[-1]]
@@ -110,7 +112,7 @@ def _cheapest_chain(fits, width, max_buckets, least_saving):
     chain = [tuple(size - 1 for size in fits.shape)]
     for parent in reversed(parents[:count]):
         chain.append(tuple(int(i) for i in np.unravel_index(parent[chain[-1]], fits.shape)))
-    # A bucket that no row is the first to fit costs nothing, and is nothing.
+    # Drop buckets that no row is the first to fit: they cost nothing, but are unused.
     used, before = [], 0
     for place in reversed(chain):
         if fits[place] > before:
@@ -120,17 +122,17 @@ def _cheapest_chain(fits, width, max_buckets, least_saving):
 
 
 def bucket_of(lengths: ArrayLike, buckets: Sequence) -> np.ndarray:
-    """The index of the first bucket that each row fits.
+    """Return the index of the first bucket that each row fits.
 
     Args:
         lengths: int array `(rows,)`, or `(rows, n)`.
-        buckets: what `choose_buckets` returned: a chain of ints, or of `n`-tuples.
+        buckets: the result of `choose_buckets`: a chain of ints, or of `n`-tuples.
 
     Returns:
         int array `(rows,)`.
 
     Raises:
-        ValueError: for buckets that are not a chain, or a row that fits none of them.
+        ValueError: if the buckets are not a chain, or a row fits none of them.
 
     Example:
     ```python
@@ -144,14 +146,14 @@ def bucket_of(lengths: ArrayLike, buckets: Sequence) -> np.ndarray:
         return np.zeros(0, "int64")
     if chain.ndim != rows.ndim or chain.shape[1:] != rows.shape[1:] or chain.size == 0:
         raise ValueError(
-            "buckets must hold one length for each length of a row: got buckets="
+            "buckets must hold one length for each length of a row, got "
             f"{shorten(buckets)} for lengths of shape {rows.shape}."
         )
     rows = rows.reshape(len(rows), -1)
     chain = chain.reshape(len(chain), -1)
     if chain.min() < 1 or (np.diff(chain, axis=0) < 0).any():
         raise ValueError(
-            "buckets must be positive, and none shorter than the one before: got "
+            "buckets must be positive, and each at least as long as the one before: got "
             f"{shorten(buckets)}."
         )
     places = np.zeros(len(rows), "int64")
@@ -167,7 +169,7 @@ def bucket_of(lengths: ArrayLike, buckets: Sequence) -> np.ndarray:
 
 
 def array_of(values) -> np.ndarray:
-    """Numbers as an array, one that holds None for rows of different sizes."""
+    """Convert nested numbers to an array, or to an array of None if the rows differ in size."""
     try:
         return np.asarray(values)
     except ValueError:
@@ -175,30 +177,35 @@ def array_of(values) -> np.ndarray:
 
 
 def check_lengths(lengths, name: str = "lengths") -> np.ndarray:
-    """Numbers of tokens as an array of ints, one a row or several; empty for no rows."""
+    """Return lengths, one or several for each row, as an int array; it may be empty.
+
+    Raises ValueError if they are not integers of at least 1.
+    """
     array = array_of(lengths)
     if array.size == 0 and array.ndim:
         return array.astype("int64")
     if array.dtype.kind not in "iu" or array.ndim not in (1, 2):
-        raise ValueError(f"`{name}` must be integers, one a row, received {describe(lengths)}.")
+        raise ValueError(
+            f"`{name}` must be integers, one for each row, received {describe(lengths)}."
+        )
     if array.min() < 1:
         raise ValueError(f"`{name}` must be at least 1, received {array.min()}.")
     return array
 
 
 def length_limits(max_length, count) -> np.ndarray:
-    """`max_length` (None, an int, or `count` ints) as an int array `(count,)`."""
+    """Return `max_length` (None, an int, or `count` ints) as an int array `(count,)`."""
     limits = array_of(np.iinfo("int64").max if max_length is None else max_length)
     if limits.dtype.kind not in "iu" or limits.shape not in ((), (count,)) or limits.min() < 1:
         raise ValueError(
-            f"max_length must be None, a positive int or {count} of them, got "
+            f"max_length must be None, a positive int or {count} positive ints, got "
             f"{shorten(max_length)}."
         )
     return np.broadcast_to(limits, (count,))
 
 
 def given_buckets(buckets, sides: int) -> list[list[int]]:
-    """The buckets that a user wants, each as many lengths as rows have."""
+    """Return the user's buckets as lists with one length for each side."""
     lengths = array_of(list(buckets) if isinstance(buckets, Iterable) else None)
     if lengths.ndim == 1 and sides == 1:
         lengths = lengths[:, None]

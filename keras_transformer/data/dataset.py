@@ -9,69 +9,81 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 import keras
 import numpy as np
 
-from keras_transformer.checking import check_bool, check_int, check_seed, describe, shorten
-from keras_transformer.data.batches import check_columns, compose, in_order, padded_to_sizes
+from keras_transformer.data.batches import (
+    check_columns,
+    compose,
+    compose_even,
+    in_order,
+    padded_to_sizes,
+)
 from keras_transformer.data.buckets import bucket_of, choose_buckets, given_buckets, length_limits
 from keras_transformer.data.packing import Packs
 from keras_transformer.data.token_rows import TokenRows
 from keras_transformer.kernels.batches import sent
-from keras_transformer.sizes import Sizes
+from keras_transformer.kernels.device import device
+from keras_transformer.support.checking import check_bool, check_int, check_seed, describe, shorten
+from keras_transformer.support.sizes import ShapeBuckets, round_rows_down, round_size
 
-_MOST = 2**31 - 1  # rows or tokens of a batch
+_MOST = 2**31 - 1  # the most rows or tokens in a batch
+# With even batches each further bucket costs another launch of all operations, so it must save at
+# least this many positions.
+_LEAST_SAVING = 4096
 
 
 class BucketedDataset(keras.utils.PyDataset):
     """Rows of token ids as batches that are padded to a few bucket lengths.
 
-    Each batch holds rows of one bucket, and every batch of a bucket has the same shape, so a
-    model is compiled once per bucket. Rows left over in a bucket are moved up to the next
-    longer one: at most one batch of an epoch is smaller. The shapes of an epoch's batches
-    never change, only which rows they hold. In a pass over the data a thread makes the next batch
-    while the model computes.
+    Each batch holds rows of one bucket, and every batch of a bucket has the same shape, so a model
+    is compiled once per bucket. Leftover rows of a bucket move up to the next longer one, so at
+    most one batch of an epoch is smaller. The shapes of an epoch's batches never change, only the
+    rows that they hold. While the data is iterated, a thread prepares the next batch during the
+    model's computation.
 
-    The batches of an epoch depend on `(seed, epoch)` alone. `on_epoch_end` advances `epoch`, as
-    `fit` calls it; set `epoch` to see the order of any other, and `first_batch` to pass over the
-    first of the next epoch's batches, as `ResumableRun` does. Pass `shuffle=False` to the `fit` of
-    a model of your own: Keras's default shuffles the batches again, which cannot be repeated.
+    The batches of an epoch depend only on `(seed, epoch)`. `on_epoch_end`, which `fit` calls,
+    advances `epoch`. Set `epoch` to see the order of any other epoch, and `first_batch` to skip the
+    first batches of the next epoch, as `ResumableRun` does. Pass `shuffle=False` to the `fit` of a
+    model of your own: by default Keras shuffles the batches again, which cannot be reproduced.
 
     Args:
-        columns: dict of name to rows; a row is a list (or 1-D array) of ints. The columns
-            describe the same tokens, so the lengths of their rows agree. `TokenRows` are taken
-            as they are, so that what is on disk stays there.
-        make_batch: function of `(arrays, masks)` that returns what Keras takes as a batch:
-            `x`, `(x, y)` or `(x, y, sample_weight)`. `arrays` holds each column padded, int32
-            `(batch, length)`, each of `values`, `(batch, ...)`, and `"row"`, int `(batch,)`, the
-            numbers of the rows. `masks` holds for each
-            column, bool `(batch, length)`, where it is not padding.
-        paired_columns: as `columns`, for the other side of rows that have two lengths (source
-            and target). Buckets then are pairs of lengths.
-        values: dict of name to array `(rows, ...)`: what is not padded (labels, weights).
-        pad_values: dict of column name to padding id. Default 0.
-        batch_size: rows of a batch. Defaults to 32.
-        batch_tokens: instead of `batch_size`: the most positions of a batch, padding included
-            (of either side, for paired columns), so that short rows come in larger batches. A
-            row longer than that is a batch by itself.
-        buckets: bucket lengths to use, rather than the best for these rows: ints, or pairs.
-        max_buckets, multiple, least_saving: see `choose_buckets`. Default 6, 8 and 0; without
-            `shuffle`, where nothing depends on them, 12 and 4 on PyTorch, which compiles nothing
-            for a shape.
-        max_length: int, or a pair for paired columns, the length that longer rows are truncated
-            to. Defaults to no limit. `num_truncated` says how many rows were.
-        pack_length: int, puts several rows in one of this length, on either side (see
-            `pack_rows`), in all epochs the same. `arrays` then also holds `"pack_ids"`, which of
-            the rows in its place a token is of, -1 for padding, and `"position_ids"`, its place
-            in that row; for paired columns also `"paired_pack_ids"` and `"paired_position_ids"`.
-            All int32 `(batch, pack_length)`.
-        sizes: `Sizes`, to predict with: batches are padded to those at hand, the last row of a
-            batch again and again until it has the rows. `restore_order` drops what is too much.
-        shuffle: new batches in a new order each epoch. If not, rows come sorted by length;
-            `order` and `restore_order` lead back to the order given.
-        seed: int that, with the epoch, determines the shuffling.
+        columns: dict from name to rows; a row is a list (or 1-D array) of ints. The columns
+            describe the same tokens, so the lengths of their rows agree. `TokenRows` are used as
+            they are, so rows on disk stay there.
+        make_batch: function of `(arrays, masks)` that returns a batch for Keras: `x`, `(x, y)` or
+            `(x, y, sample_weight)`. `arrays` holds each column padded, int32 `(batch, length)`,
+            each of `values`, `(batch, ...)`, and `"row"`, int `(batch,)`, the row indices. `masks`
+            holds a mask for each column, bool `(batch, length)`, False for padding.
+        paired_columns: dict as `columns`, for the second side of rows that have two lengths (source
+            and target). Buckets are then pairs of lengths.
+        values: dict of arrays `(rows, ...)` by name that are not padded (labels, weights).
+        pad_values: dict from column name to padding id. Defaults to 0 for each column.
+        batch_size: the number of rows in a batch. Defaults to 32.
+        batch_tokens: instead of `batch_size`, the most positions of a batch, padding included (of
+            either side, for paired columns), so that batches of short rows are larger. A longer
+            row is a batch by itself.
+        even: bool, for prediction, with `batch_tokens` and without `shuffle`: each bucket is split
+            into batches with equally many rows, and leftover rows do not move up to a longer
+            bucket, since with large batches most rows would. With `sizes`, numbers of rows and
+            lengths are rounded up to common sizes. Defaults to False.
+        buckets: bucket lengths to use instead of the best ones for these rows: ints, or pairs.
+        max_buckets, multiple, least_saving: see `choose_buckets`. Default to 6, 8 and 0; without
+            `shuffle` on PyTorch, which does not compile each shape, to 12, 4 and 0.
+        max_length: int, or a pair for paired columns, the length that longer rows are truncated to.
+            Defaults to no limit. `num_truncated` counts the truncated rows.
+        pack_length: int, packs several rows into one of this length, on either side (see
+            `pack_rows`), in the same way in all epochs. `arrays` then also holds `"pack_ids"`, the
+            index of a token's row within the pack, -1 for padding, and `"position_ids"`, its
+            position in that row; for paired columns also `"paired_pack_ids"` and
+            `"paired_position_ids"`. All are int32 `(batch, pack_length)`.
+        sizes: `ShapeBuckets`, for prediction: batches are padded to available sizes, by repeating
+            the last row of a batch. `restore_order` drops the repeated rows.
+        shuffle: bool, make new batches in a new order in each epoch. If False, the default, rows
+            are sorted by length; `order` and `restore_order` recover the original order.
+        seed: int that, with the epoch, determines the shuffling. Defaults to 0.
 
     Raises:
-        ValueError: for no rows, an empty row, columns or values whose numbers or lengths of rows
-            disagree, a row longer than the last of given buckets or than `pack_length`, `values`
-            or `buckets` with `pack_length`, or options out of range.
+        ValueError: if there are no rows, a row is empty, the numbers or lengths of rows disagree, a
+            row is longer than the last given bucket or `pack_length`, `values` or `buckets` are
+            combined with `pack_length`, or an option is out of range.
 
     Example:
     ```python
@@ -107,7 +119,8 @@ class BucketedDataset(keras.utils.PyDataset):
         least_saving: int = 0,
         max_length: int | tuple[int, int] | None = None,
         pack_length: int | None = None,
-        sizes: Sizes | None = None,
+        sizes: ShapeBuckets | None = None,
+        even: bool = False,
         shuffle: bool = False,
         seed: int = 0,
     ):
@@ -117,11 +130,14 @@ class BucketedDataset(keras.utils.PyDataset):
                      pad_values=pad_values)  # fmt: skip
         if pack_length is not None and (values or buckets is not None):
             raise ValueError(
-                "With `pack_length` there are no other buckets, and no `values`, of which each "
-                "would belong to a row of tokens, and not to several."
+                "`pack_length` packs several rows into one, so it cannot be combined with "
+                "`buckets`, or with `values`, which belong to single rows. Leave one out."
             )
+        if check_bool("even", even) and (shuffle or batch_tokens is None):
+            raise ValueError("`even=True` needs `batch_tokens`, and `shuffle=False`.")
         self.make_batch = make_batch
         self.shuffle = check_bool("shuffle", shuffle)
+        self._even, self._sizes = even, sizes
         self.seed = check_seed("seed", seed)
         sides = [columns] if paired_columns is None else [columns, paired_columns]
         self._sides = [{n: _token_rows(n, rows) for n, rows in side.items()} for side in sides]
@@ -143,32 +159,42 @@ class BucketedDataset(keras.utils.PyDataset):
         chosen = (max_buckets, multiple, max_length, least_saving)
         buckets = self._choose(*chosen) if buckets is None else given_buckets(buckets, len(sides))
         self._fill(buckets, batch_size, batch_tokens)
-        self._sizes, self._limits = sizes, limits.tolist()
+        self._limits = limits.tolist()
         self.epoch = self.first_batch = 0
         self._composed = (None, None)
-        self._fetched = None  # batches that Keras fetched in the running pass; None outside one
+        self._fetched = None  # number of batches fetched in the running pass; None outside of one
         self._last_fetched = -1
-        self._prepared = (None, None)  # the place of the next batch, and its future
+        self._prepared = (None, None)  # position of the next batch, and its future
         self._num_batches = len(self._batches())
 
     def _choose(self, max_buckets, multiple, max_length, least_saving) -> tuple:
-        """The buckets that pad least; more of them where nothing is compiled, nor depends on it."""
-        many = not self.shuffle and keras.backend.backend() == "torch"
+        """Choose the buckets with the least padding; more of them if shapes are not compiled."""
+        many = not self.shuffle and not device().compiles_shapes
+        lengths = self._lengths
+        if self._even and max_buckets is None:
+            # GPU kernels are fastest with lengths that are multiples of 16.
+            multiple, least_saving = 16, max(least_saving, _LEAST_SAVING)
+            if self._sizes is not None:
+                multiple = 8
+                known, where = np.unique(lengths, return_inverse=True)
+                lengths = np.array([*map(round_size, known)])[where].reshape(lengths.shape)
         max_buckets = (12 if many else 6) if max_buckets is None else max_buckets
         multiple = (4 if many else 8) if multiple is None else multiple
-        return choose_buckets(self._lengths, max_buckets, multiple, max_length, least_saving)
+        return choose_buckets(lengths, max_buckets, multiple, max_length, least_saving)
 
     def _fill(self, buckets: Sequence, batch_size: int, batch_tokens: int | None):
-        """Puts the rows into the buckets."""
+        """Put the rows into the buckets."""
         places = bucket_of(self._lengths, buckets)
-        # Occupied buckets only: nothing is ever moved up into one without rows of its own.
+        # Use occupied buckets only: no rows move up into a bucket without rows of its own.
         occupied = np.unique(places)
         self._shapes = [tuple(buckets[place]) for place in occupied]
         self._batch_rows = [
             (batch_size or 32) if batch_tokens is None else max(1, batch_tokens // max(shape))
             for shape in self._shapes
         ]
-        by_length = np.lexsort(self._lengths.T)  # the last column counts most, ties keep order
+        if self._even and self._sizes is not None:
+            self._batch_rows = list(map(round_rows_down, self._batch_rows))
+        by_length = np.lexsort(self._lengths.T)  # the last column counts most; ties keep order
         self._members = [by_length[places[by_length] == place] for place in occupied]
 
     @property
@@ -179,52 +205,54 @@ class BucketedDataset(keras.utils.PyDataset):
 
     @property
     def values(self) -> dict[str, np.ndarray]:
-        """The arrays `(rows, ...)` of what is not padded, by name."""
+        """The arrays `(rows, ...)` that are not padded, by name."""
         return self._values
 
     @property
     def num_rows(self) -> int:
-        """Rows of an epoch, as they were given."""
+        """Number of rows in an epoch, before packing."""
         return len(self._lengths if self._packs is None else self._packs.row_lengths)
 
     @property
     def tokens_per_epoch(self) -> int:
-        """Positions of an epoch that are not padding, both sides counted."""
+        """Number of positions in an epoch that are not padding, over both sides."""
         return int(self._lengths.sum())
 
     @property
     def mean_lengths(self) -> tuple[float, ...]:
-        """The mean number of tokens of a row as it was given, of each side."""
+        """Mean number of tokens of a row, before packing, for each side."""
         return tuple(float(total) / self.num_rows for total in self._lengths.sum(axis=0))
 
     @property
     def padding_share(self) -> float:
-        """Padded positions divided by all positions of an epoch, from 0 to 1."""
+        """Padded positions as a fraction of all positions of an epoch."""
         positions = sum(len(rows) * sum(shape) for shape, rows in self._batches())
         return 1.0 - self.tokens_per_epoch / positions
 
     @property
     def order(self) -> np.ndarray:
-        """Which row each row of this epoch's batches is, int `(rows,)`; ValueError if packed."""
+        """Row index of each row in this epoch's batches. Raises ValueError if rows are packed."""
         if self._packs is not None:
             raise ValueError("Packed rows have no order: make the dataset without `pack_length`.")
         return np.concatenate([rows for _, rows in self._batches()])
 
     def restore_order(self, outputs):
-        """Outputs for this epoch's batches, in the order in which the rows were given.
+        """Return outputs for this epoch's batches in the original order of the rows.
 
-        They are an array `(rows, ...)`, as from `predict`, or a list with an entry for each row;
-        ValueError for another number.
+        `outputs` is an array `(rows, ...)`, as from `predict`, or a list with an entry for each
+        row. Raises ValueError if the number of outputs is not that of the rows in the batches.
         """
         if len(outputs) != len(self.order):
-            raise ValueError(f"Expected {len(self.order)} outputs, one a row, got {len(outputs)}.")
+            raise ValueError(
+                f"Expected {len(self.order)} outputs, one for each row, got {len(outputs)}."
+            )
         return in_order(outputs, self.order)
 
     def restoring(self) -> Callable:
-        """A function that does what `restore_order` does now, also once the epoch has ended.
+        """Return a function that restores this epoch's order even after the epoch has ended.
 
-        It takes arrays, or structures of them. Outputs for fewer rows than all, or for packed
-        ones, stay as they are.
+        It takes arrays, or nested structures of arrays. Outputs for only some of the rows, or for
+        packed rows, are returned unchanged.
         """
         order = () if self._packs is not None else self.order
         return lambda outputs: keras.tree.map_structure(
@@ -232,7 +260,7 @@ class BucketedDataset(keras.utils.PyDataset):
         )
 
     def of_one_length(self) -> "BucketedDataset":
-        """The same batches, all of the longest length: so their outputs go in one array."""
+        """Return the same batches padded to one length, so that their outputs can be stacked."""
         longest = tuple(map(max, zip(*self._shapes, strict=True)))
         dataset = copy.copy(self)
         dataset._shapes = [longest] * len(self._shapes)
@@ -243,12 +271,12 @@ class BucketedDataset(keras.utils.PyDataset):
 
     @property
     def batches_per_epoch(self) -> int:
-        """Batches of a whole epoch."""
+        """Number of batches in a whole epoch."""
         return self._num_batches
 
     @property
     def description(self) -> dict:
-        """Values that differ when the batches differ."""
+        """Values that identify the batches: a run that resumes compares them with its own."""
         checksum = 0
         columns = [column for side in self._sides for column in side.values()]
         arrays = [array for column in columns for array in (column.lengths, *column.blocks)]
@@ -269,7 +297,7 @@ class BucketedDataset(keras.utils.PyDataset):
 
     def __getitem__(self, index):
         if not -len(self) <= index < len(self):
-            raise IndexError(f"Batch {index} of a dataset of {len(self)} batches.")
+            raise IndexError(f"There is no batch {index}: the dataset has {len(self)} batches.")
         self._note_fetch(index)
         place = index + self.first_batch if index >= 0 else index + self._num_batches
         batches = self._batches()
@@ -279,7 +307,7 @@ class BucketedDataset(keras.utils.PyDataset):
         taken = ready == (self.epoch, place)
         batch = prepared.result() if taken else sent(self._make(*batches[place]))
         if place + 1 < len(batches):
-            # A thread of its own costs little, and a fork of the process loses no pool.
+            # A new thread is cheap, and after a fork there is no stale pool.
             maker = concurrent.futures.ThreadPoolExecutor(1)
             future = maker.submit(lambda next: sent(self._make(*next)), batches[place + 1])
             maker.shutdown(wait=False)
@@ -287,7 +315,7 @@ class BucketedDataset(keras.utils.PyDataset):
         return batch
 
     def examples_of_shapes(self) -> Iterator:
-        """One batch of each shape that an epoch has, in the order in which they come first."""
+        """Yield one batch of each shape in an epoch, in the order of first occurrence."""
         seen = set()
         for shape, rows in self._batches():
             if (shape, len(rows)) not in seen:
@@ -318,8 +346,8 @@ class BucketedDataset(keras.utils.PyDataset):
         self._fetched = 0
 
     def on_epoch_end(self):
-        # `fit` also calls this before its first epoch, on JAX and PyTorch after looking at a
-        # batch: only a pass that was served whole counts.
+        # `fit` also calls this before its first epoch, on JAX and PyTorch after fetching a batch:
+        # only a complete pass counts.
         if self._fetched is not None and self._fetched >= len(self):
             self.epoch += 1
             self.first_batch = 0
@@ -338,32 +366,36 @@ class BucketedDataset(keras.utils.PyDataset):
         self._last_fetched = index
 
     def _batches(self):
-        """This epoch's batches: a list of (lengths, row indices)."""
+        """Return this epoch's batches as a list of `(padded lengths, row indices)`."""
         epoch, batches = self._composed
         if epoch != self.epoch:
             epoch = int(self.epoch)
             rng = np.random.default_rng((self.seed, epoch)) if self.shuffle else None
-            batches = compose(self._shapes, self._members, self._batch_rows, rng)
+            parts = (self._shapes, self._members, self._batch_rows)
+            if self._even:
+                batches = compose_even(*parts, padded=self._sizes is not None)
+            else:
+                batches = compose(*parts, rng)
             if self._sizes is not None:
-                batches = padded_to_sizes(batches, self._sizes, self._limits)
+                batches = padded_to_sizes(batches, self._sizes, self._limits, self._even)
             self._composed = (epoch, batches)
         return batches
 
 
 def _token_rows(name, rows) -> TokenRows:
     if not isinstance(rows, TokenRows):
-        rows = TokenRows.of(rows, name)
+        rows = TokenRows.from_lists(rows, name)
     if len(rows) and rows.lengths.min() < 1:
         raise ValueError(f"Row {int(rows.lengths.argmin())} of column {name!r} is empty.")
     return rows
 
 
 def check_batch(batch_size, batch_tokens=None) -> dict[str, int | None]:
-    """Batch size and batch tokens by name. ValueError for wrong ones."""
+    """Check `batch_size` and `batch_tokens`, of which one may be given. Return both by name."""
     if batch_size is not None and batch_tokens is not None:
         raise ValueError(
-            f"`batch_size` ({shorten(batch_size)}) is a number of rows and `batch_tokens` "
-            f"({shorten(batch_tokens)}) one of tokens in its place: give one of them."
+            f"`batch_size` ({shorten(batch_size)}) counts rows, and `batch_tokens` "
+            f"({shorten(batch_tokens)}) counts tokens instead: give one of them."
         )
     options = {"batch_size": batch_size, "batch_tokens": batch_tokens}
     return {n: check_int(n, v, at_least=1, at_most=_MOST, none=True) for n, v in options.items()}

@@ -1,4 +1,4 @@
-"""Values of a column that is read once and asked for in any order; large ones are on the disk."""
+"""A column that is read once and accessed in any order; large values are kept on disk."""
 
 import mmap
 import tempfile
@@ -12,9 +12,10 @@ class _Stored(NamedTuple):
 
 
 class HeldColumn(Sequence):
-    """Values that are appended, all of them before one is asked for.
+    """Sequence that is filled with `append` and then indexed.
 
-    Bytes, also those of a dict as files of images have them, lie in a temporary file.
+    Bytes are stored in a temporary file. Of a dict with a key `"bytes"`, as data sets hold images,
+    only these bytes are kept.
     """
 
     def __init__(self):
@@ -27,7 +28,7 @@ class HeldColumn(Sequence):
             self._values.append(value)
             return
         if self._file is None:
-            # Without a name: it ends with the object.
+            # A nameless file, which is deleted with the object.
             self._file = tempfile.TemporaryFile()  # noqa: SIM115
         start = self._file.tell()
         self._file.write(content)

@@ -1,24 +1,24 @@
-"""Packing of several short rows into a long one, so that hardly a position is padding."""
+"""Packing of short rows into longer ones, which reduces padding."""
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from keras_transformer.checking import check_int
 from keras_transformer.data.buckets import check_lengths
+from keras_transformer.support.checking import check_int
 
 
 def pack_rows(lengths: ArrayLike, capacity: int) -> list[list[int]]:
-    """Groups of rows that fit into `capacity` positions together: best fit, the longest rows first.
+    """Group rows that fit into `capacity` positions: best fit, the longest rows first.
 
     Args:
         lengths: int array `(rows,)`, each at least 1.
-        capacity: positions of a group.
+        capacity: the number of positions of a group.
 
     Returns:
-        For each group the numbers of its rows.
+        A list with the row indices of each group.
 
     Raises:
-        ValueError: for a row longer than `capacity`.
+        ValueError: if a row is longer than `capacity`, or a number is below 1.
 
     Example:
     ```python
@@ -36,11 +36,11 @@ def pack_rows(lengths: ArrayLike, capacity: int) -> list[list[int]]:
         row = int(lengths.argmax())
         raise ValueError(
             f"Row {row} has {lengths[row]} tokens, more than `pack_length`, {capacity}. Give "
-            "`max_length` to cut such rows, or pack into longer ones."
+            "`max_length` to cut such rows, or a larger `pack_length`."
         )
     groups = []
-    with_room = [[] for _ in range(capacity + 1)]  # groups by the room that is left
-    rooms = 0  # as bits, the rooms for which there is a group
+    with_room = [[] for _ in range(capacity + 1)]  # groups by their remaining room
+    rooms = 0  # bit set of the rooms for which there is a group
     for row in np.argsort(-lengths, kind="stable").tolist():
         length = int(lengths[row])
         fitting = rooms >> length
@@ -59,10 +59,19 @@ def pack_rows(lengths: ArrayLike, capacity: int) -> list[list[int]]:
 
 
 class Packs:
-    """Rows in groups that are one row of a batch each, of `lengths` `(packs, sides)`."""
+    """Groups of rows, each packed into one row of a batch.
+
+    Args:
+        lengths: int array `(rows, sides)`, the lengths of the rows to pack.
+        length: int, number of positions of a pack on each side.
+
+    Attributes:
+        lengths: int array `(packs, sides)`, the number of tokens in each pack.
+        row_lengths: the argument `lengths`.
+    """
 
     def __init__(self, lengths: np.ndarray, length: int):
-        # More positions would be a mistake, and take the memory.
+        # More positions would be a mistake, and exhaust memory.
         self.length = check_int("pack_length", length, at_least=1, at_most=2**24)
         self.row_lengths = lengths
         self._rows = pack_rows(lengths.max(axis=1), self.length)
@@ -70,7 +79,17 @@ class Packs:
         self.lengths = np.add.reduceat(lengths[np.concatenate(self._rows)], first, axis=0)
 
     def places(self, packs: np.ndarray, side: int, mask: np.ndarray) -> tuple:
-        """For each position of packs its row, its place in it and the row's number in the pack."""
+        """Return which row each position of some packs belongs to.
+
+        Args:
+            packs: int array `(batch,)`, indices of packs.
+            side: int, 0, or 1 for paired columns.
+            mask: bool array `(batch, length)`, whose shape the results have.
+
+        Returns:
+            Three int arrays `(batch, length)`: the index of each position's row, the position in
+            that row, and the index of the row within its pack, -1 for padding.
+        """
         rows, places = np.zeros(mask.shape, "int64"), np.zeros(mask.shape, "int64")
         numbers = np.full(mask.shape, -1, "int32")
         for i, pack in enumerate(packs):
@@ -84,7 +103,11 @@ class Packs:
 
 
 def packed_inputs(arrays: dict, side: str = "", paired: bool = False) -> dict:
-    """What a backbone is told of packed rows, from the arrays of a batch; nothing of others."""
+    """Return the backbone's extra inputs for packed rows, or an empty dict without packing.
+
+    `arrays` are those of a batch, `side` is a prefix of the input names, and `paired` takes the
+    arrays of the paired columns.
+    """
     names = ("position_ids", "pack_ids")
     prefix = "paired_" if paired else ""
     return {f"{side}{n}": arrays[f"{prefix}{n}"] for n in names if f"{prefix}{n}" in arrays}

@@ -1,19 +1,23 @@
-"""Rows of the data sets of other libraries, which are known by what they can do, not by import."""
+"""Rows of other libraries' data sets, recognized by their methods instead of imported classes."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from keras_transformer.checking import describe
-from keras_transformer.columns import is_frame, plain
 from keras_transformer.data.record_files import place_columns
+from keras_transformer.support.checking import describe
+from keras_transformer.support.columns import is_frame, plain
 
-_BATCH = 1000  # rows that a `datasets.Dataset` gives at once
+_BATCH = 1000  # number of rows read from a `datasets.Dataset` at a time
 
 
 class ObjectSource:
-    """The rows of another library's data set; one, or a batch, is a dict, a tuple or a text."""
+    """Rows of another library's data set, whose elements are rows or batches of rows.
 
-    size = done = 0  # bytes: not known
+    An element is a dict, a tuple or a text; a batch is a dict or tuple of lists, or a list of
+    texts.
+    """
+
+    size = done = 0  # bytes, 0 if unknown
     format = encoding = None
 
     def __init__(self, data: Any):
@@ -24,8 +28,9 @@ class ObjectSource:
             )
         if hasattr(data, "__next__"):
             raise ValueError(
-                f"A {type(data).__name__} can be gone through once only. Give the data set that "
-                "it comes from, or an object whose __iter__ begins anew."
+                f"A {type(data).__name__} can be iterated over only once, but rows may be read "
+                "again. Give the data set that it comes from, or an object whose `__iter__` "
+                "starts from the beginning."
             )
         if not any(hasattr(data, name) for name in ("as_numpy_iterator", "__iter__")) and not (
             hasattr(data, "__getitem__") and hasattr(data, "__len__")
@@ -37,17 +42,17 @@ class ObjectSource:
         self.data = data
 
     def place(self, number: int) -> str:
-        """How errors call a row."""
+        """Return how error messages name a row."""
         return f"row {number} of the {type(self.data).__name__}"
 
     def digest(self, notes=None) -> str | None:
-        """What stands for the content without reading it; None if nothing does."""
-        # Of the library `datasets`: the content and all that was done to it.
+        """Return a fingerprint of the content, or None if it would need a pass over the rows."""
+        # The fingerprint of `datasets` covers the content and all its transformations.
         fingerprint = getattr(self.data, "_fingerprint", None)
         return fingerprint if isinstance(fingerprint, str) else None
 
-    def rows(self, columns: Sequence) -> Iterator[tuple[int, tuple]]:
-        """Each row's number, from 0, and its values, by name or by the place in a tuple."""
+    def read_rows(self, columns: Sequence) -> Iterator[tuple[int, tuple]]:
+        """Yield each row's number, from 0, and its values, by column name or tuple index."""
         columns = tuple(columns)
         number = 0
         for element in self._elements(columns):
@@ -55,15 +60,15 @@ class ObjectSource:
             values = [
                 plain(_pick(element, c, place), f"{place}: the column {c!r}") for c in columns
             ]
-            if not isinstance(values[0], list):  # One text; its label may be a list.
+            if not isinstance(values[0], list):  # A single text; its label may be a list.
                 yield number, tuple(values)
                 number += 1
                 continue
             lengths = [len(v) if isinstance(v, list) else None for v in values]
             if len(set(lengths)) > 1:
                 raise ValueError(
-                    f"From {place} on, the columns {list(columns)} have {lengths} values (None "
-                    "for a single one): there must be one a row, or as many in each batch."
+                    f"From {place} on, the columns {list(columns)} have {lengths} values (None: "
+                    "a single value): give one for each row, or equally many in each batch."
                 )
             for row in zip(*values, strict=True):
                 yield number, row
@@ -83,7 +88,7 @@ class ObjectSource:
 
 
 def column_names(data: Any) -> list | None:
-    """The columns of a data frame, or of a data set of `datasets` that knows them, else None."""
+    """Return the column names of a data frame or a `datasets.Dataset`, or None if unknown."""
     names = getattr(data, "column_names", None)
     if names is None and is_frame(data):
         names = data.columns
@@ -91,7 +96,7 @@ def column_names(data: Any) -> list | None:
 
 
 def elements_of(data: Any) -> Iterator:
-    """What a data set gives, from its beginning."""
+    """Iterate over a data set from its beginning."""
     if hasattr(data, "as_numpy_iterator"):  # tf.data
         return data.as_numpy_iterator()
     if hasattr(data, "__iter__"):
@@ -101,7 +106,7 @@ def elements_of(data: Any) -> Iterator:
 
 def _pick(element, column, place):
     alone = not isinstance(element, (Mapping, tuple, list))
-    if alone and column in ("text", 0):  # A row that is nothing but its text.
+    if alone and column in ("text", 0):  # The row is the text itself.
         return element
     there = range(len(element)) if isinstance(element, (tuple, list)) else element
     if alone or column not in there:

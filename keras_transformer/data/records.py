@@ -1,4 +1,4 @@
-"""`read`: texts and labels of files and of other libraries' data sets, however many."""
+"""`read`: texts and labels from files, and from data sets of other libraries, of any size."""
 
 import dataclasses
 import hashlib
@@ -9,60 +9,66 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from keras_transformer.checking import check_choice, check_path, describe, shorten
-from keras_transformer.columns import TableColumn, class_names, is_frame, is_table, listed_column
 from keras_transformer.data.held_column import HeldColumn
 from keras_transformer.data.record_files import FORMATS, FileSource, find_files
 from keras_transformer.data.record_objects import ObjectSource
+from keras_transformer.support.checking import check_choice, check_path, describe, shorten
+from keras_transformer.support.columns import (
+    TableColumn,
+    class_names,
+    is_frame,
+    is_table,
+    listed_column,
+)
 
-# What is in memory at once. Enough to keep the threads of a tokenizer busy; the encoding of a
-# character takes some hundred bytes.
+# Limits of a chunk in memory: large enough to keep a tokenizer's threads busy, but no larger, since
+# encoding takes a few hundred bytes for each character.
 _CHUNK_ROWS = 4096
 _CHUNK_CHARACTERS = 2**20
 
 
 class Chunk(NamedTuple):
-    """Some rows that follow each other, and the bytes of the source that were read so far."""
+    """Consecutive rows of a source, and the number of bytes that were read so far."""
 
     columns: list[list]
-    place: Callable[[int], str]  # from the place in a list to what errors call the row
+    place: Callable[[int], str]  # from an index in the chunk to how errors name the row
     done: int
 
 
 @dataclasses.dataclass(eq=False, repr=False)
 class Records:
-    """Rows of texts, with labels or target texts or without, that need not fit in memory.
+    """Rows of texts, optionally with labels or target texts, that need not fit in memory.
 
-    Made by `read`, of sources and columns. `fit`, `evaluate`, `predict` and `make_dataset` of a
-    task take them in the place of lists of strings.
+    `read` makes them from sources and columns. A task's `fit`, `evaluate`, `predict` and
+    `make_dataset` take them instead of lists of strings.
     """
 
-    sources: Sequence  # of `FileSource` or `ObjectSource`
+    sources: Sequence  # `FileSource` or `ObjectSource` objects
     x: tuple
     y: Any
-    cache: Path  # folder of what is tokenized
+    cache: Path  # folder for tokenized texts
 
     @property
     def columns(self) -> tuple:
-        """The columns that are read: those of `x`, then `y` if there is one."""
+        """Columns that are read: those in `x`, then `y` if it is given."""
         return self.x if self.y is None else (*self.x, self.y)
 
     @property
     def class_names(self) -> list[str] | None:
-        """Names of the classes that a data set numbers in `y`; None if it does not say."""
+        """Names of the classes that the column `y` holds as numbers, or None if unknown."""
         return class_names(getattr(self.sources[0], "data", None), self.y)
 
     @property
     def size(self) -> int:
-        """Bytes of all files, 0 if it is not known."""
+        """Size of all files in bytes, 0 if unknown."""
         return sum(source.size for source in self.sources)
 
     def chunks(self) -> Iterator[Chunk]:
-        """Goes through all rows, with few of them in memory."""
+        """Yield all rows in chunks, so that few of them are in memory."""
         before = 0
         for source in self.sources:
             values, numbers, characters = [], [], 0
-            for number, row in source.rows(self.columns):
+            for number, row in source.read_rows(self.columns):
                 numbers.append(number)
                 values.append(row)
                 characters += sum(len(value) for value in row if isinstance(value, str))
@@ -74,10 +80,10 @@ class Records:
             before += source.size
 
     def held(self) -> tuple[Sequence, ...]:
-        """Each column as a sequence, for what is read row by row, such as images and sound.
+        """Return each column as a sequence, for data that is read row by row, such as images.
 
-        Bytes lie in a temporary file. The path of a file, in the first column, is from the folder
-        of the file that it is named in.
+        Bytes are kept in a temporary file. File paths in the first column are relative to the
+        folder of the file that contains them.
         """
         tables = [source.data for source in self.sources if isinstance(source, ObjectSource)]
         if tables and is_table(tables[0]):
@@ -87,7 +93,7 @@ class Records:
         columns = tuple(HeldColumn() for _ in self.columns)
         for source in self.sources:
             folder = getattr(source, "path", Path()).absolute().parent
-            for _, row in source.rows(self.columns):
+            for _, row in source.read_rows(self.columns):
                 first, *others = row
                 if isinstance(first, str) and isinstance(source, FileSource):
                     first = str(folder / first)
@@ -96,7 +102,7 @@ class Records:
         return columns
 
     def fingerprint(self) -> str | None:
-        """A hash of the content, without a pass over the rows; None if only such a pass tells."""
+        """Return a hash of the content, or None if it would need a pass over the rows."""
         digests = [source.digest(self.cache / "digests") for source in self.sources]
         if None in digests:
             return None
@@ -115,33 +121,36 @@ def read(
     encoding: str = "utf-8",
     cache: str | os.PathLike | None = None,
 ) -> Records:
-    """Texts and labels of files or of another library's data set, for `fit` and its like.
+    """Read texts and labels from files or another library's data set, for `fit` and other methods.
 
-    They may be larger than memory: they are tokenized once, a few at a time, into an Arrow file of
-    the cache, which is found again by their content, the tokenizer and its options. Training maps
-    it into memory; batches, shuffling and resuming are those of texts in memory. It needs
+    The texts may be larger than memory: they are tokenized once, in chunks, into an Arrow file in
+    the cache, whose name depends on the texts, the tokenizer and its options. Training maps the
+    file into memory; batches, shuffling and resuming work as for texts in memory. Needs
     `pip install "keras_transformer[data]"`.
 
     Args:
-        source: the path of a file, a pattern such as `"train-*.parquet"`, or a list of these. Or a
-            data frame of pandas, Polars or pyarrow; or a data set of `datasets`, `tf.data` or
-            `torch.utils.data`, or a list of rows: dicts, tuples or texts, alone or in batches.
-        x: the column of the texts; of pairs of texts a tuple of two. A text file has the column
-            `"text"`. A number is the place in a tuple, or in a line of a CSV or TSV file that has
-            no header.
-        y: the column of the labels or the target texts, if there is one.
-        format: `"text"` (a text a line, empty lines do not count), `"csv"`, `"tsv"` (without
-            quotes), `"jsonl"` (an object a line) or `"parquet"`. Defaults to what a file's suffix
-            says; except for Parquet, `.gz` may follow it.
-        encoding: str, the encoding of the files, except Parquet.
-        cache: folder for the tokenized texts, which may be removed at any time. Defaults to
+        source: the path of a file, a pattern such as `"train-*.parquet"`, or a list of these; a
+            data frame of pandas, Polars or pyarrow; a data set of `datasets`, `tf.data` or
+            `torch.utils.data`; or a list of rows: dicts, tuples or texts, single or batched.
+        x: the column of the texts; for pairs of texts a tuple of two columns. The column of a text
+            file is `"text"`. A number is an index in tuples, or in the lines of a CSV or TSV file
+            without a header. Defaults to `"text"`.
+        y: the column of the labels or target texts. Defaults to None, no such column.
+        format: `"text"` (one text on each line, empty lines are skipped), `"csv"`, `"tsv"` (without
+            quoting), `"jsonl"` (one object on each line) or `"parquet"`. Defaults to the format of
+            a file's suffix; except for Parquet, `.gz` may follow it.
+        encoding: str, the encoding of text, CSV, TSV and JSON files. Defaults to `"utf-8"`.
+        cache: folder for the tokenized texts, which may be deleted at any time. Defaults to
             `keras_transformer/tokens` in `$XDG_CACHE_HOME` or `~/.cache`.
 
+    Returns:
+        `Records`, which the methods of a task take instead of lists of strings.
+
     Raises:
-        FileNotFoundError: for a file that is not there.
-        ImportError: without pyarrow, which comes with `datasets`.
-        ValueError: for a wrong column, format or source; for a line when it is read, with its
-            number.
+        FileNotFoundError: if a file does not exist.
+        ImportError: if pyarrow, which comes with `datasets`, is not installed.
+        ValueError: if a column, a format or the source is invalid. An invalid line raises it later,
+            when it is read; the message has the line's number.
 
     Example:
     ```python
@@ -156,7 +165,7 @@ def read(
     """
     check_choice("format", format, dict.fromkeys(FORMATS.values()), none=True)
     if importlib.util.find_spec("pyarrow") is None:
-        raise ImportError("data.read needs pyarrow: pip install 'keras_transformer[data]'.")
+        raise ImportError("data.read needs pyarrow. Run `pip install 'keras_transformer[data]'`.")
     if cache is not None:
         check_path("cache", cache)
     x = x if isinstance(x, tuple) else (x,)
@@ -168,7 +177,7 @@ def read(
 
 
 def _checked(x: tuple, y) -> tuple:
-    """The columns, which are names or numbers."""
+    """Return the columns of `x` and `y`. Raises ValueError unless they are names or numbers."""
     columns = x if y is None else (*x, y)
     if not 1 <= len(x) <= 2 or not all(
         isinstance(c, (str, int)) and not isinstance(c, bool) for c in columns
@@ -181,22 +190,24 @@ def _checked(x: tuple, y) -> tuple:
 
 
 def _sources(source: Any, columns: tuple, format: str | None, encoding: str) -> list:
-    """The files that paths name, or the data set."""
+    """Return a source for each file that `source` names, or one for a data set."""
     names = [source] if isinstance(source, (str, os.PathLike)) else source
     if isinstance(names, (list, tuple)) and all(isinstance(n, (str, os.PathLike)) for n in names):
         if not names:
             raise ValueError("Received an empty list: give the path of at least one file.")
         sources = [FileSource(path, format, encoding) for path in find_files(names)]
         for file in sources:
-            next(file.rows(columns), None)  # Columns that are not there are to be told at once.
+            next(file.read_rows(columns), None)  # Report missing columns at once.
         return sources
     if format is not None:
-        raise ValueError(f"format={format!r} is that of files, received a {type(source).__name__}.")
+        raise ValueError(
+            f"format={format!r} is for files, received a {type(source).__name__}: leave it out."
+        )
     return [ObjectSource(source)]
 
 
 def check_texts(texts: list, column, place: Callable[[int], str]) -> None:
-    """ValueError, with its place as in `Chunk`, unless it is a text that is not empty."""
+    """Raise ValueError, naming the row, if a value is not a text or is empty."""
     for index, text in enumerate(texts):
         if not isinstance(text, str):
             raise ValueError(
@@ -210,8 +221,10 @@ def check_texts(texts: list, column, place: Callable[[int], str]) -> None:
         if not text.isascii():
             try:
                 text.encode()
-            except UnicodeEncodeError as error:  # half of a pair, as in JSON's "\ud800"
-                raise ValueError(f"{place(index)}: no valid Unicode: {error}.") from None
+            except UnicodeEncodeError as error:  # a lone surrogate, as in JSON's "\ud800"
+                raise ValueError(
+                    f"{place(index)}: the text is not valid Unicode: {error}."
+                ) from None
 
 
 def _chunk(source, values, numbers, before) -> Chunk:

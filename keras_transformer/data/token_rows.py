@@ -1,26 +1,28 @@
-"""Rows of token ids of different lengths, stored end to end, and rows of their weights."""
+"""Rows of different lengths, of token ids or weights, stored end to end in one array."""
 
 from collections.abc import Sequence
 from itertools import chain
 
 import numpy as np
 
+from keras_transformer.support.former_names import FormerName
+
 
 class TokenRows:
-    """Rows of token ids of different lengths, one after the other in an array or a memory map.
+    """Rows of token ids of different lengths, stored end to end in an array or memory map.
 
     Args:
         ids: int array `(tokens,)`.
         lengths: int array `(rows,)`.
-        starts: int array `(rows,)`, where in `ids` each row begins. Defaults to rows that follow
-            each other.
+        starts: int array `(rows,)`, index in `ids` at which each row begins. Defaults to rows that
+            follow each other.
         blocks: arrays that together hold the ids of all rows and nothing else. Defaults to `ids`.
 
     Example:
     ```python
     from keras_transformer.data import TokenRows
 
-    rows = TokenRows.of([[5, 6, 7], [8, 9]])
+    rows = TokenRows.from_lists([[5, 6, 7], [8, 9]])
     assert [row.tolist() for row in rows.without_last()] == [[5, 6], [8]]
     ```
     """
@@ -37,9 +39,14 @@ class TokenRows:
         self.lengths = np.asarray(lengths, "int64")
         self.starts = np.cumsum(self.lengths) - self.lengths if starts is None else starts
 
+    of = FormerName("of", "from_lists")
+
     @classmethod
-    def of(cls, rows: Sequence, name: str = "rows") -> "TokenRows":
-        """The rows of a list of lists, or arrays, of ints. ValueError with `name` for others."""
+    def from_lists(cls, rows: Sequence, name: str = "rows") -> "TokenRows":
+        """Store lists or arrays of ints end to end.
+
+        Raises ValueError, with the column's `name`, if they are not ints that fit in 32 bits.
+        """
         try:
             lengths = np.fromiter((len(row) for row in rows), "int64")
             ids = np.fromiter(chain.from_iterable(rows), "int32", count=int(lengths.sum()))
@@ -53,33 +60,37 @@ class TokenRows:
         return len(self.lengths)
 
     def __getitem__(self, index: int) -> np.ndarray:
-        start = self.starts[index]  # IndexError behind the last one, which ends an iteration
+        start = self.starts[index]  # the IndexError after the last row ends an iteration
         return self.ids[start : start + self.lengths[index]]
 
     def without_first(self) -> "TokenRows":
-        """Each row without its first id. Nothing is copied."""
+        """Return the rows without their first ids. Nothing is copied."""
         return TokenRows(self.ids, self.lengths - 1, self.starts + 1, self.blocks)
 
     def without_last(self) -> "TokenRows":
-        """Each row without its last id. Nothing is copied."""
+        """Return the rows without their last ids. Nothing is copied."""
         return TokenRows(self.ids, self.lengths - 1, self.starts, self.blocks)
 
     def ids_at(self, rows: np.ndarray, places: np.ndarray) -> np.ndarray:
-        """Ids, int32, by row and place, int arrays that broadcast; any id beyond the row."""
+        """Return the ids at positions `places` of `rows`, int32.
+
+        The two int arrays are broadcast together. Beyond a row's end the ids are arbitrary.
+        """
         ids = self.ids.take(self.starts[rows] + places, mode="clip")
         return ids.astype("int32", copy=False)
 
 
 class TokenWeights(TokenRows):
-    """Weights of the tokens of rows, as a column of a `BucketedDataset`.
+    """Weights of tokens, as a column of a `BucketedDataset`.
 
-    Columns are of integers, so these are the bits of float32, of which 0, padding, is 0.0.
+    Columns hold integers, so a weight is stored as the bits of its float32 value. Padding, the
+    integer 0, is then the weight 0.0.
 
     Args:
         weights: float array `(tokens,)`, the rows end to end; or `(rows,)`, one weight for
             all tokens of a row.
-        lengths: int array `(rows,)`, the tokens of each row.
-        per_row: bool, whether they are one for each row.
+        lengths: int array `(rows,)`, the number of tokens of each row.
+        per_row: bool, whether `weights` has one weight for each row. Defaults to False.
 
     Example:
     ```python
@@ -103,5 +114,5 @@ class TokenWeights(TokenRows):
 
     @staticmethod
     def floats(bits: np.ndarray) -> np.ndarray:
-        """Weights, float32, from the integers of a batch."""
+        """Convert the integers of a batch to float32 weights."""
         return np.ascontiguousarray(bits, "int32").view("float32")

@@ -1,7 +1,8 @@
-"""Token ids on disk: what `Records` are tokenized into, once.
+"""Cache of token ids on disk, into which `Records` are tokenized once.
 
-A store is one Arrow stream: a column of lists for each name of ids, and one of the numbers of
-labels. A batch without rows ends it, with the number of rows and the labels.
+A store is a file with one Arrow stream, which has a column of lists for each kind of ids, and a
+column of label indices. It ends with an empty batch, whose metadata are the number of rows and the
+labels: a store without it is incomplete.
 """
 
 import contextlib
@@ -20,18 +21,18 @@ from typing import Any, NamedTuple
 import numpy as np
 import tokenizers
 
-from keras_transformer.checking import describe, is_int, is_number
 from keras_transformer.data.records import Chunk, Records, check_texts
 from keras_transformer.data.token_rows import TokenRows
-from keras_transformer.scratch import scratch_folder
+from keras_transformer.support.checking import describe, is_int, is_number
+from keras_transformer.support.scratch import scratch_folder
 
-_VERSION = 3  # of the file's layout
-_MAX_LABELS = 10_000_000  # Of a regression each row may have its own.
+_VERSION = 3  # version of the file layout
+_MAX_LABELS = 10_000_000  # many, since in a regression each row may have its own label
 _SECONDS_UNTIL_BAR = 2
 
 
 class Stored(NamedTuple):
-    """Rows of ids by name; the different labels, and each row's place among them."""
+    """Token ids of rows by name, the distinct labels, and the index of each row's label."""
 
     columns: dict[str, TokenRows]
     labels: list | None
@@ -46,7 +47,21 @@ def tokenize(
     with_labels: bool = False,
     check_label: Callable | None = None,
 ) -> Stored:
-    """The token ids of records, those of the cache or made now; arguments as in `encode_rows`."""
+    """Return the token ids of records, from the cache if they are there.
+
+    Args:
+        records: `Records` to tokenize.
+        encode: function from the lists of texts of a chunk, and a function that names a row in
+            errors, to a dict of lists of ids.
+        recipe: JSON values on which the ids depend besides the texts, such as the tokenizer's hash.
+        dtypes: dtype of each kind of ids, such as `"uint16"`, by name.
+        with_labels: whether the last column holds labels. Defaults to False.
+        check_label: function that raises ValueError if a label is invalid. Defaults to no check.
+
+    Raises:
+        ValueError: if a text or a label is invalid, or there are no rows; the message has the row.
+        OSError: if the cache cannot be written.
+    """
     cache = records.cache
     made = {**recipe, "columns": list(map(str, records.columns)), "labels": with_labels}
     made = _digest({**made, "dtypes": dtypes, "version": _VERSION})
@@ -65,16 +80,19 @@ def tokenize(
             _write(scratch / "rows", records, encode, dtypes, labels, digest)
             if digest is not None and (rows := digest.hexdigest()) != content:
                 warnings.warn(
-                    f"{records} gives other rows each time, so that they are tokenized anew in "
-                    "each run. Let it not shuffle: `fit` does.",
+                    f"{records} gives different rows each time it is read, so each run tokenizes "
+                    "them again. Turn off its shuffling: `fit` shuffles.",
                     stacklevel=2,
                 )
                 content = rows
-            with contextlib.suppress(PermissionError):  # Windows, where a process has it mapped.
+            with contextlib.suppress(PermissionError):  # Windows, if a process has it mapped.
                 os.replace(scratch / "rows", cache / f"{made}-{content[:24]}.arrow")
         found = _load(cache / f"{made}-{content[:24]}.arrow", dtypes, with_labels)
     if found is None:
-        raise OSError(f"{cache} does not keep what is written: something removes or changes it.")
+        raise OSError(
+            f"Files written to {cache} disappear or change. Name another folder with "
+            "read(..., cache=...)."
+        )
     stored, places = found
     for label, place in zip(stored.labels or (), places, strict=True):
         _check_label(check_label, label, place)
@@ -82,10 +100,10 @@ def tokenize(
 
 
 def fingerprint(tokenizer) -> str:
-    """A hash of all that a tokenizer's ids depend on."""
+    """Return a hash of everything that a tokenizer's ids depend on."""
     files = {}
     with tempfile.TemporaryDirectory() as folder:
-        tokenizer.save(folder)  # What is enough to make it again.
+        tokenizer.save(folder)  # These files suffice to recreate it.
         for path in sorted(Path(folder).iterdir()):
             files[path.name] = hashlib.sha256(path.read_bytes()).hexdigest()
     return _digest({"files": files, "library": tokenizers.__version__})
@@ -94,7 +112,7 @@ def fingerprint(tokenizer) -> str:
 def _write(
     path: Path, records: Records, encode: Callable, dtypes: dict, labels: "_Labels | None", digest
 ) -> None:
-    """Writes a store, and adds the rows to the hash, if there is one."""
+    """Tokenize records into a store at `path`, and update the hash `digest` with their rows."""
     import pyarrow as pa
     from tqdm.auto import tqdm
 
@@ -122,21 +140,21 @@ def _write(
 
 
 def _arrays(part: Chunk, columns: tuple, encode: Callable, dtypes: dict, labels) -> list:
-    """The columns of a batch, as Arrow has them."""
+    """Return the columns of a chunk as Arrow arrays."""
     import pyarrow as pa
 
     texts = part.columns if labels is None else part.columns[:-1]
     for column, values in zip(columns, texts, strict=False):
         check_texts(values, column, part.place)
-    # Labels are looked at before the work of encoding.
-    numbers = [] if labels is None else [labels.of(part)]
+    # Labels first: an invalid one is reported before the slower encoding.
+    numbers = [] if labels is None else [labels.indices(part)]
     encoded = encode(texts, part.place)
     arrays = []
     for name, dtype in dtypes.items():
         lengths = np.fromiter(map(len, encoded[name]), "int32")
         if not lengths.all():
             place = part.place(int(lengths.argmin()))
-            raise ValueError(f"{place}: the tokenizer finds no token in this text.")
+            raise ValueError(f"{place}: the tokenizer finds no token in this text. Remove the row.")
         ends = np.cumsum(np.append(0, lengths), dtype="int32")
         ids = np.fromiter(chain.from_iterable(encoded[name]), dtype, ends[-1])
         arrays.append(pa.ListArray.from_arrays(ends, ids))
@@ -144,27 +162,27 @@ def _arrays(part: Chunk, columns: tuple, encode: Callable, dtypes: dict, labels)
 
 
 class _Labels:
-    """The different labels of a column, numbered in the order in which they come."""
+    """The distinct labels of a column, numbered in order of first occurrence."""
 
     def __init__(self, column, check: Callable | None):
         self.column, self.check = column, check
         self.numbers: dict[tuple, int] = {}  # by type and value
-        self.places: list[str] = []  # of the first of each
+        self.places: list[str] = []  # where each label first occurs
 
-    def of(self, part: Chunk) -> np.ndarray:
-        """The numbers of the labels of some rows."""
+    def indices(self, part: Chunk) -> np.ndarray:
+        """Return the label indices of a chunk's rows."""
         return np.fromiter(
             (self._number(value, part, index) for index, value in enumerate(part.columns[-1])),
             "int32",
         )
 
     def known(self) -> list[tuple]:
-        """The labels, each with the place where it came first."""
+        """Return the labels, each with the place of its first occurrence."""
         return [(label, place) for (_, label), place in zip(self.numbers, self.places, strict=True)]
 
     def _number(self, value, part: Chunk, index: int) -> int:
         label = _plain_label(value)
-        key = (type(label), label)  # Python takes True, 1 and 1.0 for one key.
+        key = (type(label), label)  # as dict keys, True, 1 and 1.0 are equal
         if key in self.numbers:
             return self.numbers[key]
         place = part.place(index)
@@ -177,14 +195,14 @@ class _Labels:
         if len(self.numbers) == _MAX_LABELS:
             raise ValueError(
                 f"{place}: the column {self.column!r} has more than {_MAX_LABELS:,} different "
-                "labels. Is it one of labels?"
+                "labels. Is it a column of labels?"
             )
         self.places.append(place)
         return self.numbers.setdefault(key, len(self.numbers))
 
 
 def _load(path: Path, dtypes: dict[str, str], with_labels: bool) -> tuple[Stored, list] | None:
-    """A store, memory-mapped, and the places of its labels; None for one that is not whole."""
+    """Return a memory-mapped store and the places of its labels, or None if it is incomplete."""
     import pyarrow as pa
 
     batches, metadata = [], None
@@ -210,12 +228,12 @@ def _load(path: Path, dtypes: dict[str, str], with_labels: bool) -> tuple[Stored
         if numbers.max() >= len(labels) or numbers.min() < 0:
             return None
         return Stored(rows, labels, numbers), [place for _, place in end["labels"]]
-    except (OSError, ValueError, KeyError, TypeError):  # Not there, or not what was written.
+    except (OSError, ValueError, KeyError, TypeError):  # missing or corrupt
         return None
 
 
 def _mapped(lists: list, buffer, dtype: str) -> TokenRows:
-    """The rows of a column. The numbers between its batches in the file belong to no row."""
+    """Return the rows of a column, whose ids are parts of the memory-mapped file `buffer`."""
     ids = np.frombuffer(buffer, dtype, buffer.size // np.dtype(dtype).itemsize)
     ends, blocks = [], []
     for part in lists:
@@ -228,7 +246,7 @@ def _mapped(lists: list, buffer, dtype: str) -> TokenRows:
 
 @contextlib.contextmanager
 def _scratch(cache: Path, prefix: str) -> Iterator[Path]:
-    """A folder that is gone afterwards, and with it those that killed processes left."""
+    """Yield a temporary folder in the cache; also delete those that killed processes left."""
     try:
         cache.mkdir(parents=True, exist_ok=True)
         with scratch_folder(cache, prefix) as scratch:
@@ -253,7 +271,7 @@ def _check_label(check: Callable | None, label, place: str) -> None:
 
 
 def _plain_label(value):
-    """A label as JSON has it, a tuple for a list, or None for what is none."""
+    """Return the label as a JSON value (lists become tuples), or None if it is invalid."""
     if isinstance(value, (list, tuple)):
         parts = tuple(map(_plain_label, value))
         return None if None in parts else parts

@@ -1,4 +1,4 @@
-"""One device to many: the mesh and the layout for JAX, replicas on PyTorch and TensorFlow."""
+"""Distribution over devices: mesh and layout for JAX, replicas for PyTorch and TensorFlow."""
 
 from keras_transformer.distribution.layout import ModelParallel, device_mesh, layout_map
 from keras_transformer.distribution.replicas import data_parallel

@@ -1,15 +1,15 @@
-"""Where the weights of every model lie on a mesh of devices, for `keras.distribution` on JAX."""
+"""Layout of the weights of all models on a mesh of devices, for `keras.distribution` on JAX."""
 
 import math
 from collections.abc import Callable, Mapping
 
 import keras
 
-from keras_transformer.checking import check_int, describe
 from keras_transformer.config import TransformerConfig
+from keras_transformer.config.structure import PARALLEL, SHARED, shared_weight
 from keras_transformer.planning.meshes import cut_sizes, divisors
-from keras_transformer.process import tune_once
-from keras_transformer.structure import PARALLEL, SHARED, shared_weight
+from keras_transformer.support.checking import check_int, describe
+from keras_transformer.support.process import tune_once
 
 BATCH, MODEL = "batch", "model"
 
@@ -17,21 +17,21 @@ BATCH, MODEL = "batch", "model"
 def device_mesh(
     data: int | None = None, model: int = 1, devices: list | None = None
 ) -> keras.distribution.DeviceMesh:
-    """Devices in rows and columns, as a `keras.distribution.DeviceMesh` of axes batch and model.
+    """Arrange devices as a `keras.distribution.DeviceMesh` with the axes batch and model.
 
     Args:
-        data: int, parts that a batch is cut into. Defaults to all devices that there are, divided
-            by `model`.
-        model: int, parts that the weights are cut into. Neighbouring devices hold one model:
-            give the fast connections to this axis.
-        devices: the devices. Defaults to `keras.distribution.list_devices`.
+        data: int, parts into which a batch is cut. Defaults to the number of devices divided by
+            `model`.
+        model: int, parts into which the weights are cut. Neighbouring devices share one model, so
+            that this axis should have the fast connections.
+        devices: list of devices. Defaults to `keras.distribution.list_devices`.
 
     Returns:
         The mesh, of shape `(data, model)`.
 
     Raises:
-        ValueError: on a backend that is not JAX, for numbers below 1, for more devices than
-            there are, and for fewer than all of several processes.
+        ValueError: if the backend is not JAX, a number is below 1, there are fewer devices than
+            needed, or the mesh leaves out devices of several processes.
 
     Example: see `ModelParallel`.
     """
@@ -40,7 +40,7 @@ def device_mesh(
     model = check_int("model", model, at_least=1)
     if not isinstance(devices, list | tuple | None):
         raise ValueError(f"`devices` must be a list of devices, received {describe(devices)}.")
-    tune_once()  # Before JAX is asked for its devices.
+    tune_once()  # before JAX lists its devices
     devices = list(keras.distribution.list_devices() if devices is None else devices)
     if data is None:
         data = max(1, len(devices) // model)
@@ -66,24 +66,24 @@ def device_mesh(
 def layout_map(
     mesh: keras.distribution.DeviceMesh, config: TransformerConfig | None = None
 ) -> keras.distribution.LayoutMap:
-    """The layout of every backbone and every task of this library.
+    """Return a layout map for the weights of all backbones and tasks of this library.
 
     The axis `"model"` splits the heads of attention, the width of the feed-forward layer or its
-    experts, and the vocabulary, and the optimizer's states of these. All else is on each device as
-    a whole.
+    experts, and the vocabulary, with the corresponding optimizer states. All other weights are
+    replicated on each device.
 
     Args:
-        mesh: a mesh with an axis `"model"`, such as `device_mesh` makes.
-        config: `TransformerConfig` to check against the mesh at once. Without it a model is
-            checked when it is made.
+        mesh: a mesh with an axis `"model"`, such as `device_mesh` returns.
+        config: `TransformerConfig`, which is checked against the mesh. None checks each model when
+            it is made.
 
     Returns:
-        `keras.distribution.LayoutMap`, for `keras.distribution.ModelParallel`. `ModelParallel`
-        of this module has it already.
+        `keras.distribution.LayoutMap`, for `keras.distribution.ModelParallel`. This module's
+        `ModelParallel` already includes it.
 
     Raises:
-        ValueError: for a mesh without that axis, or one that does not divide `num_heads`,
-            `num_key_value_heads`, `intermediate_dim` or `vocabulary_size`.
+        ValueError: if the backend is not JAX, the mesh has no axis `"model"`, or the axis does not
+            divide `num_heads`, `num_key_value_heads`, `intermediate_dim` or `vocabulary_size`.
 
     Example:
     ```python
@@ -114,25 +114,25 @@ def layout_map(
 
 
 class _TransformerLayout(keras.distribution.LayoutMap):
-    """Keras's, told apart from one that somebody made for models of another kind."""
+    """A layout map that `check_config` can tell apart from layouts of users."""
 
 
 class ModelParallel(keras.distribution.ModelParallel):
     """`keras.distribution.ModelParallel` with the layout of every model of this library.
 
-    A mesh of `model=1` is data parallelism alone, one of `data=1` tensor parallelism alone. Make
-    the model within its scope, or after `keras.distribution.set_distribution`.
+    A mesh with `model=1` is pure data parallelism, with `data=1` pure tensor parallelism. Make the
+    model within its scope, or after `keras.distribution.set_distribution`.
 
-    Unlike Keras's class with `layout_map`, a vocabulary that the axis `"model"` does not divide is
-    cut along the width of its embedding, or lies whole on each device; and a batch of one process
-    may have any number of rows.
+    Unlike with Keras's class and `layout_map`, a vocabulary that the axis `"model"` does not divide
+    is cut along the width of its embedding, or replicated on each device; and a batch of one
+    process may have any number of rows.
 
     Args:
-        mesh: a mesh with the axes `"batch"` and `"model"`, as `device_mesh` makes.
+        mesh: a mesh with the axes `"batch"` and `"model"`, such as `device_mesh` returns.
 
     Raises:
-        ValueError: for a mesh without these axes, or on a backend that is not JAX. When a model
-            is made: if the mesh does not divide its heads or its feed-forward width.
+        ValueError: if the mesh lacks these axes or the backend is not JAX. When a model is made:
+            if the mesh does not divide its heads or its feed-forward width.
 
     Example:
     ```python
@@ -140,7 +140,7 @@ class ModelParallel(keras.distribution.ModelParallel):
     import keras
 
     if keras.backend.backend() == "jax":
-        mesh = kt.distribution.device_mesh()  # data parallel, on all devices that there are
+        mesh = kt.distribution.device_mesh()  # data parallel, on all devices
         with kt.distribution.ModelParallel(mesh).scope():
             classifier = kt.TextClassifier.from_preset("minilm_l6_en", num_classes=2)
             classifier.fit(["a warm film", "dull"] * 8, [1, 0] * 8, verbose=0)
@@ -150,7 +150,7 @@ class ModelParallel(keras.distribution.ModelParallel):
     def __init__(self, mesh: keras.distribution.DeviceMesh):
         layouts = layout_map(mesh)
         _require_axis(mesh, BATCH)
-        # What a process reads is its share already: see `shard_of`.
+        # A process already reads only its share, see `shard_of`.
         super().__init__(layout_map=layouts, batch_dim_name=BATCH, auto_shard_dataset=False)
 
     def get_variable_layout(self, variable):
@@ -163,20 +163,20 @@ class ModelParallel(keras.distribution.ModelParallel):
     def get_data_layout(self, data_shape):
         if self._is_multi_process:
             return super().get_data_layout(data_shape)
-        # Keras lays out all batches as the first one, and JAX cuts into equal parts only: a
+        # Keras would lay out all batches like the first one, and JAX cuts into equal parts only: a
         # smaller batch at the end of the data would fail. `spread_batch` takes any number of rows.
         return keras.distribution.TensorLayout([None] * len(data_shape), self.device_mesh)
 
 
 def axes_of(path: str, shape: tuple[int, ...], model: int) -> tuple[str | None, ...]:
-    """The mesh axis that each axis of a variable is split over, or None."""
+    """Return for each axis of a variable the mesh axis over which it is split, or None."""
     weight = shared_weight(path, shape)
     cut = None if weight is None else weight.cut_axis(model)
     return tuple(MODEL if number == cut else None for number in range(len(shape)))
 
 
 def check_config(config: TransformerConfig) -> None:
-    """ValueError if a model cannot lie on the mesh that is set, by the layout of this library."""
+    """Raise ValueError if this library's layout cannot place a model on the current mesh."""
     distribution = keras.distribution.distribution()
     layouts = getattr(distribution, "_layout_map", None)
     if isinstance(layouts, _TransformerLayout):
@@ -185,33 +185,34 @@ def check_config(config: TransformerConfig) -> None:
 
 
 def devices_of_model() -> int:
-    """The number of devices that a step is compiled for."""
+    """Return the number of devices for which a step is compiled."""
     distribution = keras.distribution.distribution()
     return distribution.device_mesh.devices.size if isinstance(distribution, ModelParallel) else 1
 
 
 def spread_batch(states):
-    """States `(batch, ...)`, their rows over the mesh's data axis, while a step is compiled."""
+    """Spread the rows of states `(batch, ...)` over the mesh's data axis, in a compiled step."""
     distribution = keras.distribution.distribution()
     if not isinstance(distribution, ModelParallel):
         return states
     import jax
 
     if not isinstance(states, jax.core.Tracer):
-        return states  # Computed at once, where JAX cuts into equal parts only.
+        return states  # computed eagerly, where JAX cuts into equal parts only
     axes = [BATCH] + [None] * (len(states.shape) - 1)
     layout = keras.distribution.TensorLayout(axes, distribution.device_mesh)
     return keras.distribution.distribute_tensor(states, layout)
 
 
 def on_each_device(function: Callable, rows: tuple, shares: Mapping):
-    """What `function(first, rows, shares)` gives of weights that lie in parts, added up.
+    """Sum the results of `function(first, rows, shares)` over the devices that split weights.
 
     Args:
-        function: called once on each device of a mesh while a step is compiled, and once with all
-            otherwise. `first` is the number of its first share.
-        rows: tensors `(rows, ...)`.
-        shares: nested tensors `(number, ...)`, which the axis `"model"` cuts.
+        function: function that is called once on each device of a mesh if a step is being compiled,
+            with the shares of the device; otherwise once, with all shares. `first` is the number of
+            the first of these shares.
+        rows: tuple of tensors `(rows, ...)`.
+        shares: nested tensors `(number, ...)`, which the axis `"model"` splits.
 
     Returns:
         A tensor `(rows, ...)`.
@@ -242,7 +243,10 @@ def on_each_device(function: Callable, rows: tuple, shares: Mapping):
 
 
 def gathered(tensor):
-    """A tensor as one process can read it: what others hold of it is fetched, by all at once."""
+    """Return a tensor that one process can read. All processes must call this together.
+
+    The parts on devices of other processes are fetched.
+    """
     if getattr(tensor, "is_fully_addressable", True) or tensor.is_fully_replicated:
         return tensor
     from jax.experimental import multihost_utils
@@ -289,6 +293,6 @@ def _require_jax() -> None:
             "tensorflow": "tf.distribute.MirroredStrategy",
         }
         raise ValueError(
-            f"Keras lays weights out over devices on JAX, but the backend is {backend}. Here "
-            f"batches are spread with {instead[backend]}."
+            f"Keras distributes weights over devices only on JAX, but the backend is {backend}. "
+            f"On this backend, spread batches with {instead[backend]}."
         )

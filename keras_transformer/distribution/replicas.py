@@ -1,7 +1,7 @@
-"""Replicas of a whole model on PyTorch and TensorFlow, each of a part of the batch.
+"""Replicas of a whole model on PyTorch and TensorFlow, each of which computes a part of the batch.
 
-Both engines combine what the replicas found as if each part counted the same. For a mean over
-tokens each replica learns how many there are in all.
+Both frameworks combine the results of replicas as if each part had the same weight. For a mean over
+tokens, the replicas therefore exchange their numbers of tokens.
 """
 
 import contextvars
@@ -9,12 +9,12 @@ import contextvars
 import keras
 from keras import ops
 
-# The number of processes whose gradients will be averaged, within a step of `data_parallel`.
+# Number of processes whose gradients will be averaged, within a step of `data_parallel`.
 _processes = contextvars.ContextVar("processes", default=1)
 
 
 def part_of_mean(mean, weight):
-    """A replica's share of the mean over all weights, as its engine sums or averages."""
+    """Scale a replica's mean, so that the framework combines the replicas to the overall mean."""
     count, total = _over_replicas(weight)
     if count == 1:
         return mean
@@ -23,19 +23,19 @@ def part_of_mean(mean, weight):
 
 
 def share_of_weight(weight):
-    """A replica's weight divided by the mean weight of the replicas; 1 without replicas."""
+    """Return a replica's weight divided by the mean weight of the replicas; 1 without replicas."""
     count, total = _over_replicas(weight)
     return 1.0 if count == 1 else ops.divide_no_nan(count * weight, total)
 
 
 def mean_over_replicas(weight):
-    """The mean weight of the replicas: with `share_of_weight` each counts as much as the others."""
+    """Return the mean weight of the replicas, by which `share_of_weight` divides."""
     count, total = _over_replicas(weight)
     return total / count
 
 
 def _over_replicas(weight):
-    """The number of replicas, and the sum of their weights."""
+    """Return the number of replicas, and the sum of their weights."""
     if keras.backend.backend() == "tensorflow":
         import tensorflow as tf
 
@@ -55,21 +55,21 @@ def _over_replicas(weight):
 
 
 def data_parallel(task: keras.Model, **options) -> keras.Model:
-    """Makes `fit` on PyTorch average the gradients of all processes.
+    """Make `fit` on PyTorch average the gradients of all processes.
 
     Each process calls `torch.distributed.init_process_group`, makes the same task and fits it on
-    its share of each batch (`shard_of`). The losses are those of one process that sees whole
-    batches; metrics are of the process's own rows.
+    its share of each batch (`shard_of`). The losses equal those of one process that sees whole
+    batches; metrics cover the process's own rows.
 
     Args:
         task: a compiled task, or another `keras.Model`.
-        **options: of `torch.nn.parallel.DistributedDataParallel`, e.g. `device_ids`.
+        **options: options of `torch.nn.parallel.DistributedDataParallel`, e.g. `device_ids`.
 
     Returns:
         `task`.
 
     Raises:
-        ValueError: on another backend, or before `init_process_group`.
+        ValueError: if the backend is not PyTorch, or `init_process_group` has not been called.
 
     Example:
     ```python
@@ -80,7 +80,7 @@ def data_parallel(task: keras.Model, **options) -> keras.Model:
     if keras.backend.backend() == "torch":
         import torch.distributed as processes
 
-        store = tempfile.NamedTemporaryFile()  # of one process; torchrun makes several
+        store = tempfile.NamedTemporaryFile()  # for one process; torchrun makes several
         processes.init_process_group("gloo", f"file://{store.name}", rank=0, world_size=1)
         classifier = kt.TextClassifier.from_preset("minilm_l6_en", num_classes=2)
         kt.distribution.data_parallel(classifier)
@@ -101,10 +101,10 @@ def data_parallel(task: keras.Model, **options) -> keras.Model:
 
     if not (distributed.is_available() and distributed.is_initialized()):
         raise ValueError(
-            "`data_parallel` needs the processes to know each other: call "
-            "torch.distributed.init_process_group first, in each of them."
+            "`data_parallel` needs a group of processes: call "
+            "torch.distributed.init_process_group first, in each process."
         )
-    # A model may have weights that a task does without, such as a pooler.
+    # A model may have weights that a task does not use, such as a pooler.
     options = {"find_unused_parameters": True, **options}
     task.train_step = _averaged_step(task, options)
     task.train_function = None
@@ -112,7 +112,7 @@ def data_parallel(task: keras.Model, **options) -> keras.Model:
 
 
 def _averaged_step(task: keras.Model, options: dict):
-    """Keras's step, its forward pass and loss through a wrapper that awaits all gradients."""
+    """Return a `train_step` that averages the gradients of all processes."""
     import torch
     from torch import distributed
 

@@ -1,21 +1,21 @@
-"""The share of each batch that one of several processes reads."""
+"""Datasets of which each process reads its share of every batch."""
 
 import keras
 import numpy as np
 
-from keras_transformer.checking import check_int, shorten
+from keras_transformer.support.checking import check_int, shorten
 
 
 def _of_whole(name: str) -> property:
     return property(
         lambda shard: getattr(shard.dataset, name),
         lambda shard, value: setattr(shard.dataset, name, value),
-        doc="As of the whole dataset.",
+        doc="See the same attribute of the whole dataset.",
     )
 
 
 class DatasetShard(keras.utils.PyDataset):
-    """Of each batch of a dataset the rows of one process, see `shard_of`."""
+    """The rows of one process in each batch of a dataset, see `shard_of`."""
 
     def __init__(self, dataset: keras.utils.PyDataset, index: int, count: int):
         super().__init__()
@@ -42,8 +42,8 @@ class DatasetShard(keras.utils.PyDataset):
 
         def weigh(array):
             array = np.asarray(share(array), "float32")
-            # A mean over rows counts the rows that were added: the others weigh more for it. One of
-            # tokens is by weight, and by the sum of their weights a batch counts among others.
+            # A mean over rows also counts the added rows, so that real rows need a larger weight. A
+            # mean over tokens divides by the sum of weights, and needs no correction.
             of_tokens = array.ndim > 1 and array.shape == targets_of_share
             scale = np.float32(1.0 if of_tokens else size * self.count / rows)
             return array * (scale * real).reshape(-1, *[1] * (array.ndim - 1)).astype("float32")
@@ -59,7 +59,8 @@ class DatasetShard(keras.utils.PyDataset):
     def on_epoch_end(self):
         self.dataset.on_epoch_end()
 
-    # Rows and tokens that all processes train on together, and where they are.
+    # Attributes of the whole dataset: the position in it, and the rows and tokens that all
+    # processes read together.
     epoch, first_batch, batches_per_epoch, description = map(
         _of_whole, ("epoch", "first_batch", "batches_per_epoch", "description")
     )
@@ -71,22 +72,24 @@ class DatasetShard(keras.utils.PyDataset):
 def shard_of(
     dataset: keras.utils.PyDataset, index: int | None = None, count: int | None = None
 ) -> DatasetShard:
-    """The rows of one process of each batch; together the processes have the batches of one.
+    """Return a dataset of one process's rows of each batch.
 
-    Every process makes the same dataset, with the same seed, and takes its share. A batch whose
-    rows `count` does not divide is filled up with rows that weigh nothing.
+    Every process makes the same dataset, with the same seed, and takes its share; together the
+    shares are the whole batches. If `count` does not divide the number of rows of a batch, the
+    batch is filled up with rows of weight 0.
 
     Args:
-        dataset: a `PyDataset`, such as `make_dataset` of a task gives.
-        index: int, number of the share, from 0. Defaults to that of this process, by
-            the `keras.distribution` that is set or by `torch.distributed`.
-        count: int, number of shares. Defaults likewise.
+        dataset: a `PyDataset`, such as `make_dataset` of a task returns.
+        index: int, number of the share, from 0. Defaults to this process's share, according to the
+            current `keras.distribution` or `torch.distributed`.
+        count: int, number of shares. Defaults to the number of processes with different shares.
 
     Returns:
-        A `PyDataset` of as many batches, for `fit`.
+        A `PyDataset` with the same number of batches, for `fit`.
 
     Raises:
-        ValueError: for a dataset of another kind, numbers out of range, or one number of the two.
+        ValueError: if `dataset` is not a `PyDataset`, a number is out of range, or only one of
+            `index` and `count` is given.
 
     Example:
     ```python
@@ -101,11 +104,11 @@ def shard_of(
     if not isinstance(dataset, keras.utils.PyDataset):
         raise ValueError(
             f"`dataset` must be a keras.utils.PyDataset, received {type(dataset).__name__}. "
-            "`make_dataset` of a task makes one of strings."
+            "`make_dataset` of a task makes one from strings."
         )
     if (index is None) != (count is None):
         raise ValueError(
-            f"Give `index` and `count`, or neither; received index={shorten(index)}, "
+            f"Give both `index` and `count`, or neither; received index={shorten(index)}, "
             f"count={shorten(count)}."
         )
     if index is None:
@@ -116,7 +119,7 @@ def shard_of(
 
 
 def _of_this_process() -> tuple[int, int]:
-    """Which share of how many this process reads."""
+    """Return the number of this process's share, from 0, and the number of shares."""
     if keras.backend.backend() == "torch":
         import torch.distributed as processes
 

@@ -1,4 +1,4 @@
-"""From what a pass collected to an `Explanation`: one row, without its padding, with its tokens."""
+"""Conversion of the collected values of a pass to the `Explanation` of one row, without padding."""
 
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -6,30 +6,31 @@ from typing import Any, NamedTuple
 import numpy as np
 from keras import ops
 
-from keras_transformer import structure
-from keras_transformer.config_waveform import WaveformStemConfig
+from keras_transformer.config import WaveformStemConfig, structure
 from keras_transformer.explanations.explanation import Explanation
 from keras_transformer.explanations.tokens import readable_tokens, state_names
 from keras_transformer.layers.stems import TokenStem
 
 
-class Side(NamedTuple):
-    """One side of a model, for one row.
+class ExplainedSide(NamedTuple):
+    """Tokens of one side of a model (encoder or decoder), for one row.
 
     Fields:
-        tokens: of those states that are real.
-        real: bool `(length,)`, which of all are.
+        tokens: the tokens of the real states.
+        real: bool `(length,)`, True for states that are not padding.
     """
 
     tokens: tuple[str, ...]
     real: np.ndarray
 
 
-def sides_of(task, inputs: Mapping[str, Any], found: Mapping[str, list]) -> dict[str, Side]:
-    """The sides that were given something, by the prefix of what was collected of them."""
+def sides_of(
+    task, inputs: Mapping[str, Any], found: Mapping[str, list]
+) -> dict[str, ExplainedSide]:
+    """Return the sides that have inputs, by the prefix of the names of their collected values."""
     kind, backbone, made = task.backbone.config.kind, task.backbone, {}
-    if task.one_input is not None:
-        inputs = {n: ops.convert_to_numpy(x) for n, x in task.one_input(dict(inputs)).items()}
+    if task.input_adapter is not None:
+        inputs = {n: ops.convert_to_numpy(x) for n, x in task.input_adapter(dict(inputs)).items()}
     prefixes = {"seq2seq": ("encoder_", ""), "dual": ("encoder_", "")}.get(kind, ("",))
     sides = backbone.sides or {"": (None, None)}
     for prefix, (name, (stem, stack)) in zip(prefixes, sides.items(), strict=True):
@@ -53,12 +54,12 @@ def sides_of(task, inputs: Mapping[str, Any], found: Mapping[str, list]) -> dict
             config = backbone.config if stack is None else stack.config
             names = state_names(config, length)
             tokens = tuple(n for n, keep in zip(names, real, strict=True) if keep)
-        made[prefix] = Side(tokens, real)
+        made[prefix] = ExplainedSide(tokens, real)
     return made
 
 
 def check_attention(task, inputs: Mapping[str, Any], most: int) -> None:
-    """ValueError for a row whose attention has more weights than `most`, before they are made."""
+    """Raise ValueError if a row would have more than `most` attention weights."""
     config, states, count = task.backbone.config, {}, 0
     for side in structure.sides(config):
         is_source = side.name == "encoder" and config.kind in ("seq2seq", "dual")
@@ -67,20 +68,20 @@ def check_attention(task, inputs: Mapping[str, Any], most: int) -> None:
             prefix = "decoder_"
         length = side.fixed or _states(side.config, inputs, prefix)
         attended = 0 if side.source_dim is None else side.attended or states.get("encoder", 0)
-        heads = sum(side.layer(i).num_heads for i in range(side.depth))
+        heads = sum(getattr(block.mixer, "num_heads", 0) for block in side.side.blocks)
         count += heads * length * (length + attended)
         states[side.name] = length
     if count > most:
         longest = max(states.values())
         raise ValueError(
             f"The attention of this input, of {longest:,} tokens or patches, has {count:,} weights "
-            f"over all layers and heads, and at most {most:,} are kept. They grow with the square "
-            "of its length: give a shorter one."
+            f"over all layers and heads, but at most {most:,} are kept. Their number grows with "
+            "the square of its length: give a shorter input."
         )
 
 
 def _states(config, inputs: Mapping[str, Any], prefix: str) -> int:
-    """How many states a side has of a row; 0 if it is given nothing."""
+    """Return the number of states of a side for a row; 0 without inputs."""
     if config.stem is None:
         return np.shape(inputs.get(f"{prefix}token_ids", [[]]))[1]
     if isinstance(config.stem, WaveformStemConfig):
@@ -89,8 +90,10 @@ def _states(config, inputs: Mapping[str, Any], prefix: str) -> int:
     return config.num_positions
 
 
-def arrays_of(found: Mapping[str, list], sides: Mapping[str, Side]) -> dict[str, np.ndarray]:
-    """All that was collected, of the real tokens of a row: arrays with an axis for the layers."""
+def arrays_of(
+    found: Mapping[str, list], sides: Mapping[str, ExplainedSide]
+) -> dict[str, np.ndarray]:
+    """Return all collected values of a row's real tokens, each as an array of all layers."""
     arrays = {}
     for name, layers in found.items():
         if not layers:
@@ -99,7 +102,7 @@ def arrays_of(found: Mapping[str, list], sides: Mapping[str, Side]) -> dict[str,
         what = name.removeprefix(prefix)
         rows = sides["" if prefix == "cross_" else prefix].real
         if what in ("queries", "keys") and len({each.shape[2:] for each in layers}) > 1:
-            continue  # Heads of several widths.
+            continue  # heads of different widths do not fit into one array
         whole = stacked([each[0] for each in layers])
         if what == "states":
             arrays[name] = whole[:, rows]
@@ -116,18 +119,22 @@ def arrays_of(found: Mapping[str, list], sides: Mapping[str, Side]) -> dict[str,
 
 
 def _of_source(real: np.ndarray, count: int | None) -> np.ndarray:
-    """Which states a decoder may attend to: of the encoder's, without tokens that are left out."""
+    """Return which encoder states are real, of those that the decoder attends to.
+
+    `count` is their number, smaller than `real` if the tokens of the stem are left out. None means
+    all.
+    """
     if count is None or count == len(real):
         return real
     return real[len(real) - count :] if count < len(real) else np.ones(count, "bool")
 
 
 def stacked(layers: list[np.ndarray]) -> np.ndarray:
-    """Arrays of layers as one, float32. A head that another layer has is NaN."""
+    """Stack the arrays of layers as float32. A head that a layer lacks is NaN there."""
     heads = max(each.shape[0] for each in layers)
     if any(each.shape[1:] != layers[0].shape[1:] for each in layers):
         raise ValueError(
-            "The layers attend to different numbers of keys, of which no one array is made: "
+            "The layers attend to different numbers of keys, which do not fit into one array: "
             f"{sorted({each.shape[1:] for each in layers})}."
         )
     if all(len(each) == heads for each in layers):
@@ -145,23 +152,23 @@ def explanation_of(
     inputs: Mapping[str, Any],
     outputs: np.ndarray,
     found: Mapping[str, list],
-    sides: Mapping[str, Side],
+    sides: Mapping[str, ExplainedSide],
     **further: Any,
 ) -> Explanation:
-    """The explanation of one row.
+    """Return the explanation of one row.
 
     Args:
         task: a `Task`.
-        inputs: its arrays.
-        outputs: what it gave, with the axis of the batch.
-        found: what was collected.
+        inputs: the arrays of the task.
+        outputs: the outputs of the task, with the axis of the batch.
+        found: the collected values.
         sides: see `sides_of`.
-        **further: fields that are no part of the pass, such as `saliency`.
+        **further: fields that are not part of the pass, such as `saliency`.
     """
     arrays = arrays_of(found, sides)
     vectors = {n: arrays.pop(n) for n in sorted(arrays) if n.endswith(("queries", "keys"))}
     tokens = {f"{prefix}tokens": side.tokens for prefix, side in sides.items()}
-    if "tokens" not in tokens:  # of a model of two sides, one of which was given
+    if "tokens" not in tokens:  # a model of two sides, with inputs for the encoder alone
         parts = (arrays, vectors, tokens, further)
         arrays, vectors, tokens, further = (
             {name.removeprefix("encoder_"): each for name, each in part.items()} for part in parts

@@ -1,4 +1,4 @@
-"""Asks a task what it saw: the pass with all that is within, the lens, and gradients by inputs."""
+"""Passes that explain a task: intermediate values, logit lens, and gradients by the inputs."""
 
 import inspect
 import weakref
@@ -10,18 +10,17 @@ import numpy as np
 from keras import ops
 
 from keras_transformer.kernels.gradients import values_and_gradients
-from keras_transformer.kernels.programs import compile_function, to_tensor
+from keras_transformer.kernels.programs import compile_function, compile_gradients, to_tensor
 from keras_transformer.layers.stems import TokenStem
-from keras_transformer.models.placing import ADDED_POSITIONS
 
 _SEEN = ("states", "attention")
 _VECTORS = ("queries", "keys")
-# So many tokens in a pass of several points on the way from the baseline to the input.
+# Maximum tokens and rows in a pass over several points between baseline and input.
 _MOST_TOKENS, _MOST_ROWS = 4096, 16
 
 
 class _Weights:
-    """The weights of a task, for programs, which must not keep it."""
+    """Weights of a task for compiled programs, which must not keep the task alive."""
 
     def __init__(self, task: Callable):
         self._task = task
@@ -32,10 +31,10 @@ class _Weights:
 
 
 class Explainer:
-    """The passes of a task of which explanations are made. A task has one, and is not kept by it.
+    """Passes of a task that explanations are made from.
 
     Args:
-        task: a `Task`.
+        task: a `Task`. It is not kept alive.
     """
 
     def __init__(self, task: keras.Model):
@@ -62,31 +61,29 @@ class Explainer:
 
         def embed(ids, prefix):
             stem = _stem(reference(), prefix)
-            most = stem.config.vocabulary_size - 1  # A placeholder may be none of the vocabulary.
+            most = stem.config.vocabulary_size - 1  # placeholders may be outside the vocabulary
             return stem.token_embedding(ops.minimum(ids, most))
 
         self._see = compile_function(see, weights)
         self._lens = compile_function(lens, weights)
         self._embed = compile_function(embed, weights)
-        # PyTorch's programs are without gradients.
-        torch = keras.backend.backend() == "torch"
-        self._slopes = slopes if torch else compile_function(slopes, weights)
+        self._slopes = compile_gradients(slopes, weights)
 
     def see(self, inputs: Mapping[str, Any], vectors: bool) -> tuple[Any, dict[str, list]]:
-        """The outputs for a batch, and what was collected of each layer, as NumPy arrays.
+        """Return the outputs of a batch and the collected values of each layer, as NumPy arrays.
 
         Args:
             inputs: the arrays of the task.
             vectors: bool, whether queries and keys are collected too.
 
         Raises:
-            ValueError: for a backbone of the user's own whose `call` takes no `collect`.
+            ValueError: if the backbone is a user's own, and its `call` has no argument `collect`.
         """
         task = self._task()
         if "collect" not in inspect.signature(task.backbone.call).parameters:
             raise ValueError(
-                f"{type(task.backbone).__name__} shows nothing of what is within: its `call` takes "
-                "no `collect`. Let it take one and hand it to `models.BlockRun`."
+                f"{type(task.backbone).__name__} cannot be explained: its `call` takes "
+                "no `collect`. Add this argument, and pass it to `models.ForwardContext`."
             )
         collect = (*_SEEN, *(_VECTORS if vectors else ()))
         tensors = _tensors(inputs)
@@ -94,10 +91,10 @@ class Explainer:
         if not any(layer.global_block_size for layer in layers):
             outputs, found = self._see(tensors, collect=collect)
             return _arrays(outputs), _arrays(found)
-        # Attention to sums of tokens gives no weights of tokens; a decoder's and that to the
-        # encoder are those of the same encoder's states.
+        # An encoder that also attends to sums of tokens has no weights of tokens alone. The weights
+        # of the decoder and of cross-attention are computed from its states.
         outputs, found = self._see(tensors, collect=("states",))
-        if task.backbone.config.kind == "seq2seq" and task.one_input is None:
+        if task.backbone.config.kind == "seq2seq" and task.input_adapter is None:
             given = {n: x for n, x in tensors.items() if n != "encoder_token_ids"}
             given["encoder_states"] = found["encoder_states"][-1]
             _, further = self._see(given, collect=collect)
@@ -105,21 +102,26 @@ class Explainer:
         return _arrays(outputs), _arrays(found)
 
     def lens(self, states: list[np.ndarray], inputs: Mapping[str, Any], count: int) -> tuple:
-        """Probabilities and ids of the likeliest tokens, `(layers + 1, length, count)` each."""
+        """Return the probabilities and ids of the most likely tokens by layer and position.
+
+        Both have the shape `(layers + 1, length, count)`.
+        """
         tensors, found = _tensors(inputs), []
         for layer, each in enumerate(states):
-            last = layer == len(states) - 1  # which is behind the normalization already
+            last = layer == len(states) - 1  # the last states are already normalized
             best = self._lens(to_tensor(each), tensors, normalized=last, count=count)
             found.append(_arrays(tuple(best)))
         return tuple(np.stack([each[part][0] for each in found]) for part in (0, 1))
 
     def differentiable(self, inputs: Mapping[str, Any]) -> dict[str, np.ndarray]:
-        """The inputs by which outputs have gradients: embeddings, or what a stem reads."""
+        """Return the inputs that gradients are taken by: token embeddings, or inputs of a stem."""
         task, found = self._task(), {}
         sides = task.backbone.sides or {"": (None, None)}
         for side, (stem, _) in sides.items():
             prefix = (
-                "" if task.one_input is not None or task.backbone.config.kind == "dual" else side
+                ""
+                if task.input_adapter is not None or task.backbone.config.kind == "dual"
+                else side
             )
             if stem is None or isinstance(stem, TokenStem):
                 name = f"{prefix}token_ids"
@@ -136,19 +138,20 @@ class Explainer:
     def baselines(
         self, given: Mapping[str, np.ndarray], baseline: str | int | None
     ) -> dict[str, np.ndarray]:
-        """Where the way to the inputs begins, by name.
+        """Return the baseline of each input, where the path to the input starts, by name.
 
         Args:
             given: the inputs, see `differentiable`.
-            baseline: `"zeros"`; of embeddings also `"mean"`, that of all tokens, or the id of one.
-                None for zeros where something is added to the embeddings, and else for the mean:
-                what is normalized at once jumps at zero, and its gradients there say nothing.
+            baseline: `"zeros"`; for embeddings also `"mean"`, the mean of all tokens, or the id of
+                a token. Defaults to zeros if other embeddings are added to those of tokens, and
+                otherwise to the mean: if the first layer normalizes token embeddings, gradients
+                near zero are meaningless.
         """
         task, found = self._task(), {}
         of_tokens = any(name.endswith("token_embeddings") for name in given)
         if baseline not in (None, "zeros") and not of_tokens:
             raise ValueError(
-                f"`baseline` {baseline!r} is of tokens: of other inputs it is 'zeros'."
+                f"`baseline` {baseline!r} is only for tokens; for other inputs use 'zeros'."
             )
         for name, x in given.items():
             found[name] = np.zeros_like(x)
@@ -156,10 +159,10 @@ class Explainer:
                 continue
             side = name.removesuffix("token_embeddings")
             sides = task.backbone.sides
-            if sides and side not in sides:  # of one text for both sides, or of images and texts
+            if sides and side not in sides:  # one text for both sides, or images and texts
                 side = "texts" if "texts" in sides else next(iter(sides))
             config = sides[side][1].config if sides else task.backbone.config
-            added = config.position in ADDED_POSITIONS or config.segment_vocabulary_size
+            added = config.only_side.position is not None or config.segment_vocabulary_size
             if baseline is None and added:
                 continue
             count = config.vocabulary_size
@@ -178,20 +181,21 @@ class Explainer:
         steps: int,
         baseline: str | int | None = None,
     ) -> tuple[dict[str, np.ndarray], float | None]:
-        """What each number of the inputs adds to an output, float64 by name.
+        """Return how much each number of the inputs adds to an output, float64 arrays by name.
 
         Args:
             inputs: the arrays of one row.
-            weights: float, of the shape of the outputs of a row: the output is their sum by these.
-            steps: int, points on the way from the baseline to the input at which the gradient is
-                taken; 0 for the input itself alone, times its gradient.
+            weights: float, of the shape of a row's outputs: their sum with these weights is
+                explained.
+            steps: int, number of points between baseline and input at which the gradient is taken.
+                With 0 it is taken at the input alone, and multiplied by the input.
             baseline: see `baselines`.
 
         Returns:
-            What is added, by name, and, with `steps`, by how much their sum misses the difference
-            of the outputs of input and baseline.
+            The attributions by name, and with `steps` the error of their sum, otherwise None. The
+            sum should be the output for the input minus the output for the baseline.
 
-        Source: gradient times input: Shrikumar et al. 2016, "Not Just a Black Box"; on the way:
+        Source: gradient times input: Shrikumar et al. 2016, "Not Just a Black Box"; integrated:
         Sundararajan et al. 2017, "Axiomatic Attribution for Deep Networks", section 3.
         """
         given = self.differentiable(inputs)
@@ -199,7 +203,7 @@ class Explainer:
         ways = {name: x - starts[name] for name, x in given.items()}
         points, shares = np.array([1.0]), np.array([1.0])
         if steps:
-            # Gauss and Legendre's points: fewer do than of equal steps.
+            # Fewer Gauss-Legendre points are needed than equal steps.
             places, widths = np.polynomial.legendre.leggauss(steps)
             points = np.concatenate([[0.0, 1.0], (places + 1) / 2])
             shares = np.concatenate([[0.0, 0.0], widths / 2])
@@ -225,12 +229,12 @@ class Explainer:
 
 
 def _stem(task, side: str):
-    """The stem of a side; of a decoder of the user's own, what has its embedding."""
+    """Return the stem of a side, or a user's own backbone, which has the embedding itself."""
     return task.backbone.sides[side][0] if task.backbone.sides else task.backbone
 
 
 def _beside(numbers: np.ndarray, x: np.ndarray) -> np.ndarray:
-    """A number for each row of `x`."""
+    """Reshape numbers, one for each row of `x`, to multiply `x`."""
     return numbers.reshape(-1, *[1] * (x.ndim - 1)).astype("float32")
 
 
@@ -239,7 +243,7 @@ def _tensors(arrays: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _arrays(tensors: Any) -> Any:
-    """NumPy's arrays of a structure of tensors; numbers of fewer bytes as float32."""
+    """Convert a structure of tensors to NumPy arrays; smaller float dtypes become float32."""
 
     def array(x):
         if str(keras.backend.standardize_dtype(x.dtype)) in ("bfloat16", "float16"):

@@ -1,13 +1,13 @@
-"""Numbers of attention alone: how spread it is, and where it leads through the layers."""
+"""Statistics of attention: how spread it is, and where it leads through the layers."""
 
 import numpy as np
 
 
 def entropy(attention: np.ndarray) -> np.ndarray:
-    """How spread the attention of each head is, in nats: the mean over the queries.
+    """Measure how spread the attention of each head is, in nats: the mean over the queries.
 
-    0 is a head that looks at one key; `log(keys)` one that looks at all alike. A head that a layer
-    does not have is NaN.
+    It is 0 for a head that attends to one key, and `log(keys)` for a head that attends to all keys
+    equally. A head that a layer does not have is NaN.
 
     Args:
         attention: float `(layers, heads, queries, keys)`.
@@ -32,19 +32,20 @@ def entropy(attention: np.ndarray) -> np.ndarray:
 
 
 def rollout(attention: np.ndarray, residual: float = 0.5) -> np.ndarray:
-    """How much of each token is in each state behind each layer, if attention only mixed them.
+    """Estimate how much of each token is in each state, as if layers did nothing but attention.
 
-    The mean over the heads, mixed with the residual, is multiplied through the layers.
+    The attention of each layer, averaged over heads and mixed with the residual connection, is a
+    matrix; the matrices of the layers are multiplied.
 
     Args:
         attention: float `(layers, heads, tokens, tokens)`, of self-attention.
-        residual: float, the share of what goes past the attention.
+        residual: float, the share of the residual connection that bypasses attention.
 
     Returns:
         Float64 `(layers, tokens, tokens)`, whose rows sum to 1.
 
     Raises:
-        ValueError: for attention to other states than the queries', such as cross-attention.
+        ValueError: if there are not as many keys as queries, as in cross-attention.
 
     Example:
     ```python
@@ -60,12 +61,12 @@ def rollout(attention: np.ndarray, residual: float = 0.5) -> np.ndarray:
     shares = np.asarray(attention, "float64")
     if shares.ndim != 4 or shares.shape[2] != shares.shape[3]:
         raise ValueError(
-            "Rollout is of self-attention, (layers, heads, tokens, tokens), received shape "
+            "Rollout needs self-attention, (layers, heads, tokens, tokens), received shape "
             f"{shares.shape}."
         )
-    mean = np.nanmean(shares, axis=1)  # Where layers differ, a head that is not there is NaN.
+    mean = np.nanmean(shares, axis=1)  # heads that a layer does not have are NaN
     mixed = residual * np.eye(shares.shape[-1]) + (1 - residual) * mean
-    mixed /= mixed.sum(axis=-1, keepdims=True)  # A sink takes a part of a row.
+    mixed /= mixed.sum(axis=-1, keepdims=True)  # an attention sink takes a part of a row
     found = [mixed[0]]
     for layer in mixed[1:]:
         found.append(layer @ found[-1])

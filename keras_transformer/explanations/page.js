@@ -3,7 +3,7 @@
   const data = JSON.parse(document.getElementById("data").textContent);
   const main = document.querySelector("main"), ROW = 26;
 
-  // All that a text says is set as text: no part of it is ever read as HTML.
+  // Tokens are set as text, so no part of them is ever read as HTML.
   function make(tag, values = {}, ...children) {
     const node = document.createElement(tag);
     for (const [name, value] of Object.entries(values)) {
@@ -157,7 +157,7 @@
           if (w > 0.01 && (shown < 0 || shown === q)) lines.push([w, q, k]);
         }
       lines.sort((a, b) => b[0] - a[0]);
-      // Of one query a faint line is not lost among others.
+      // The lines of a single query may be faint: they are not lost among others.
       const strength = w => shown < 0 ? w : 0.1 + 0.9 * Math.sqrt(w);
       const left = from.offsetWidth, right = to.offsetLeft, y = i => ROW * (i + 1.5);
       svg.replaceChildren(...lines.slice(0, 3000).reverse().map(([w, q, k]) => {
@@ -183,7 +183,7 @@
     return make("div", { class: "scroll" }, box);
   }
 
-  // A small map of each head; one that is pressed is shown large.
+  // A small map of each head. Pressing one shows it large.
   function model() {
     const found = view(), table = make("table", { class: "model" });
     const blue = color("--blue").split(",").map(Number);
@@ -221,7 +221,7 @@
     return make("div", { class: "scroll" }, table);
   }
 
-  // Query and key of a head, their product number by number, and what it sums to.
+  // Query and key of a head, their products number by number, and the sum of these.
   function neurons() {
     const found = view();
     if (!found.dim) return make("p", { text: "Queries and keys were not kept for this attention." });

@@ -1,35 +1,34 @@
-"""An explanation as one HTML file that loads nothing."""
+"""Self-contained HTML page of an explanation."""
 
 import base64
 import html
 import json
 import zlib
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-from keras_transformer.checking import check_int
-
-if TYPE_CHECKING:
-    from keras_transformer.explanations.explanation import Explanation, View
+from keras_transformer.explanations.values import Values, View
+from keras_transformer.support.checking import check_int
 
 _HERE = Path(__file__).parent
-# Of more numbers queries and keys are kept in 16 steps each, and of many more they are left out.
+# Queries and keys with more numbers than the first limit are kept in 4 bits instead of 8, and with
+# more than the second they are left out.
 _IN_BYTES, _MOST_NUMBERS = 120_000, 2_000_000
 _MOST_IN_NOTEBOOK = 128  # tokens, beyond which a notebook shows the table
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'"
 
 
-def as_page(explanation: "Explanation", layers: list[int] | None = None) -> str:
-    """The whole file.
+def as_page(explanation: Values, layers: list[int] | None = None) -> str:
+    """Return the text of the page.
 
     Args:
-        explanation: `Explanation`.
+        explanation: `Values`, the fields of an `Explanation`.
         layers: ints, the layers to show. Defaults to all.
     """
     data = json.dumps(_data(explanation, layers), ensure_ascii=False, separators=(",", ":"))
-    # Within a script an end of it would be one, whatever the quotes around it.
+    # These characters are escaped, since a closing tag would end the script even within quotes.
     for char in "<>&\u2028\u2029":
         data = data.replace(char, f"\\u{ord(char):04x}")
     title = html.escape(f"{explanation.model}: {' '.join(explanation.tokens[:12])}")
@@ -44,8 +43,8 @@ def as_page(explanation: "Explanation", layers: list[int] | None = None) -> str:
     )
 
 
-def in_notebook(explanation: "Explanation") -> str:
-    """The page in a frame of its own, so that neither changes the other; of long texts a table."""
+def in_notebook(explanation: Values) -> str:
+    """Return the page in an isolated frame, or the table as HTML if the text is long."""
     if max(len(explanation.tokens), len(explanation.encoder_tokens or ())) > _MOST_IN_NOTEBOOK:
         return f"<pre>{html.escape(str(explanation))}</pre>"
     page = html.escape(as_page(explanation), quote=True)
@@ -55,18 +54,18 @@ def in_notebook(explanation: "Explanation") -> str:
     )
 
 
-def _data(explanation: "Explanation", layers: list[int] | None) -> dict[str, Any]:
+def _data(explanation: Values, layers: list[int] | None) -> dict[str, Any]:
     views = list(explanation.views.values())
-    if views and views[-1].name == "cross_attention":  # what is asked of a translation first
+    if views and views[-1].name == "cross_attention":  # shown first, as the most interesting
         views = [views[-1], *views[:-1]]
     numbers = sum(x.size for view in views for x in (view.queries, view.keys) if x is not None)
     bits = 0 if numbers > _MOST_NUMBERS else 4 if numbers > _IN_BYTES else 8
     data: dict[str, Any] = {"model": explanation.model, "text": explanation.text}
     data["views"] = [_view(view, layers, bits) for view in views]
-    if explanation.likeliest is not None:
+    if explanation.logit_lens is not None:
         data["lens"] = [
             [[[word, round(share, 3)] for word, share in best[:3]] for best in layer]
-            for layer in explanation.likeliest
+            for layer in explanation.logit_lens
         ]
         data["tokens"] = explanation.tokens
     added = []
@@ -81,7 +80,7 @@ def _data(explanation: "Explanation", layers: list[int] | None) -> dict[str, Any
     return data
 
 
-def _view(view: "View", layers: list[int] | None, bits: int) -> dict[str, Any]:
+def _view(view: View, layers: list[int] | None, bits: int) -> dict[str, Any]:
     count = len(view.attention)
     chosen = list(range(count))
     if layers is not None:
@@ -96,7 +95,7 @@ def _view(view: "View", layers: list[int] | None, bits: int) -> dict[str, Any]:
         "layers": chosen,
         "heads": weights.shape[1],
         "missing": np.isnan(weights).all((2, 3)).astype(int).tolist(),
-        # A layer at a time: all of them as floats would be several times what is kept.
+        # Converted layer by layer: all layers as floats would take several times the memory.
         "weights": _packed(np.stack([_in_bytes(layer) for layer in weights])),
     }
     if bits and view.queries is not None and view.keys is not None:
@@ -111,12 +110,12 @@ def _in_bytes(weights: np.ndarray) -> np.ndarray:
 
 
 def _vectors(values: np.ndarray, bits: int) -> dict[str, Any]:
-    """Vectors of heads in a few steps on each side of zero, and the largest number of each head."""
+    """Quantize the vectors of each head symmetrically, scaled by their largest absolute number."""
     steps = 2 ** (bits - 1) - 1
     largest = np.maximum(np.abs(values).max(axis=(2, 3)), 1e-9)
     whole = np.rint(values / largest[:, :, None, None] * steps).astype("int64") + steps + 1
     flat = whole.ravel().astype("uint8")
-    if bits == 4:  # two in a byte
+    if bits == 4:  # two per byte
         flat = np.pad(flat, (0, flat.size % 2))
         flat = flat[::2] * 16 + flat[1::2]
     scales = [[float(f"{x:.4g}") for x in row] for row in largest]

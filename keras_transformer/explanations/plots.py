@@ -1,16 +1,15 @@
-"""Pictures of explanations, for a paper: figures of matplotlib."""
+"""Figures of explanations, made with matplotlib."""
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-from keras_transformer.checking import check_int
-
-if TYPE_CHECKING:
-    from keras_transformer.explanations.explanation import Explanation, View
+from keras_transformer.explanations.values import Values, View
+from keras_transformer.support.checking import check_int
 
 _MOST_LABELS = 48
-# From nothing to all: even in lightness, so that print without color shows it too.
+# Colormaps of weights from 0 to 1, and of numbers with a sign. Their lightness changes evenly, so
+# that prints without color are readable too.
 _SHARES, _SIGNED = "Blues", "RdBu"
 
 
@@ -21,17 +20,17 @@ def make_figure(
     sharex: bool = False,
     **options: Any,
 ) -> tuple[Any, Any]:
-    """A figure and its axes, by matplotlib's objects: nothing global is changed.
+    """Make a figure and its axes with matplotlib's objects, without changing global state.
 
     Raises:
-        ImportError: without matplotlib.
+        ImportError: if matplotlib is not installed.
     """
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
     except ImportError as error:
         raise ImportError(
-            "Pictures need matplotlib: pip install keras_transformer[plots]."
+            "Plots need matplotlib. Install it with: pip install keras_transformer[plots]."
         ) from error
     figure = Figure(layout="constrained", **options)
     FigureCanvasAgg(figure)
@@ -39,8 +38,8 @@ def make_figure(
     return figure, axes
 
 
-def heads(explanation: "Explanation", view: str | None, layer: int | None) -> Any:
-    """A small map of the attention of each head, a row a layer."""
+def heads(explanation: Values, view: str | None, layer: int | None) -> Any:
+    """Plot a small map of the attention of each head, with a row for each layer."""
     found = explanation.view(view)
     layers, count = found.attention.shape[:2]
     chosen = range(layers) if layer is None else [_layer(layer, layers)]
@@ -68,8 +67,8 @@ def heads(explanation: "Explanation", view: str | None, layer: int | None) -> An
     return figure
 
 
-def attention(explanation: "Explanation", layer: int, head: int | None, view: str | None) -> Any:
-    """The weights of one head, or the mean of a layer's, token by token."""
+def attention(explanation: Values, layer: int, head: int | None, view: str | None) -> Any:
+    """Plot the weights of one head, or the mean of a layer's heads, token by token."""
     found = explanation.view(view)
     number = _layer(layer, len(found.attention))
     weights, name = np.nanmean(found.attention[number], axis=0), "mean of the heads"
@@ -92,9 +91,9 @@ def attention(explanation: "Explanation", layer: int, head: int | None, view: st
     return figure
 
 
-def layers(explanation: "Explanation", view: str | None) -> Any:
-    """How spread heads are, by layer, and of a language model what it would say at each."""
-    found, lens = explanation.view(view), explanation.likeliest
+def layers(explanation: Values, view: str | None) -> Any:
+    """Plot how spread the heads of each layer are, and a language model's logit lens."""
+    found, lens = explanation.view(view), explanation.logit_lens
     if lens is None:
         figure, ((axis,),) = make_figure(figsize=(4.8, 3.0))
         _entropies(axis, explanation, found)
@@ -106,7 +105,7 @@ def layers(explanation: "Explanation", view: str | None) -> Any:
     return figure
 
 
-def _entropies(axis: Any, explanation: "Explanation", found: "View") -> None:
+def _entropies(axis: Any, explanation: Values, found: View) -> None:
     spread = explanation.entropy(found.name)
     for head in spread.T:
         axis.plot(
@@ -125,8 +124,8 @@ def _entropies(axis: Any, explanation: "Explanation", found: "View") -> None:
     axis.tick_params(labelsize=7)
 
 
-def _lens(axis: Any, explanation: "Explanation") -> None:
-    lens = explanation.likeliest
+def _lens(axis: Any, explanation: Values) -> None:
+    lens = explanation.logit_lens
     assert lens is not None
     shares = np.array([[best[0][1] for best in layer] for layer in lens])
     axis.imshow(shares, cmap=_SHARES, vmin=0, vmax=1, aspect="auto")
@@ -141,8 +140,8 @@ def _lens(axis: Any, explanation: "Explanation") -> None:
     axis.set_title("Likeliest next token at each layer (logit lens)", fontsize=9)
 
 
-def saliency(explanation: "Explanation") -> Any:
-    """What each token, or each place of an image, adds to the output."""
+def saliency(explanation: Values) -> Any:
+    """Plot how much each token, or each place of an image, adds to the output."""
     found = [
         (values, tokens, side)
         for values, tokens, side in (
@@ -152,7 +151,9 @@ def saliency(explanation: "Explanation") -> Any:
         if values is not None
     ]
     if not found:
-        raise ValueError('There are no attributions: explain(x, saliency="integrated_gradients").')
+        raise ValueError(
+            'There are no attributions. Use explain(x, saliency="integrated_gradients").'
+        )
     sizes = [0.22 * len(v) if v.ndim == 1 and len(v) == len(t) else 3.2 for v, t, _ in found]
     height = max(1.8, min(12.0, max(sizes)))
     figure, (line,) = make_figure(1, len(found), figsize=(3.6 * len(found), height + 0.9))
@@ -170,7 +171,7 @@ def saliency(explanation: "Explanation") -> Any:
             axis.barh(range(len(values)), values, color=colors, height=0.75)
             _label(axis.set_yticks, tokens)
             axis.set_ylim(len(values) - 0.4, -0.6)
-            axis.set_xlim(min(least * 1.05, 0), largest * 1.05)  # The same of both sides.
+            axis.set_xlim(min(least * 1.05, 0), largest * 1.05)  # the same in both plots
             axis.axvline(0, color="#444444", linewidth=0.6)
             axis.spines[["top", "right", "left"]].set_visible(False)
             axis.tick_params(axis="y", length=0)
@@ -187,11 +188,11 @@ def _layer(layer: int, count: int) -> int:
 
 
 def _label(set_ticks: Any, tokens: tuple[str, ...], **options: Any) -> None:
-    """Tokens at their places; of many every few."""
+    """Label an axis with tokens; if there are many, only some of them."""
     step = -(-len(tokens) // _MOST_LABELS)
     places = range(0, len(tokens), step)
     size = 8 if len(tokens) <= 30 else 6.5
-    # A dollar would begin a formula.
+    # Escaped, since matplotlib takes a dollar sign as the start of a formula.
     names = [_short(tokens[i], 16).replace("$", r"\$") for i in places]
     set_ticks(places, names, fontsize=size, **options)
 

@@ -1,19 +1,17 @@
-"""An explanation as a table for a terminal."""
+"""Table of an explanation for a terminal."""
 
 import unicodedata
-from typing import TYPE_CHECKING
 
 import numpy as np
 
-if TYPE_CHECKING:
-    from keras_transformer.explanations.explanation import Explanation
+from keras_transformer.explanations.values import Values
 
 _MOST_ROWS = 60
 _MOST_WIDTH = 18
 
 
-def as_table(explanation: "Explanation") -> str:
-    """What `print` shows: a line a token, then how spread each head is."""
+def as_table(explanation: Values) -> str:
+    """Return the text that `print` shows: a line for each token, and the entropy of each head."""
     lines = [explanation.model]
     if explanation.text is not None:
         lines.append(f"wrote: {explanation.text!r}")
@@ -32,11 +30,11 @@ def as_table(explanation: "Explanation") -> str:
     return "\n".join(lines)
 
 
-def _rows(explanation: "Explanation", view, saliency) -> list[list[str]]:
+def _rows(explanation: Values, view, saliency) -> list[list[str]]:
     weights = np.nanmean(view.attention[-1], axis=0)
     with_saliency = saliency is not None and saliency.ndim == 1 and len(saliency) == len(view.rows)
     with_saliency = with_saliency and view.name != "cross_attention"
-    lens = explanation.likeliest if view.name == "attention" else None
+    lens = explanation.logit_lens if view.name == "attention" else None
     head = ["", "token", *(["adds"] if with_saliency else []), "attends to"]
     head += ["likeliest next"] if lens else []
     rows = [head]
@@ -62,7 +60,7 @@ def _number(value: float) -> str:
 
 
 def _cut(text: str) -> str:
-    """A token on one line, without what moves a terminal's cursor."""
+    """Return a token on one line, without characters that move a terminal's cursor."""
     text = "".join(c if c.isprintable() else f"\\x{ord(c):02x}" for c in text)
     return text if len(text) <= _MOST_WIDTH else f"{text[: _MOST_WIDTH - 1]}…"
 
@@ -79,6 +77,6 @@ def _grid(rows: list[list[str]]) -> list[str]:
 
 
 def _width(text: str) -> int:
-    """The columns of a terminal that a text takes."""
+    """Return the number of terminal columns that a text takes."""
     wide = sum(unicodedata.east_asian_width(char) in "WF" for char in text)
     return len(text) + wide - sum(bool(unicodedata.combining(char)) for char in text)

@@ -1,4 +1,4 @@
-"""Tokens as people read them, and names for the states of what is no text."""
+"""Readable tokens, and labels for non-text states such as patches and frames."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -7,19 +7,22 @@ from keras_transformer.config import TransformerConfig
 from keras_transformer.tokenizers import Tokenizer
 from keras_transformer.tokenizers.backend import byte_alphabet
 
-_WORD_STARTS = ("\u2581", "\u0120")  # of SentencePiece and of byte-level BPE
+_WORD_STARTS = ("\u2581", "\u0120")  # marks of SentencePiece and of byte-level BPE
 _WHITE = {"\n": "\\n", "\r": "\\r", "\t": "\\t"}
 
 
 def readable_tokens(ids: Sequence[int], tokenizer: Tokenizer | None = None) -> tuple[str, ...]:
-    r"""The tokens of ids without the marks of their vocabulary.
+    r"""Return the tokens of ids as readable text, without the marks of their vocabulary.
 
-    A piece that begins a word is without its mark; `##` before the others of WordPiece stays. Bytes
-    that are no whole character are `<0xE2>`, white space alone is `␣`, line ends are `\\n`.
+    The mark of a token that begins a word is removed; WordPiece's `##` in other tokens stays. Bytes
+    that are not a whole character become `<0xE2>`, spaces alone `␣`, and line ends `\\n`.
 
     Args:
-        ids: the ids of a text.
-        tokenizer: `Tokenizer`. None for the ids themselves.
+        ids: ints, the ids of a text.
+        tokenizer: `Tokenizer`. Without one, the ids themselves are returned as strings.
+
+    Returns:
+        A tuple of strings, one for each id. An id outside the vocabulary becomes `[id]`.
 
     Example:
     ```python
@@ -53,11 +56,11 @@ def readable_tokens(ids: Sequence[int], tokenizer: Tokenizer | None = None) -> t
 
 
 def state_names(config: TransformerConfig, count: int) -> tuple[str, ...]:
-    """Names for the states of a side that reads no tokens, such as `2,3` for a patch of an image.
+    """Return names for states that are not tokens, such as `2,3` for an image patch.
 
     Args:
-        config: of the side, with a `stem`.
-        count: how many states there are.
+        config: config of the side, with a `stem`.
+        count: number of states.
     """
     stem: Any = config.stem
     tokens = 0 if stem is None else getattr(stem, "num_tokens", 0) or 0
@@ -76,7 +79,7 @@ def state_names(config: TransformerConfig, count: int) -> tuple[str, ...]:
 
 
 def _is_of_bytes(tokenizer: Tokenizer) -> bool:
-    """Whether tokens are written in the characters that stand for bytes."""
+    """Return True if the characters of tokens stand for bytes."""
     return type(tokenizer._backend.decoder).__name__ == "ByteLevel" or (
         "ByteLevel" in repr(tokenizer._backend.decoder)
     )
@@ -90,7 +93,7 @@ def _of_bytes(piece: bytes) -> str:
 
 
 def _shown(piece: str) -> str:
-    """A piece of a text as a label: without the space before a word, and never empty."""
+    """Return a piece of text as a label, which is never empty, without spaces around it."""
     if not piece.strip(" "):
         return "␣"
     return "".join(map(_visible, piece.strip(" ")))

@@ -1,8 +1,8 @@
-"""Models out of Python: `export`, and the table of formats that it writes."""
+"""Export of models to runtimes that do not need this package, and the table of formats."""
 
 from keras_transformer.exporting.formats import FORMATS, Format
 from keras_transformer.exporting.run import export
-from keras_transformer.registry import bind
+from keras_transformer.support.registry import bind
 
 __all__ = ["FORMATS", "Format", "export"]
 

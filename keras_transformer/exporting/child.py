@@ -1,4 +1,4 @@
-"""A conversion in a child process, on the backend that the format needs."""
+"""Conversion in a child process, on the CPU and on the backend that a format needs."""
 
 import importlib.util
 import json
@@ -22,13 +22,13 @@ _ERRORS = {error.__name__: error for error in (ValueError, ImportError, NotImple
 def convert_in_child(
     task: keras.Model, directory: Path, chosen: Format, options: Mapping[str, Any]
 ) -> None:
-    """Fills a folder as `chosen.write` does, in a process on the backend of the format.
+    """Call `chosen.write` in a child process on the backend of the format.
 
-    The weights travel as a preset. ImportError if that backend is not installed.
+    The model is passed as a preset. Raises ImportError if the backend is not installed.
     """
     if importlib.util.find_spec(chosen.backend) is None:
         raise ImportError(
-            f"The format {chosen.name!r} is converted on the backend {chosen.backend!r}, which is "
+            f"The format {chosen.name!r} needs the backend {chosen.backend!r}, which is "
             f'not installed here. Run `pip install "keras_transformer[{chosen.backend}]"`.'
         )
     with tempfile.TemporaryDirectory() as scratch:
@@ -50,6 +50,9 @@ def convert_in_child(
             env={
                 **os.environ,
                 "KERAS_BACKEND": chosen.backend,
+                # An exported program names the device of its tensors: the CPU, which all machines
+                # have.
+                "CUDA_VISIBLE_DEVICES": "",
                 "PYTHONPATH": os.pathsep.join(paths),
             },
         )
@@ -57,7 +60,7 @@ def convert_in_child(
         said = json.loads(done.stdout.rpartition("\n")[2])
     except ValueError:
         raise RuntimeError(
-            f"The process that converts to {chosen.name!r} on {chosen.backend} ended with status "
+            f"The process that converted to {chosen.name!r} on {chosen.backend} ended with status "
             f"{done.returncode}:\n{done.stderr[-2000:]}"
         ) from None
     if "error" in said:
@@ -67,13 +70,13 @@ def convert_in_child(
 
 
 def load_model(preset: str) -> keras.Model:
-    """The task of a preset, or its backbone where it has none."""
+    """Load the task of a preset, or its backbone if it has no task."""
     opened = resolve_preset(preset)
     return load_backbone(opened) if opened.description[1] is None else load_task(None, opened)
 
 
 def _convert() -> int:
-    """What the child does: reads what is asked, converts, and says what was wrong."""
+    """Run the child process: read the request, convert, and report errors."""
     asked = json.load(sys.stdin)
     said: dict[str, Any] = {}
     try:

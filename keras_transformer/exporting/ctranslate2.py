@@ -1,4 +1,4 @@
-"""A folder that CTranslate2 reads: its specification of a transformer, filled from ours."""
+"""Export to CTranslate2: its specification of a transformer is filled from a model."""
 
 import dataclasses
 import functools
@@ -9,12 +9,12 @@ from typing import Any
 import keras
 import numpy as np
 
-from keras_transformer.checking import check_choice
-from keras_transformer.checkpoints.assignment import backbone_variables
+from keras_transformer.checkpoints.presets.assignment import backbone_variables
 from keras_transformer.config import NORMALIZATIONS, TransformerConfig
+from keras_transformer.config.structure import ModelSide, block_order, sides
 from keras_transformer.exporting import ctranslate2_words as words
 from keras_transformer.layers.position import SinusoidalPosition
-from keras_transformer.structure import Side, block_order, sides
+from keras_transformer.support.checking import check_choice
 
 QUANTIZATIONS = (
     "float32", "float16", "bfloat16", "int16", "int8", "int8_float32", "int8_float16",
@@ -23,23 +23,22 @@ QUANTIZATIONS = (
 
 
 def write(task: keras.Model, directory: Path, quantization: str | None = None) -> None:
-    """Fills a folder with `model.bin`, `config.json` and the vocabulary of CTranslate2.
+    """Fill a folder with `model.bin`, `config.json` and the vocabulary, as CTranslate2 reads them.
 
-    It is written from the config of the model, whatever its family: a decoder for
+    The config of the model determines what is written, whatever its family: a decoder for
     `ctranslate2.Generator`, an encoder for `ctranslate2.Encoder`, a seq2seq for
-    `ctranslate2.Translator`. What CTranslate2 multiplies by no weight of its own (scales of
-    residuals, norms of one more than their weight, kinds of rotary angles) is multiplied into those
-    that it has.
+    `ctranslate2.Translator`. Terms that CTranslate2 does not have (scales of residuals, the 1 that
+    some norms add to their weight, scaled rotary angles) are folded into its weights.
 
     Args:
         task: a task or a backbone.
         directory: the folder.
-        quantization: str, the numbers of the stored weights, such as `"int8"` or `"float16"`, see
-            `QUANTIZATIONS`. None for float32.
+        quantization: str, the format of the stored weights, such as `"int8"` or `"float16"`, see
+            `QUANTIZATIONS`. Defaults to float32.
 
     Raises:
-        ValueError: for a quantization that CTranslate2 does not have, and for a value of the config
-            that it has no word for; the message names the value, and what can be done.
+        ValueError: if CTranslate2 does not know the quantization or has no equivalent for a value
+            of the config; the message names the value and an alternative.
     """
     check_choice("quantization", quantization, QUANTIZATIONS, none=True)
     backbone = getattr(task, "backbone", task)
@@ -52,10 +51,10 @@ def write(task: keras.Model, directory: Path, quantization: str | None = None) -
 
 
 def _specification(backbone: keras.Model) -> Any:
-    """The whole model, without its tokens."""
+    """Return the specification of the whole model, without its tokens."""
     from ctranslate2.specs import transformer_spec as theirs
 
-    weights = Weights.of(backbone)
+    weights = Weights.from_backbone(backbone)
     stacks = sides(backbone.config)
     filled = [_FILL[side.config.kind](side, weights) for side in stacks]
     if len(filled) == 2:
@@ -72,19 +71,22 @@ def _specification(backbone: keras.Model) -> Any:
 
 @dataclasses.dataclass(frozen=True)
 class Weights:
-    """The weights of a backbone by their paths, put into layers of a specification."""
+    """The weights of a backbone, keyed by path, to fill the layers of a specification."""
 
     arrays: Mapping[str, np.ndarray]
 
     @classmethod
-    def of(cls, backbone: keras.Model) -> "Weights":
-        """Those of a backbone, as float32."""
+    def from_backbone(cls, backbone: keras.Model) -> "Weights":
+        """Return the backbone's weights as float32."""
         found = backbone_variables(backbone)
         convert = keras.ops.convert_to_numpy
         return cls({path: np.asarray(convert(v), "float32") for path, v in found.items()})
 
     def linear(self, spec: Any, *paths: str, scale: Any = 1.0) -> None:
-        """Dense layers, several side by side; `scale` is multiplied into what they give."""
+        """Fill one dense layer with the dense layers at `paths`, side by side.
+
+        `scale` multiplies the outputs: one number, or one for each output.
+        """
         kernels = [self.arrays[f"{path}/kernel"] for path in paths]
         biases = [self.arrays.get(f"{path}/bias") for path in paths]
         spec.weight = _whole(np.concatenate(kernels, axis=1).T, scale, axis=0)
@@ -94,7 +96,7 @@ class Weights:
             spec.bias = _whole(np.concatenate(filled), scale, axis=0)
 
     def norm(self, path: str, kind: str, scale: Any = 1.0) -> Any:
-        """A normalization of this kind."""
+        """Return the normalization at `path`, with its output multiplied by `scale`."""
         from ctranslate2.specs.common_spec import LayerNormSpec
 
         spec = LayerNormSpec(rms_norm=kind.startswith("rms_norm"))
@@ -108,14 +110,14 @@ class Weights:
 
 
 def _whole(array: np.ndarray, scale: Any, axis: int) -> np.ndarray:
-    """An array in one piece, multiplied by a number or by one for each row."""
+    """Return a contiguous array, multiplied by one number or by one number per row."""
     if np.ndim(scale):
         scale = np.reshape(scale, (-1, *[1] * (array.ndim - 1)))
     return np.ascontiguousarray(array * np.float32(scale))
 
 
-def _encoder(side: Side, weights: Weights) -> Any:
-    """The stack of an encoder."""
+def _encoder(side: ModelSide, weights: Weights) -> Any:
+    """Return the specification of an encoder's stack."""
     from ctranslate2.specs import common_spec
     from ctranslate2.specs import transformer_spec as theirs
 
@@ -133,7 +135,7 @@ def _encoder(side: Side, weights: Weights) -> Any:
     table = weights.arrays.get("encoder_token_embedding/embeddings")
     table = weights.arrays["token_embedding/embeddings"] if table is None else table
     spec.embeddings[0].weight = table
-    if segments:  # Behind the scale of the tokens, which is there for the sum.
+    if segments:  # CTranslate2 scales the sum, while only the tokens are to be scaled.
         rows = weights.arrays[f"{side.name}/segment_embedding/embeddings"]
         spec.embeddings[1].weight = rows / np.float32(config.embedding_scale)
     _fill_stack(spec, side, weights)
@@ -142,8 +144,8 @@ def _encoder(side: Side, weights: Weights) -> Any:
     return spec
 
 
-def _decoder(side: Side, weights: Weights) -> Any:
-    """The stack of a decoder, and what makes logits of its states."""
+def _decoder(side: ModelSide, weights: Weights) -> Any:
+    """Return the specification of a decoder's stack and of the layers that compute logits."""
     from ctranslate2.specs import transformer_spec as theirs
 
     config = side.config
@@ -189,7 +191,7 @@ _FILL = {"encoder": _encoder, "decoder": _decoder}
 
 
 def _of_stack(config: TransformerConfig) -> dict[str, Any]:
-    """The arguments that both kinds of stacks have."""
+    """Return the arguments that the specifications of encoders and decoders share."""
     return {
         "no_final_norm": not config.final_normalization,
         "layernorm_embedding": config.embedding_normalization,
@@ -197,8 +199,8 @@ def _of_stack(config: TransformerConfig) -> dict[str, Any]:
     }
 
 
-def _fill_stack(spec: Any, side: Side, weights: Weights) -> None:
-    """What stands before the blocks of a stack, and behind them."""
+def _fill_stack(spec: Any, side: ModelSide, weights: Weights) -> None:
+    """Fill in a stack's layers before and after its blocks."""
     config, name = side.config, side.name
     spec.scale_embeddings = np.float32(config.embedding_scale)
     if config.final_normalization:
@@ -210,13 +212,13 @@ def _fill_stack(spec: Any, side: Side, weights: Weights) -> None:
         spec.position_encodings.encodings = np.ascontiguousarray(rows[config.position_offset :])
     elif config.position == "sinusoidal":
         spec.position_encodings.encodings = _waves(config)
-    elif config.layer(0).position == "none":  # Else it adds waves where the first has no positions.
+    elif config.layer(0).position == "none":  # otherwise CTranslate2 would add sinusoids
         shape = (config.max_sequence_length, config.hidden_dim)
         spec.position_encodings.encodings = np.zeros(shape, "float32")
 
 
 def _waves(config: TransformerConfig) -> np.ndarray:
-    """The table of sinusoidal positions, `(max_sequence_length, embedding_dim)`."""
+    """Return the table of sinusoidal positions, `(max_sequence_length, embedding_dim)`."""
     layer = SinusoidalPosition(
         interleaved=config.sinusoidal_interleaved,
         inclusive=config.sinusoidal_inclusive,
@@ -227,8 +229,8 @@ def _waves(config: TransformerConfig) -> np.ndarray:
     return np.array(keras.ops.convert_to_numpy(layer(inputs))[0])
 
 
-def _layer(make: Any, side: Side, i: int, weights: Weights) -> Any:
-    """One block, of the flat config of its layer."""
+def _layer(make: Any, side: ModelSide, i: int, weights: Weights) -> Any:
+    """Return the specification of one block, from the flat config of its layer."""
     config, path = side.layer(i), f"{side.name}/layer_{i}"
     spec = make(
         ffn_glu=config.gated,
@@ -269,9 +271,9 @@ def _residuals(config: TransformerConfig) -> dict[str, bool]:
 
 
 def _fill_norms(
-    spec: Any, side: Side, config: TransformerConfig, path: str, weights: Weights
+    spec: Any, side: ModelSide, config: TransformerConfig, path: str, weights: Weights
 ) -> None:
-    """The normalizations of a block, at the places that the kind of block has for them."""
+    """Fill in the normalizations of a block, whose places depend on the kind of block."""
     sublayers = {"self_attention": spec.self_attention, "feed_forward": spec.ffn}
     if side.source_dim is not None:
         sublayers["cross_attention"] = spec.attention
@@ -312,7 +314,7 @@ _AROUND = (
 
 
 def _residual_scale(config: TransformerConfig, sublayer: str, weights: Weights) -> Any:
-    """What the output of a sub-layer is multiplied by, before it is added."""
+    """Return the factor of a sub-layer's output, applied before the residual is added."""
     scale = config.residual_scale
     if config.trained_residual_scale:
         scale = scale * weights.arrays[f"{sublayer}_scale"]
@@ -320,7 +322,7 @@ def _residual_scale(config: TransformerConfig, sublayer: str, weights: Weights) 
 
 
 def _attention(spec: Any, config: TransformerConfig, path: str, weights: Weights) -> None:
-    """The projections of an attention."""
+    """Fill in the projections of an attention layer."""
     *first, last = spec.linear
     joined = [("query", "key", "value")] if len(first) == 1 else [("query",), ("key", "value")]
     for layer, names in zip(first, joined, strict=True):
@@ -334,7 +336,7 @@ def _attention(spec: Any, config: TransformerConfig, path: str, weights: Weights
 
 
 def _say_tokens(spec: Any, task: keras.Model, config: TransformerConfig) -> None:
-    """The tokens of all ids, and those that have a role, in the files of a specification."""
+    """Write the vocabulary and the special tokens (unknown, start, end) to a specification."""
     tokenizer = getattr(task, "tokenizer", None)
     size = config.sides[-1].vocabulary_size
     tokens = _tokens(tokenizer, size)
@@ -354,6 +356,6 @@ def _say_tokens(spec: Any, task: keras.Model, config: TransformerConfig) -> None
 
 
 def _tokens(tokenizer: Any, size: int) -> list[str]:
-    """The token of each id; without a tokenizer, and behind its last one, a name of the id."""
+    """Return the token of each id; ids without a token get a name such as `<id_7>`."""
     known = {} if tokenizer is None else {i: t for t, i in tokenizer.get_vocabulary().items()}
     return [known.get(i, f"<id_{i}>") for i in range(size)]

@@ -1,17 +1,16 @@
-"""What CTranslate2 has a word for: the values of a config, in its terms or refused by name."""
+"""Translation of config values to CTranslate2; values without an equivalent raise ValueError."""
 
-import dataclasses
 import warnings
 from typing import Any
 
 import numpy as np
 
-from keras_transformer.checking import shorten
 from keras_transformer.config import TransformerConfig
+from keras_transformer.config.flat import FIELDS
 from keras_transformer.layers.position import RotaryEmbedding
-from keras_transformer.models.stack import block_options
+from keras_transformer.support.checking import shorten
 
-# By the names of `ctranslate2.specs.common_spec.Activation`.
+# Names in `ctranslate2.specs.common_spec.Activation`.
 _ACTIVATIONS = {
     "relu": "RELU",
     "gelu": "GELU",
@@ -21,8 +20,8 @@ _ACTIVATIONS = {
     "sigmoid": "Sigmoid",
     "quick_gelu": "GELUSigmoid",
 }
-# The values of a config that are written, or change no number outside of training. Any other must
-# be as it is by default.
+# Config values that are exported, or that only matter for training. All others must have their
+# defaults.
 _SAID = frozenset(
     (
         "kind", "vocabulary_size", "hidden_dim", "num_layers", "num_heads", "intermediate_dim",
@@ -43,15 +42,15 @@ _SAID = frozenset(
         "logit_soft_cap", "pooler", "experts_per_token", "expert_dim",
     )
 )  # fmt: skip
-_OTHERS = "The other formats of `exporting.FORMATS` take it, such as 'onnx'."
+_OTHERS = "Use another of the formats in `exporting.FORMATS`, such as 'onnx'."
 
 
 def check(config: TransformerConfig) -> None:
-    """ValueError for a value that CTranslate2 has no word for."""
+    """Raise ValueError if a value has no equivalent in CTranslate2."""
     _check_said(config)
     flat = config.sides
     if config.kind == "decoder" and config.position == "relative":
-        _refuse("position", "relative", "It counts distances in a prompt wrongly.")
+        _refuse("position", "relative", "Its decoders count distances in a prompt wrongly.")
     for side in flat:
         layers = side.layers
         for layer in layers:
@@ -59,29 +58,41 @@ def check(config: TransformerConfig) -> None:
             _check_layer(layer)
         for name in ("num_heads", "activation", "normalize_first", "normalize_output"):
             if len({getattr(layer, name) for layer in layers}) > 1:
-                _refuse(name, [getattr(layer, name) for layer in layers], "It is one for a stack.")
+                _refuse(
+                    name,
+                    [getattr(layer, name) for layer in layers],
+                    "All layers of a stack share one.",
+                )
         if len({layer.window for layer in layers} - {None}) > 1:
-            _refuse("window", [layer.window for layer in layers], "There is one for a stack.")
+            _refuse(
+                "window", [layer.window for layer in layers], "All layers of a stack share one."
+            )
         if side.query_key_norm and config.kind == "seq2seq":
-            _refuse("query_key_norm", True, "Its attention to an encoder has none.")
+            _refuse("query_key_norm", True, "Its cross-attention does not support it.")
         if side.segment_vocabulary_size and config.kind != "encoder":
             _refuse("segment_vocabulary_size", side.segment_vocabulary_size)
     reach = [window(side) for side in flat if window(side)]
     if reach and reach[0] < config.max_sequence_length:
         warnings.warn(
-            f"CTranslate2 attends to more than window={reach[0]} in a prompt of more than "
-            f"{reach[0]} tokens: it reads one a window at a time, each with the one before.",
+            f"CTranslate2 attends to more tokens than window={reach[0]} in a prompt of more than "
+            f"{reach[0]} tokens: it reads the prompt in chunks of a window's length, each of which "
+            "sees all of the chunk before.",
             stacklevel=2,
         )
     epsilons = {layer.normalization_epsilon for side in flat for layer in side.layers}
     if len(epsilons) > 1:
-        _refuse("normalization_epsilon", sorted(epsilons), "It is one for a model.")
+        _refuse("normalization_epsilon", sorted(epsilons), "All layers of a model share one.")
 
 
 def _check_said(config: TransformerConfig) -> None:
-    """ValueError for a value other than by default that is not written."""
+    """Raise ValueError if a value that is not exported differs from its default."""
+    if not config.by_keywords:
+        raise ValueError(
+            "CTranslate2 has no layers for the parts of this config. Use another of the formats in "
+            "`exporting.FORMATS`, such as 'onnx'."
+        )
     stated = config.stated()
-    for field in dataclasses.fields(config):
+    for field in FIELDS.values():
         value = stated.get(field.name, field.default)
         known = field.name in _SAID or field.metadata["changeable"]
         if not known and value != field.default:
@@ -89,26 +100,28 @@ def _check_said(config: TransformerConfig) -> None:
 
 
 def _check_layer(layer: TransformerConfig) -> None:
-    """ValueError for a value of one layer, or for values that do not go together there."""
+    """Raise ValueError if CTranslate2 does not support a layer's values or their combination."""
     if layer.activation not in _ACTIVATIONS:
-        _refuse("activation", layer.activation, f"It has {', '.join(map(repr, _ACTIVATIONS))}.")
+        _refuse(
+            "activation", layer.activation, f"It supports {', '.join(map(repr, _ACTIVATIONS))}."
+        )
     if layer.normalization == "batch_norm":
         _refuse("normalization", layer.normalization)
-    if layer.score not in ("scaled_dot", "dot"):
+    if layer.score != "scaled_dot":
         _refuse("score", layer.score)
     if layer.embedding_dim != layer.hidden_dim and not layer.token_projection:
-        _refuse("embedding_dim", layer.embedding_dim, "Its encoders have no projection.")
+        _refuse("embedding_dim", layer.embedding_dim, "Its encoders cannot project embeddings.")
     if layer.normalize_output and not layer.normalize_first:
-        _refuse("normalize_output", True, "It has it with `normalize_first` alone.")
+        _refuse("normalize_output", True, "It supports this only with `normalize_first`.")
     of_decoder = layer.kind == "decoder"
     if layer.parallel_residual and not of_decoder:
-        _refuse("parallel_residual", True, "Its encoders have none.")
+        _refuse("parallel_residual", True, "Its encoders do not support it.")
     if layer.position == "alibi" and not of_decoder:
-        _refuse("position", "alibi", "Its encoders have none.")
+        _refuse("position", "alibi", "Its encoders do not support it.")
     if layer.alibi_scale not in (1, score_scale(layer)):
-        _refuse("alibi_scale", layer.alibi_scale, f"It has 1 and {score_scale(layer)}.")
+        _refuse("alibi_scale", layer.alibi_scale, f"It supports 1 and {score_scale(layer)}.")
     if layer.window is not None and not of_decoder:
-        _refuse("window", layer.window, "Its encoders see all tokens.")
+        _refuse("window", layer.window, "Its encoders attend to all tokens.")
     _check_rotary(layer)
 
 
@@ -118,36 +131,36 @@ def _check_rotary(layer: TransformerConfig) -> None:
     longest, trained = layer.max_sequence_length, layer.rotary_original_length
     if layer.rotary_scaling in ("dynamic", "longrope") and longest > trained:
         raise ValueError(
-            f"CTranslate2 computes the angles of rotary_scaling={layer.rotary_scaling!r} once, and "
-            f"not by the length of a row, received max_sequence_length={longest:,} and "
+            f"CTranslate2 computes the angles of rotary_scaling={layer.rotary_scaling!r} once, "
+            f"whatever the length of a text, received max_sequence_length={longest:,} and "
             f"rotary_original_length={trained:,}. Load the model with "
-            f"`max_sequence_length={trained}`, up to which they are the same."
+            f"`max_sequence_length={trained}`: up to this length the angles do not change."
         )
     if raised(layer) != 1 and layer.rotary_dim not in (None, layer.head_dim):
-        why = f"It has rotary_scaling={layer.rotary_scaling!r} for whole heads alone."
+        why = f"It supports rotary_scaling={layer.rotary_scaling!r} only for whole heads."
         _refuse("rotary_dim", layer.rotary_dim, why)
 
 
 def _refuse(name: str, value: Any, why: str = "") -> None:
     why = f"{why} {_OTHERS}" if why else _OTHERS
-    raise ValueError(f"CTranslate2 has no word for {name}={shorten(value)}. {why}")
+    raise ValueError(f"CTranslate2 has no equivalent of {name}={shorten(value)}. {why}")
 
 
 def activation(config: TransformerConfig) -> Any:
-    """The activation of a stack."""
+    """Return CTranslate2's value for the activation of a stack."""
     from ctranslate2.specs.common_spec import Activation
 
     return Activation[_ACTIVATIONS[config.activation]]
 
 
 def key_heads(config: TransformerConfig) -> int | None:
-    """The heads of keys and values, where they are fewer."""
+    """Return the number of key and value heads, or None if it equals that of the query heads."""
     number = config.num_key_value_heads
     return None if number == config.num_heads else number
 
 
 def window(config: TransformerConfig) -> int | None:
-    """The tokens that a layer keeps, or the layers of a stack."""
+    """Return the window of a layer, or the one window in a stack; None without a window."""
     if config.kind != "decoder":
         return None
     windows = {layer.window for layer in config.layers} - {None}
@@ -155,13 +168,13 @@ def window(config: TransformerConfig) -> int | None:
 
 
 def score_scale(config: TransformerConfig, of_self: bool = False) -> float:
-    """What the products of queries and keys are multiplied by, angles of rotary ones included."""
-    scale = 1.0 if config.score == "dot" else config.score_scale or config.head_dim**-0.5
+    """Return the scale of attention scores; in self-attention it includes `raised` squared."""
+    scale = config.score_scale or config.head_dim**-0.5
     return scale * raised(config) ** 2 if of_self else scale
 
 
 def rotary(config: TransformerConfig) -> dict[str, Any]:
-    """The arguments of a layer that has rotary positions."""
+    """Return the arguments of a layer's specification for rotary positions."""
     if config.position != "rotary":
         return {}
     from ctranslate2.specs.attention_spec import RotaryScalingType
@@ -175,7 +188,10 @@ def rotary(config: TransformerConfig) -> dict[str, Any]:
 
 
 def fill_rotary(spec: Any, config: TransformerConfig) -> None:
-    """The divisors of the angles, one for each pair: so all kinds of scaling are one there."""
+    """Fill in a divisor for the angle of each pair of features.
+
+    The divisors of CTranslate2's "Su" scaling can express every kind of scaling.
+    """
     if config.position != "rotary":
         return
     ours = _frequencies(config)
@@ -186,7 +202,10 @@ def fill_rotary(spec: Any, config: TransformerConfig) -> None:
 
 
 def _frequencies(config: TransformerConfig) -> np.ndarray:
-    """The angle of each pair of features from one position to the next, in rows as in training."""
+    """Return the angle in radians between consecutive positions for each pair of features.
+
+    The angles are those of texts up to the length in training.
+    """
     dim = config.head_dim if config.rotary_dim is None else config.rotary_dim
     found = _rotary_layer(config).frequencies(dim)
     if config.rotary_scaling == "longrope":
@@ -195,9 +214,9 @@ def _frequencies(config: TransformerConfig) -> np.ndarray:
 
 
 def raised(config: TransformerConfig) -> float:
-    """What rotary positions multiply queries and keys by."""
+    """Return the factor that rotary positions apply to queries and keys."""
     return _rotary_layer(config).raised if config.position == "rotary" else 1.0
 
 
 def _rotary_layer(config: TransformerConfig) -> RotaryEmbedding:
-    return RotaryEmbedding(**block_options(config)["rotary"])
+    return RotaryEmbedding.from_part(config.only_side.block.mixer.position)

@@ -1,21 +1,21 @@
-"""What an exported folder says of its model, for a program that asks it."""
+"""The description `export.json` of an exported folder, for programs that run the model."""
 
 from collections.abc import Mapping
 from typing import Any
 
 import keras
 
-# Of what `export.json` says: another one where a program that reads it must change.
+# Version of `export.json`, incremented when programs that read it must change.
 VERSION = 1
 
 
 def describe_export(task: keras.Model, format: str, options: Mapping[str, Any]) -> dict[str, Any]:
-    """The values of `export.json`: what the model is, and what decoding or labelling needs.
+    """Return the values of `export.json`: the model, and its labels, special ids and cache.
 
     Args:
         task: a task or a backbone.
         format: str, the name of the format.
-        options: those of the format.
+        options: dict of the options of the format.
     """
     backbone = getattr(task, "backbone", task)
     decoder = backbone.config.sides[-1]
@@ -38,9 +38,9 @@ def describe_export(task: keras.Model, format: str, options: Mapping[str, Any]) 
 
 
 def _pad_id(task: keras.Model) -> int | None:
-    """Return the id that the task pads rows of tokens with, or None if it reads no tokens."""
+    """Return the id with which the task pads rows of tokens, or None if it reads no tokens."""
     own = getattr(task, "pad_id", None)
-    if own is not None or not any("token_ids" in name for name in task.intake.id_inputs):
+    if own is not None or not any("token_ids" in name for name in task.input_interface.id_inputs):
         return own
     tokenizer = getattr(task, "tokenizer", None)
     known = None if tokenizer is None else tokenizer.pad_id

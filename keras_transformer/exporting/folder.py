@@ -1,4 +1,4 @@
-"""The folder of an export, filled beside its place and shown at once."""
+"""The folder of an export, which is filled in a scratch folder and then moved to its place."""
 
 import contextlib
 import os
@@ -6,17 +6,18 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from keras_transformer.checkpoints.untrusted import read_json, write_json
-from keras_transformer.files import keep_permissions, naming, replace_folder, synchronize
-from keras_transformer.scratch import one_at_a_time, open_to_others, scratch_folder
+from keras_transformer.support.files import keep_permissions, naming, replace_folder, synchronize
+from keras_transformer.support.scratch import one_at_a_time, open_to_others, scratch_folder
+from keras_transformer.support.untrusted import read_json, write_json
 
-# What an exported folder says of itself, `files` among it, by which another export replaces it.
+# File with the description of an export and the list of its `files`: a later export may replace a
+# folder that has only these.
 EXPORT_FILE = "export.json"
 _MADE_BY = "keras_transformer"
 
 
 def check_place(directory: str | os.PathLike) -> Path:
-    """The folder as a path. ValueError if it holds anything but an earlier export."""
+    """Return the folder as a path. Raises ValueError if it is a file or has files of others."""
     target = Path(directory).expanduser().resolve()
     if not os.path.lexists(target):
         return target
@@ -26,18 +27,18 @@ def check_place(directory: str | os.PathLike) -> Path:
     if others:
         raise ValueError(
             f"Cannot export to {target}: it holds files that no export wrote, such as "
-            f"{others[0]!r}. Name a new or an empty folder, or that of an earlier export."
+            f"{others[0]!r}. Name a new or empty folder, or one with an earlier export."
         )
     return target
 
 
 @contextlib.contextmanager
 def exported_folder(target: Path, values: Mapping[str, Any]) -> Iterator[Path]:
-    """Fills a folder that appears whole or not at all, in place of an earlier export.
+    """Yield a scratch folder to fill; if no error occurs, it then replaces `target` at once.
 
     Args:
-        target: what `check_place` gave.
-        values: JSON-ready, what `export.json` is to say.
+        target: path, the result of `check_place`.
+        values: dict of values for `export.json`, without `files`.
     """
     with naming(target):
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -66,7 +67,7 @@ def _publish(scratch: Path, target: Path) -> None:
 
 
 def _exported(folder: Path) -> list[str]:
-    """The files that an earlier export wrote; none where there was none."""
+    """Return the names of the files of an earlier export; an empty list if there is no export."""
     if not (folder / EXPORT_FILE).is_file():
         return []
     said = read_json(folder / EXPORT_FILE)

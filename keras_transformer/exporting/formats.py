@@ -1,4 +1,4 @@
-"""The table of formats: what each needs, and what it takes."""
+"""The table of formats: for each, the packages it needs and the models it supports."""
 
 import dataclasses
 import importlib
@@ -6,27 +6,28 @@ import importlib.util
 import inspect
 from collections.abc import Callable
 
-from keras_transformer.checking import shorten
+from keras_transformer.support.checking import shorten
 
 _HERE = "keras_transformer.exporting"
 
 
 @dataclasses.dataclass(frozen=True)
 class Format:
-    """One format that a model is exported to.
+    """One format that a model can be exported to.
 
     Args:
-        name: str, what `export` is given.
-        backend: str, the backend that converts to it; None for any. On another backend a child
-            process converts, with the weights of the model.
-        extra: str, the extra of this package that brings what it needs; None where the backend is
-            enough.
-        packages: the packages that must be there, by the names that Python imports.
-        kinds: the kinds of backbone that it takes.
-        tasks: the names of the tasks that it takes, beside a backbone alone; None for all.
-        quantizers: the packages that `quantization` needs beside them.
-        module: str, that of its function `write(task, directory, **options)`, which is imported
-            when it is used. The options that it names are those of the format.
+        name: str, the name that `export` takes.
+        backend: str, the backend on which models are converted; None means any. On another backend
+            a child process converts the model.
+        extra: str, the extra of this package that installs the needed packages; None if the
+            backend is enough.
+        packages: tuple of import names of the needed packages.
+        kinds: tuple of the kinds of backbone that the format supports.
+        tasks: tuple of the names of the tasks that it supports, besides a backbone alone; None
+            means all.
+        quantizers: tuple of import names of further packages that `quantization` needs.
+        module: str, the module with a function `write(task, directory, **options)`, imported on
+            first use. The keyword arguments of `write` are the format's options.
     """
 
     name: str
@@ -40,19 +41,19 @@ class Format:
 
     @property
     def write(self) -> Callable[..., None]:
-        """Fills a folder: `write(task, directory, **options)`."""
+        """The function that fills a folder: `write(task, directory, **options)`."""
         return importlib.import_module(self.module).write
 
     @property
     def options(self) -> tuple[str, ...]:
-        """The names of its options."""
+        """Names of the options."""
         return tuple(inspect.signature(self.write).parameters)[2:]
 
     def check_packages(self, quantizes: bool = False) -> None:
-        """ImportError that names the extra, where a package is missing.
+        """Raise ImportError if a package is missing; the message names the extra to install.
 
         Args:
-            quantizes: bool, whether those that make fewer bits of weights are needed too.
+            quantizes: bool, whether packages for quantization are needed too.
         """
         needed = (*self.packages, *(self.quantizers if quantizes else ()))
         missing = [name for name in needed if importlib.util.find_spec(name) is None]
@@ -106,8 +107,10 @@ FORMATS = {
 
 
 def format_named(name: str) -> Format:
-    """The format of a name. ValueError for one that there is not."""
+    """Return the format with this name. Raises ValueError if it is unknown."""
     if name not in FORMATS:
         known = ", ".join(map(repr, FORMATS))
-        raise ValueError(f"There is no format {shorten(name)} to export to. Known are: {known}.")
+        raise ValueError(
+            f"There is no format {shorten(name)} to export to. Known formats: {known}."
+        )
     return FORMATS[name]

@@ -1,4 +1,4 @@
-"""What onnxruntime-genai reads beside the graph of a decoder: `genai_config.json`."""
+"""The file `genai_config.json`, which onnxruntime-genai reads next to a decoder's graph."""
 
 from typing import Any
 
@@ -6,7 +6,7 @@ import keras
 
 
 def genai_config(task: keras.Model) -> dict[str, Any] | None:
-    """The values of `genai_config.json`; None for a decoder whose layers have unlike caches.
+    """Return the values of `genai_config.json`; None if layers differ in the shape of the cache.
 
     Args:
         task: a task or a backbone of kind `"decoder"`, whose graph is `model.onnx`.
@@ -24,7 +24,7 @@ def genai_config(task: keras.Model) -> dict[str, Any] | None:
     ids = ("input_ids", "attention_mask", "position_ids")
     return {
         "model": {
-            "type": "llama",  # As all decoders there: what its inputs are is said below.
+            "type": "llama",  # for all decoders: only the inputs described below matter
             "vocab_size": config.vocabulary_size,
             "context_length": config.max_sequence_length,
             "bos_token_id": start or 0,
@@ -45,6 +45,6 @@ def genai_config(task: keras.Model) -> dict[str, Any] | None:
         "search": {
             "do_sample": False,
             "max_length": config.max_sequence_length,
-            "past_present_share_buffer": False,  # The cache grows.
+            "past_present_share_buffer": False,  # the cache grows
         },
     }

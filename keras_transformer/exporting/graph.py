@@ -1,4 +1,4 @@
-"""What a model is as a graph: a plain function of named arrays, which each format converts."""
+"""A model as a graph: a function of named arrays, which each format converts."""
 
 import dataclasses
 from collections.abc import Callable
@@ -6,7 +6,7 @@ from typing import Any
 
 import keras
 
-# What Transformers, and so optimum, calls the arrays of tokens.
+# Our names of token arrays -> the names in Transformers and optimum.
 PUBLISHED = {
     "token_ids": "input_ids",
     "padding_mask": "attention_mask",
@@ -19,9 +19,9 @@ class Array:
     """An input of a graph.
 
     Args:
-        name: str.
-        dtype: str: `"int64"`, for masks too, or `"float32"`.
-        axes: of each axis its size, or a name where any size is taken.
+        name: str, name of the input.
+        dtype: str, `"int64"` (also for masks) or `"float32"`.
+        axes: tuple with the size of each axis, or the name of the axis if any size is allowed.
     """
 
     name: str
@@ -29,20 +29,20 @@ class Array:
     axes: tuple[int | str, ...]
 
     def shape(self, sizes: dict[str, int]) -> tuple[int, ...]:
-        """Its shape where the axes with a name have these sizes."""
+        """Return the shape for these sizes of the named axes."""
         return tuple(sizes.get(axis, axis) for axis in self.axes)
 
 
 @dataclasses.dataclass(frozen=True)
 class Graph:
-    """A function of tensors of the backend, in the order of `inputs`, to a tuple of them.
+    """A function from tensors of the backend, in the order of `inputs`, to a tuple of tensors.
 
     Args:
-        name: str, that of its file, such as `"decoder_model"`.
-        model: what holds the weights.
-        function: gives the outputs of the inputs.
-        inputs: tuple of `Array`.
-        outputs: tuple of str.
+        name: str, the name of the graph's file, such as `"decoder_model"`.
+        model: the Keras model that holds the weights.
+        function: function from the inputs to the outputs.
+        inputs: tuple of `Array`s.
+        outputs: tuple of str, names of the outputs.
     """
 
     name: str

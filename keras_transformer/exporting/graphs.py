@@ -1,8 +1,8 @@
-"""The graphs of a model: one of one pass, or those that generate with a cache.
+"""Graphs of a model: one graph for a single pass, or graphs that generate with a cache.
 
-Names are those of optimum. A decoder is one graph, `model`, whose cache may be empty; an
-encoder-decoder is `encoder_model`, `decoder_model` for the first tokens, whose outputs are the
-keys and values of both sides, and `decoder_with_past_model` for what follows.
+Names follow optimum. A decoder is one graph, `model`, whose cache may be empty. An encoder-decoder
+has three: `encoder_model`; `decoder_model` for the first tokens, which also returns the keys and
+values of self- and cross-attention; and `decoder_with_past_model` for the following tokens.
 """
 
 import keras
@@ -10,8 +10,7 @@ from keras import ops
 
 from keras_transformer.config import TransformerConfig
 from keras_transformer.exporting.graph import PUBLISHED, Array, Graph
-from keras_transformer.generation.cache import Cache
-from keras_transformer.generation.slot_space import SlotSpace
+from keras_transformer.generation.cache import Cache, CacheGroup
 from keras_transformer.kernels.indexing import columns
 from keras_transformer.layers.position import row_lengths
 from keras_transformer.layers.stems import Input
@@ -19,10 +18,11 @@ from keras_transformer.tasks import QuestionAnswerer, Task, TextEmbedder
 
 
 def graphs_of(task: keras.Model) -> list[Graph]:
-    """The graphs of a task or a backbone.
+    """Return the graphs of a task or a backbone.
 
     Raises:
-        ValueError: for a model of which none can be made; the message says what can.
+        ValueError: if the model cannot be exported as graphs; the message names a format that
+            supports it.
     """
     backbone = getattr(task, "backbone", task)
     kind = backbone.config.kind
@@ -35,10 +35,10 @@ def graphs_of(task: keras.Model) -> list[Graph]:
 
 
 def _one_pass(task: keras.Model) -> Graph:
-    """All of a task without a cache, or of a backbone."""
-    intake = getattr(task, "intake", task)
+    """Return the graph of a task or a backbone without a cache."""
+    input_interface = getattr(task, "input_interface", task)
     config = getattr(task, "backbone", task).config.sides[0]
-    arrays = _taken(intake.input_arrays, config)
+    arrays = _taken(input_interface.input_arrays, config)
     names = tuple(_array(array, config) for array in arrays)
 
     def function(*tensors):
@@ -58,7 +58,7 @@ def _one_pass(task: keras.Model) -> Graph:
 
 
 def _decoder(backbone: keras.Model) -> Graph:
-    """Prompts, and what follows them, with the cache of what was before."""
+    """Return the graph of a decoder, for a prompt or for further tokens with a cache."""
     layers = backbone.cache_layers
     inputs = (
         Array("input_ids", "int64", ("batch", "length")),
@@ -69,10 +69,10 @@ def _decoder(backbone: keras.Model) -> Graph:
 
     def function(ids, mask, positions, *past):
         before, mask = ops.shape(past[0])[2], ops.cast(mask, "bool")
-        # Looked up, not sliced: so the sizes of both are known to be those of past and ids.
+        # Gathered, not sliced, so that their sizes are known to equal those of `past` and `ids`.
         seen = columns(mask, ops.arange(before, dtype="int32"))
         own = columns(mask, before + ops.arange(ops.shape(ids)[1], dtype="int32"))
-        # Of each row: up to its last token, less those of this call.
+        # Length of each row up to its last token, without the tokens of this call.
         lengths = row_lengths(ops.cast(positions, "int32"), own)
         lengths = lengths - ops.sum(ops.cast(own, "int32"), axis=1)
         cache = _cache(backbone, past, seen, lengths)
@@ -85,7 +85,7 @@ def _decoder(backbone: keras.Model) -> Graph:
 
 
 def _seq2seq(backbone: keras.Model) -> list[Graph]:
-    """The encoder, the decoder's first tokens, and those that follow."""
+    """Return the graphs of the encoder, and of the decoder for the first and for later tokens."""
     _refuse_sources(backbone)
     arrays = _taken(backbone.encoder_stem.inputs, backbone.encoder.config)
     masked = any(array.name == "padding_mask" for array in arrays)
@@ -100,7 +100,7 @@ def _seq2seq(backbone: keras.Model) -> list[Graph]:
 
 
 def _decoders(backbone: keras.Model, masked: bool) -> list[Graph]:
-    """The decoder of an encoder-decoder; `masked`, whether a source may have padding."""
+    """Return the decoder's graphs of a seq2seq; `masked` says whether sources can be padded."""
     layers = backbone.cache_layers
     ids = Array("input_ids", "int64", ("batch", "length"))
     mask = (Array("encoder_attention_mask", "int64", ("batch", "source")),) if masked else ()
@@ -140,15 +140,15 @@ def _decoders(backbone: keras.Model, masked: bool) -> list[Graph]:
 
 
 def _refuse_sources(backbone: keras.Model) -> None:
-    if backbone.source is not None or backbone.places is not None:
+    if backbone.source is not None or backbone.placeholder_tokens is not None:
         raise ValueError(
-            "A decoder whose tokens stand beside states of an image, or whose encoder attends to "
-            "one, has no graph with a cache. Export it with format='huggingface'."
+            "A decoder that reads states of an image among its tokens, or attends to an image, has "
+            "no graph with a cache. Export it with format='huggingface'."
         )
 
 
 def _taken(arrays: tuple[Input, ...], config: TransformerConfig) -> list[Input]:
-    """Of the arrays that a side may be given those that a graph takes: they are all to be given."""
+    """Return the input arrays of a side that become inputs of its graph, all of them required."""
     taken = ["padding_mask", "observed"] + ["segment_ids"] * bool(config.segment_vocabulary_size)
     return [array for array in arrays if array.required or array.name in taken]
 
@@ -157,7 +157,7 @@ def _array(array: Input, config: TransformerConfig) -> Array:
     dtype = "float32" if array.dtype == "float32" else "int64"
     length: int | str = "length"
     if config.stem is not None and config.stem.kind == "series" and not config.stem.reads_observed:
-        length = config.stem.context_length  # The pieces are those of a whole context.
+        length = config.stem.context_length  # the patches always cover the whole context
     sizes = tuple(length if size is None else size for size in array.shape)
     if array.name == "images":
         side = config.stem.image_size
@@ -170,7 +170,7 @@ def _read(array: Input, tensor):
 
 
 def _pairs(name: str, layers: list[tuple], length: str) -> tuple[Array, ...]:
-    """Keys and values of each layer."""
+    """Return the arrays of the keys and values of each layer, as inputs of a graph."""
     return tuple(
         Array(name.format(i, part), "float32", ("batch", heads, length, width))
         for i, (heads, width, *_) in enumerate(layers)
@@ -179,18 +179,18 @@ def _pairs(name: str, layers: list[tuple], length: str) -> tuple[Array, ...]:
 
 
 def _cache(backbone: keras.Model, past: tuple, seen, lengths) -> Cache:
-    """The cache of keys and values that were seen, behind which the next ones are joined."""
+    """Return a cache of the keys and values `past`, to which a call appends the next ones."""
     positions = ops.maximum(ops.cumsum(ops.cast(seen, "int32"), axis=1) - 1, 0)
     pairs = list(zip(past[::2], past[1::2], strict=True))
     rows, end = ops.shape(seen)
     empty = Cache.create(backbone, rows, 0)
-    spaces = {
-        key: SlotSpace({i: pairs[i] for i in space.layers}, seen[:, None], positions, end, end)
-        for key, space in empty.spaces.items()
+    groups = {
+        key: CacheGroup({i: pairs[i] for i in group.layers}, seen[:, None], positions, end, end)
+        for key, group in empty.groups.items()
     }
-    return empty._replace(spaces=spaces, lengths=lengths)
+    return empty._replace(groups=groups, lengths=lengths)
 
 
 def _kept(cache: Cache) -> tuple:
-    """Keys and values of each layer, in order."""
+    """Return the keys and values of self-attention of all layers, in order."""
     return tuple(x for layer in cache.layers for x in layer["self"])

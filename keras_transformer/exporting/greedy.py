@@ -1,4 +1,4 @@
-"""Greedy decoding within a graph of TensorFlow: a loop around the graphs that have the cache."""
+"""Greedy decoding as a TensorFlow function: a loop around the graphs with a cache."""
 
 from collections.abc import Callable
 
@@ -7,25 +7,29 @@ import tensorflow as tf
 
 from keras_transformer.exporting.graph import Graph
 
-# Logits of the next tokens `(rows, vocabulary_size)`, and what the next step takes.
+# Logits of the next tokens `(rows, vocabulary_size)`, and the inputs of the next step.
 _Step = tuple[tf.Tensor, list[tf.Tensor]]
 
 
 def continuations(task: keras.Model, graphs: list[Graph], most: int) -> Callable:
-    """A function of ids and their mask, int64 `(rows, length)`, to what a model writes.
+    """Return a function that continues prompts greedily.
 
-    It gives ids `(rows, new)`, int64, padded behind the end of each row, and how many each row has,
-    the end not counted. Padding of what is given may be on either side, of sources on the right.
+    The function takes ids and their mask, int64 `(rows, length)`. It returns the generated ids,
+    int64 `(rows, new)`, padded after the end of each row, and the number of generated tokens of
+    each row, int64 `(rows,)`, without the end token. Prompts may be padded on either side, sources
+    of an encoder on the right.
 
     Args:
         task: a task that generates.
-        graphs: those of `graphs_of`.
-        most: int, the most new tokens.
+        graphs: list of `Graph`s, the result of `graphs_of`.
+        most: int, most new tokens.
     """
     begin = _decoder(task, graphs[0]) if len(graphs) == 1 else _seq2seq(task, *graphs)
     reads, writes = task.backbone.config.sides[0], task.backbone.config.sides[-1]
     room = writes.max_sequence_length if writes.position == "learned" else None
-    if len(graphs) > 1 and room is not None:  # Its decoder begins with one token.
+    if (
+        len(graphs) > 1 and room is not None
+    ):  # the decoder begins with one token, so that no prompt takes room
         most = min(most, room)
 
     def write(ids, mask):
@@ -42,7 +46,7 @@ def continuations(task: keras.Model, graphs: list[Graph], most: int) -> Callable
 
 
 def _loop(task: keras.Model, logits, state: list, step: Callable, limit: int | tf.Tensor) -> tuple:
-    """The likeliest token again and again, until all rows have ended or have `limit` tokens."""
+    """Append the likeliest token until all rows have ended or have `limit` tokens."""
     rows = tf.shape(logits)[0]
     ends, pad = tf.constant(list(task.end_ids), "int64"), tf.constant(task.pad_id, "int64")
 
@@ -54,7 +58,7 @@ def _loop(task: keras.Model, logits, state: list, step: Callable, limit: int | t
         written = tf.concat([written, tokens[:, None]], axis=1)
         return written, counts, done, *_flat(step(tokens[:, None], list(state)))
 
-    def goes_on(written, counts, done, *_):
+    def should_continue(written, counts, done, *_):
         return (tf.shape(written)[1] < limit) & ~tf.reduce_all(done)
 
     first = (
@@ -64,13 +68,13 @@ def _loop(task: keras.Model, logits, state: list, step: Callable, limit: int | t
         *_flat((logits, state)),
     )
     shapes = (tf.TensorShape([None, None]), *(x.shape for x in first[1:4]), *map(_growing, state))
-    written, counts, *_ = tf.while_loop(goes_on, go_on, first, shape_invariants=shapes)
-    # Where all rows have ended the last column is nothing but their ends.
+    written, counts, *_ = tf.while_loop(should_continue, go_on, first, shape_invariants=shapes)
+    # If all rows have ended, the last column holds only end tokens.
     return written[:, : tf.cast(tf.reduce_max(counts, axis=0), "int32")], counts
 
 
 def _growing(tensor: tf.Tensor) -> tf.TensorShape:
-    """The shape of a mask, or of keys or values, of any length."""
+    """Return the shape of a mask, keys or values, with any length."""
     sizes = list(tensor.shape)
     sizes[len(sizes) // 2] = None
     return tf.TensorShape(sizes)

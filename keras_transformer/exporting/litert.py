@@ -1,22 +1,26 @@
-"""LiteRT, which was TensorFlow Lite."""
+"""Export to LiteRT, formerly TensorFlow Lite."""
 
 import re
 from pathlib import Path
 
 import keras
 
-from keras_transformer.checking import check_choice
 from keras_transformer.exporting.graphs import graphs_of
 from keras_transformer.exporting.quiet import quietly
+from keras_transformer.support.checking import check_choice
 
 
 def write(task: keras.Model, directory: Path, quantization: str | None = None) -> None:
-    """Writes `model.tflite`, with a signature for each graph.
+    """Write `model.tflite`, with a signature for each graph.
 
     Args:
         task: a task or a backbone.
         directory: the folder.
-        quantization: `"int8"` for matrices of 8 bits, and states that are quantized as they come.
+        quantization: `"int8"` for 8-bit weight matrices and dynamically quantized activations.
+            Defaults to float32.
+
+    Raises:
+        ValueError: if LiteRT does not have an operation of the model.
     """
     import tensorflow as tf
 
@@ -33,7 +37,7 @@ def write(task: keras.Model, directory: Path, quantization: str | None = None) -
 
 
 def _converted(converter) -> bytes:
-    """The file. ValueError for a model with an operation that LiteRT does not have."""
+    """Return the bytes of the file. Raises ValueError if LiteRT lacks an operation of the model."""
     from tensorflow.lite.python.convert import ConverterError
 
     try:
@@ -42,6 +46,6 @@ def _converted(converter) -> bytes:
         named = re.search(r"TF (?:Select|custom) ops: (.*)", str(error))
         what = f"the operation {named[1]}" if named else "an operation of this model"
         raise ValueError(
-            f"LiteRT alone does not have {what} for sizes that are not known. The other formats "
-            "of `exporting.FORMATS` take the model, such as 'onnx'."
+            f"LiteRT alone does not have {what} for sizes that are not fixed. Use another of the "
+            "formats in `exporting.FORMATS`, such as 'onnx'."
         ) from error

@@ -1,26 +1,29 @@
-"""ONNX, for ONNX Runtime."""
+"""Export to ONNX, for ONNX Runtime."""
 
 import re
 from pathlib import Path
 
 import keras
 
-from keras_transformer.checking import check_choice
-from keras_transformer.checkpoints.untrusted import write_json
 from keras_transformer.exporting.genai import genai_config
 from keras_transformer.exporting.graph import Graph
 from keras_transformer.exporting.graphs import graphs_of
 from keras_transformer.exporting.quiet import quietly
 from keras_transformer.exporting.torch_programs import programs_of
+from keras_transformer.support.checking import check_choice
+from keras_transformer.support.untrusted import write_json
 
 
 def write(task: keras.Model, directory: Path, quantization: str | None = None) -> None:
-    """Writes `model.onnx`, of a decoder `genai_config.json` too; or the graphs of a seq2seq.
+    """Write `model.onnx`, or one file for each graph of an encoder-decoder.
+
+    A decoder also gets `genai_config.json`, with which onnxruntime-genai generates.
 
     Args:
         task: a task or a backbone.
         directory: the folder.
-        quantization: `"int8"` for matrices of 8 bits, and states that are quantized as they come.
+        quantization: `"int8"` for 8-bit weight matrices and dynamically quantized activations.
+            Defaults to float32.
     """
     check_choice("quantization", quantization, ("int8",), none=True)
     graphs = graphs_of(task)
@@ -36,7 +39,7 @@ def write(task: keras.Model, directory: Path, quantization: str | None = None) -
 
 
 def save_onnx(graph: Graph, program, path: Path) -> None:
-    """Writes a program of PyTorch as ONNX, with the names of its graph."""
+    """Write a PyTorch program as ONNX, with the graph's names of inputs and outputs."""
     import torch
 
     with quietly():
@@ -52,7 +55,7 @@ def save_onnx(graph: Graph, program, path: Path) -> None:
 
 
 def _name_axes(graph: Graph, model) -> None:
-    """Gives the sizes that are not known the names of the axes, in place of `s26`."""
+    """Rename variable sizes, such as `s26`, to the names of the graph's axes."""
     import onnx_ir
 
     names = {}

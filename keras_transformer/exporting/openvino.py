@@ -1,24 +1,24 @@
-"""OpenVINO's own files."""
+"""Export to OpenVINO."""
 
 import tempfile
 from pathlib import Path
 
 import keras
 
-from keras_transformer.checking import check_choice
 from keras_transformer.exporting.graphs import graphs_of
 from keras_transformer.exporting.onnx import save_onnx
 from keras_transformer.exporting.quiet import quietly
 from keras_transformer.exporting.torch_programs import programs_of
+from keras_transformer.support.checking import check_choice
 
 
 def write(task: keras.Model, directory: Path, quantization: str | None = None) -> None:
-    """Writes `model.xml` and `model.bin`, or those of the graphs of an encoder-decoder.
+    """Write `model.xml` and `model.bin`, or these files for each graph of an encoder-decoder.
 
     Args:
         task: a task or a backbone.
         directory: the folder.
-        quantization: `"int8"` for matrices of 8 bits, by NNCF.
+        quantization: `"int8"` for 8-bit weight matrices, quantized by NNCF. Defaults to float32.
     """
     import openvino
 

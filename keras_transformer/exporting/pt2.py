@@ -1,4 +1,4 @@
-"""Programs of PyTorch, which `torch.export.load` reads."""
+"""Export to PyTorch programs, which `torch.export.load` reads."""
 
 from pathlib import Path
 
@@ -10,7 +10,7 @@ from keras_transformer.exporting.torch_programs import programs_of
 
 
 def write(task: keras.Model, directory: Path) -> None:
-    """Writes `model.pt2`, or the graphs of an encoder-decoder.
+    """Write `model.pt2`, or one file for each graph of an encoder-decoder.
 
     Args:
         task: a task or a backbone.

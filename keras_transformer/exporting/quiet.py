@@ -1,4 +1,4 @@
-"""What the libraries of formats say of their own insides, left out."""
+"""Suppression of messages of libraries about their own internals."""
 
 import contextlib
 import logging
@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 @contextlib.contextmanager
 def quietly() -> Iterator[None]:
-    """Without warnings and log lines of libraries, errors excepted."""
+    """Suppress libraries' warnings and log lines, except errors."""
     before = logging.root.manager.disable
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

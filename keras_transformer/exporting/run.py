@@ -1,4 +1,4 @@
-"""A model as a folder for a runtime that knows nothing of this package."""
+"""Export of a model to a folder for a runtime that does not need this package."""
 
 import os
 from collections.abc import Mapping
@@ -6,33 +6,35 @@ from typing import Any
 
 import keras
 
-from keras_transformer.checking import check_path, describe, nearest
 from keras_transformer.exporting.child import convert_in_child
 from keras_transformer.exporting.description import describe_export
 from keras_transformer.exporting.folder import check_place, exported_folder
 from keras_transformer.exporting.formats import FORMATS, Format, format_named
+from keras_transformer.kernels.device import device
 from keras_transformer.models.backbone import Backbone
-from keras_transformer.models.quantized import refuse_quantized
+from keras_transformer.models.runtime.quantized import refuse_quantized
+from keras_transformer.support.checking import check_path, describe, nearest
 from keras_transformer.training import lora
 
 
 def export(
     task: keras.Model, directory: str | os.PathLike, format: str = "onnx", **options: Any
 ) -> None:
-    """Writes a model for a runtime that needs neither this package nor Keras.
+    """Export a model for a runtime that needs neither this package nor Keras.
 
-    The folder appears complete or not at all, and replaces an earlier export. A format that
-    another backend converts to is converted by a child process on that backend.
+    The folder appears complete or not at all, and replaces an earlier export. If the format needs
+    another backend, a child process on that backend converts the model. A child process also
+    converts to the formats of PyTorch if PyTorch computes on a GPU here.
 
     Args:
-        task: a task, with a tokenizer or without, or a backbone.
-        directory: the folder: new, empty, or that of an earlier export.
-        format: a name in `exporting.FORMATS`, such as `"onnx"`.
-        **options: those of the format, see docs/export.md.
+        task: a task, with or without a tokenizer, or a backbone.
+        directory: str or path, a folder that is new, is empty, or has an earlier export.
+        format: str, a name in `exporting.FORMATS`, such as `"onnx"`.
+        **options: options of the format, see docs/export.md.
 
     Raises:
-        ValueError: for an unknown format or option, a model that the format cannot take (the
-            message says what can), or a folder that holds other files.
+        ValueError: if the format or an option is unknown, the format does not support the model
+            (the message says which does), or the folder has other files.
         ImportError: if a package of the format is missing; the message names the extra.
 
     Example:
@@ -56,7 +58,7 @@ def export(
     write = chosen.write
     _check_options(chosen, options)
     chosen.check_packages(options.get("quantization") is not None)
-    if chosen.name == "huggingface":  # A preset, which replaces presets.
+    if chosen.name == "huggingface":  # checks and replaces folders by its own rules
         write(task, directory, **options)
         return
     target = check_place(directory)
@@ -64,21 +66,35 @@ def export(
         processor = getattr(task, "processor", None)
         if processor is not None:
             processor.save(folder)
-        if chosen.backend in (None, keras.backend.backend()):
+        if _converts_here(chosen):
             write(task, folder, **options)
         else:
             convert_in_child(task, folder, chosen, options)
 
 
+def _converts_here(chosen: Format) -> bool:
+    """Return whether this process can convert: on the format's backend, with PyTorch on the CPU.
+
+    A PyTorch program names the device of its tensors, so that one from a GPU would need a GPU.
+    """
+    if chosen.backend is None:
+        return True
+    here = keras.backend.backend() == chosen.backend
+    return here and (chosen.backend != "torch" or device().is_cpu)
+
+
 def _check_model(task: Any, chosen: Format) -> None:
-    """ValueError for what is no model, or not whole, or of a kind that the format has not."""
+    """Raise ValueError if the format does not support the model, or the model is unfinished.
+
+    Quantized models and models with LoRA adapters are refused.
+    """
     backbone = getattr(task, "backbone", task)
     if not isinstance(backbone, Backbone):
         raise ValueError(f"`task` must be a task or a backbone, received {describe(task)}.")
     able = [name for name, each in FORMATS.items() if "quantization" in each.options]
     refuse_quantized(
         task,
-        "export it before `quantize`: a format quantizes by its own tools, as export(..., "
+        "export it before `quantize`: formats quantize with their own tools, as export(..., "
         f"quantization='int8') does for {', '.join(map(repr, able))}",
     )
     if lora.is_adapted(backbone):

@@ -1,20 +1,20 @@
-"""A SavedModel of TensorFlow: texts in, labels, vectors or text out."""
+"""Export to a TensorFlow SavedModel, which takes texts and returns labels, vectors or texts."""
 
 from pathlib import Path
 
 import keras
 
-from keras_transformer.checking import MOST_TOKENS, check_int
 from keras_transformer.exporting.graphs import graphs_of
+from keras_transformer.support.checking import MOST_TOKENS, check_int
 
 
 def write(task: keras.Model, directory: Path, max_new_tokens: int = 64) -> None:
-    """Writes a SavedModel with a function for each graph, and `serve`, which takes texts.
+    """Write a SavedModel with a signature for each graph, and `serve`, which takes texts.
 
     Args:
         task: a task or a backbone.
         directory: the folder.
-        max_new_tokens: int, the most tokens that a model which generates writes.
+        max_new_tokens: int, most new tokens of a generating task.
     """
     from keras_transformer.exporting.tensorflow_functions import module_of, save
     from keras_transformer.exporting.tensorflow_serving import serve_from

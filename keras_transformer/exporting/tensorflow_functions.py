@@ -1,4 +1,4 @@
-"""Graphs as functions of TensorFlow, from which SavedModels and LiteRT's files are made."""
+"""Graphs as TensorFlow functions, from which SavedModels and LiteRT files are made."""
 
 import tempfile
 from collections.abc import Callable, Iterator
@@ -12,9 +12,9 @@ from keras_transformer.exporting.quiet import quietly
 
 
 def module_of(graphs: list[Graph]) -> tf.Module:
-    """A module with the weights of graphs and a function for each, by its name."""
+    """Return a module with the weights, and a function for each graph under the graph's name."""
     module = tf.Module()
-    # Held once: `variables` of Keras are not those that TensorFlow knows.
+    # Held here, since TensorFlow does not track Keras's `variables`.
     module.weights = [v.value for v in graphs[0].model.variables]
     for graph in graphs:
         setattr(module, graph.name, _function_of(graph))
@@ -22,7 +22,7 @@ def module_of(graphs: list[Graph]) -> tf.Module:
 
 
 def specs_of(arrays: tuple[Array, ...]) -> list[tf.TensorSpec]:
-    """What a function takes, with None for each size that may be any."""
+    """Return the specs of a function's arguments; a size of None may vary."""
     return [
         tf.TensorSpec([None if isinstance(n, str) else n for n in a.axes], a.dtype, name=a.name)
         for a in arrays
@@ -38,18 +38,18 @@ def _function_of(graph: Graph) -> Callable:
 
 @contextmanager
 def saved(module: tf.Module) -> Iterator[Path]:
-    """A folder with a module as a SavedModel, whose signatures are its functions, for a while."""
+    """Yield a temporary folder with the module as a SavedModel; its functions are signatures."""
     with tempfile.TemporaryDirectory() as scratch:
         save(module, Path(scratch))
         yield Path(scratch)
 
 
 def save(module: tf.Module, directory: Path) -> None:
-    """Writes a module as a SavedModel, whose signatures are its functions; `serve` is the usual."""
+    """Write a module as a SavedModel: its functions are signatures, `serve` the default one."""
     kind = tf.types.experimental.PolymorphicFunction
     functions = {name: each for name, each in vars(module).items() if isinstance(each, kind)}
     usual = {"serve": tf.saved_model.DEFAULT_SERVING_SIGNATURE_DEF_KEY}
-    with quietly():  # Of names with a dot, which signatures have all the same.
+    with quietly():  # TensorFlow warns of names with a dot, which are allowed
         signatures = {
             usual.get(name, name): each.get_concrete_function() for name, each in functions.items()
         }

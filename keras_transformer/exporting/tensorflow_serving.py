@@ -1,4 +1,4 @@
-"""What a SavedModel is called by: texts in, labels, vectors or text out."""
+"""Serving functions of a SavedModel, which take texts and return labels, vectors or texts."""
 
 import warnings
 from collections.abc import Callable
@@ -10,10 +10,10 @@ import tensorflow as tf
 from keras_transformer.exporting.graph import Graph
 from keras_transformer.exporting.greedy import continuations
 from keras_transformer.exporting.tensorflow_functions import specs_of
-from keras_transformer.generation.rules import Rules
+from keras_transformer.generation.rules.rules import Rules
 from keras_transformer.tasks import CausalLM, Seq2SeqLM, TextClassifier, TextEmbedder
-from keras_transformer.tasks.row_classifier import RowClassifier
-from keras_transformer.tasks.text import take_max_length
+from keras_transformer.tasks.data.text import take_max_length
+from keras_transformer.tasks.heads.class_head import RowHead
 from keras_transformer.tokenizers.tensorflow_text import IdsToText
 
 _TEXTS = tf.TensorSpec([None], tf.string, name="texts")
@@ -21,15 +21,16 @@ _OTHERS = tf.TensorSpec([None], tf.string, name="others")
 
 
 def serve_from(module: tf.Module, task: keras.Model, graphs: list[Graph], most: int) -> None:
-    """Gives a module the function `serve`: of texts if a graph can read them, else of arrays.
+    """Add the function `serve` to a module.
 
-    That of a `TextClassifier` has `pairs` too, of two texts a row.
+    It takes texts if TensorFlow can tokenize them, else arrays of ids. A `TextClassifier` also gets
+    the function `pairs`, which takes two texts per row.
 
     Args:
-        module: that of the graphs.
+        module: the `tf.Module` of the graphs.
         task: a task or a backbone.
-        graphs: those of `graphs_of`.
-        most: int, the most tokens that a model which generates writes.
+        graphs: list of `Graph`s, the result of `graphs_of`.
+        most: int, most new tokens of a generating task.
     """
     texts = _texts(task)
     run = _generation(task, graphs, most) if _writes(task) else _pass(task, graphs[0])
@@ -37,7 +38,7 @@ def serve_from(module: tf.Module, task: keras.Model, graphs: list[Graph], most: 
         taken = graphs[0].inputs[:2] if _writes(task) else graphs[0].inputs
         module.serve = tf.function(lambda *x: run(*x), specs_of(taken), autograph=False)
         return
-    module.tokenizer = texts.tokenizer  # So that its resources are saved.
+    module.tokenizer = texts.tokenizer  # an attribute, so that the tokenizer's resources are saved
 
     def serve(strings):
         return texts.outputs(run(*texts.arrays(strings)))
@@ -50,12 +51,12 @@ def serve_from(module: tf.Module, task: keras.Model, graphs: list[Graph], most: 
 
 
 class _Texts(NamedTuple):
-    """The two ends of a graph that takes texts.
+    """Functions that turn texts into inputs of a graph, and its outputs into results.
 
     Fields:
-        tokenizer: `tf.Module`.
-        arrays: function of strings to the arrays of the first graph.
-        outputs: function of what was computed to what is given.
+        tokenizer: `tf.Module` that tokenizes.
+        arrays: function from strings to the input arrays of the first graph.
+        outputs: function from the dict of computed tensors to the dict of results.
     """
 
     tokenizer: tf.Module
@@ -68,8 +69,9 @@ def _writes(task: keras.Model) -> bool:
 
 
 def _pass(task: keras.Model, graph: Graph) -> Callable:
-    """A function of the arrays of a graph to its outputs, or to the labels of a classifier."""
-    labels = isinstance(task, RowClassifier) and not task.is_regression
+    """Return a function from a graph's arrays to its outputs, or to a classifier's labels."""
+    head = getattr(task, "head", None)  # a backbone has none
+    labels = isinstance(head, RowHead) and not head.is_regression
 
     def run(*arrays):
         outputs = graph.function(*arrays)
@@ -83,12 +85,11 @@ def _pass(task: keras.Model, graph: Graph) -> Callable:
 
 
 def _generation(task: keras.Model, graphs: list[Graph], most: int) -> Callable:
-    """A function of ids and mask to the ids that a model writes, and their mask."""
+    """Return a function from ids and mask to the generated ids and their mask."""
     rules = task.published_rules()
     if rules != Rules():
         warnings.warn(
-            "The SavedModel writes the likeliest tokens, without the rules of the checkpoint: "
-            f"{rules}.",
+            f"The SavedModel decodes greedily, and ignores the rules of the checkpoint: {rules}.",
             stacklevel=2,
         )
     go_on = continuations(task, graphs, most)
@@ -102,7 +103,7 @@ def _generation(task: keras.Model, graphs: list[Graph], most: int) -> Callable:
 
 
 def _texts(task: keras.Model) -> _Texts | None:
-    """What makes arrays of texts, and texts of ids; None for a task that takes arrays."""
+    """Return the text functions of a task, or None if its SavedModel must take arrays of ids."""
     known = isinstance(task, (CausalLM, Seq2SeqLM, TextClassifier, TextEmbedder))
     if not known or task.tokenizer is None:
         return None
@@ -119,7 +120,7 @@ def _texts(task: keras.Model) -> _Texts | None:
 
 
 def _to_text(task: keras.Model, tokenizer_json: str) -> Callable:
-    to_text = IdsToText(tokenizer_json, continues=task.continues_prompts)
+    to_text = IdsToText(tokenizer_json, continues=task.generator.continues_prompts)
 
     def outputs(found: dict[str, Any]) -> dict[str, Any]:
         counts = tf.reduce_sum(found["output_mask"], axis=1)
@@ -129,12 +130,12 @@ def _to_text(task: keras.Model, tokenizer_json: str) -> Callable:
 
 
 def _reader(task: keras.Model, tokenizer: tf.Module) -> Callable:
-    """A function of texts to the arrays of the first graph of a task, int64."""
+    """Return a function from texts to the int64 arrays of a task's first graph."""
     prompt, longest = "", None
     if isinstance(task, TextEmbedder):
         prompt, longest = task.default_prompt, task.max_length
         if prompt and not task.include_prompt:
-            raise ValueError("Its vectors leave out the tokens of a prompt, which no graph knows.")
+            raise ValueError("The embedder leaves out the prompt's tokens, which no graph can do.")
     longest = None if _writes(task) else take_max_length(task, {}, default=longest)
     pad, end = task.tokenizer.pad_id or 0, task.tokenizer.end_id
     segmented = not _writes(task) and task.backbone.config.segment_vocabulary_size > 0
@@ -142,12 +143,14 @@ def _reader(task: keras.Model, tokenizer: tf.Module) -> Callable:
     def read(texts):
         rows = tokenizer(prompt + texts, max_length=longest)
         ids, lengths = tf.cast(rows.to_tensor(pad), "int64"), tf.cast(rows.row_lengths(), "int32")
-        if isinstance(task, CausalLM) and end is not None:  # What it goes on with has no end.
+        if isinstance(task, CausalLM) and end is not None:  # a prompt ends without an end token
             last = tf.gather(ids, tf.maximum(lengths - 1, 0), batch_dims=1)
             lengths -= tf.cast((lengths > 0) & (last == end), "int32")
             ids = ids[:, : tf.reduce_max(lengths)]
         if _writes(task):
-            tf.debugging.assert_positive(lengths, "A text has no token to go on from.")
+            tf.debugging.assert_positive(
+                lengths, "A text has no tokens: there is nothing to continue."
+            )
         mask = tf.sequence_mask(lengths, tf.shape(ids)[1])
         ids = tf.where(mask, ids, tf.constant(pad, "int64"))
         return ids, tf.cast(mask, "int64"), *([tf.zeros_like(ids)] if segmented else [])
@@ -156,7 +159,7 @@ def _reader(task: keras.Model, tokenizer: tf.Module) -> Callable:
 
 
 def _pair_reader(task: TextClassifier, tokenizer: tf.Module) -> Callable:
-    """A function of two texts a row to the arrays of the graph of a task, int64."""
+    """Return a function from two texts per row to the int64 arrays of a task's graph."""
     longest, pad = take_max_length(task, {}), task.tokenizer.pad_id or 0
     segmented = task.backbone.config.segment_vocabulary_size > 0
 

@@ -1,4 +1,4 @@
-"""Graphs as programs of PyTorch, from which ONNX, OpenVINO and `.pt2` are made."""
+"""Graphs as PyTorch programs, from which ONNX, OpenVINO and `.pt2` files are made."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -6,12 +6,12 @@ from typing import Any
 from keras_transformer.exporting.graph import Graph
 from keras_transformer.exporting.quiet import quietly
 
-# Sizes of the example, no two alike and none 0 or 1, so that nothing is taken for a constant.
+# Example sizes: distinct, and not 0 or 1, so that PyTorch treats none of them as a constant.
 _SIZES = {"batch": 2, "length": 5, "past": 3, "total": 8, "source": 7}
 
 
 def programs_of(graphs: list[Graph]) -> Iterator[tuple[Graph, Any]]:
-    """Each graph and the `torch.export.ExportedProgram` of it, for any sizes of its axes."""
+    """Yield each graph with its `torch.export.ExportedProgram`, whose named axes have any size."""
     for graph in graphs:
         yield graph, _program(graph)
 
@@ -35,6 +35,6 @@ def _program(graph: Graph):
         {i: torch.export.Dim.DYNAMIC for i, axis in enumerate(array.axes) if isinstance(axis, str)}
         for array in graph.inputs
     )
-    # A size of 0 or 1, such as that of an empty cache, is no other case than any size.
+    # Make sizes 0 and 1 (such as the length of an empty cache) work like any other size.
     with torch.no_grad(), quietly(), _config.patch(backed_size_oblivious=True):
         return torch.export.export(Module().eval(), example, dynamic_shapes=(shapes,), strict=False)

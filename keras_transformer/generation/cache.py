@@ -1,4 +1,4 @@
-"""The key/value cache of decoding."""
+"""Key/value cache for decoding."""
 
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
@@ -6,37 +6,212 @@ from typing import Any, NamedTuple
 import keras
 from keras import ops
 
-from keras_transformer.generation.slot_space import SlotSpace, placed
-from keras_transformer.layers.masking import Visibility
-from keras_transformer.layers.slots import Slots
+from keras_transformer.kernels.indexing import columns, put_rows, taken
+from keras_transformer.layers.attention.key_value_cache import KeyValueCache, write
+from keras_transformer.layers.attention.masking import AttentionMask, is_static_zero
 from keras_transformer.planning.memory import cache_bytes
+from keras_transformer.support.former_names import FormerName
+
+
+class CacheGroup(NamedTuple):
+    """The cache slots of the layers with one window size: their keys, values and positions.
+
+    All rows write the same slots, so that a write is one slice update.
+
+    Fields:
+        layers: dict from the number of each layer to the tensors of its `layers.KeyValueCache`.
+        valid: bool `(rows, branches, slots)`, the slots that a branch sees.
+        positions: int `(rows, slots)`, the position of each slot's token in its row.
+        start: the slot of the first token of the current call, an int or a tensor, as `end`.
+        end: the next free slot. An int if its value is known during compilation: then only the
+            slots before it are read. Else an int scalar tensor.
+        kept: int `(rows, slots)`, the tokens to keep if a call writes more tokens to an empty group
+            of a window than it has slots. Until the call ends, `valid` and `positions` describe
+            all tokens of the call. Else `()`, so that no tensor is added.
+    """
+
+    layers: dict[int, tuple]
+    valid: Any
+    positions: Any
+    start: Any
+    end: Any
+    kept: Any = ()
+
+    @classmethod
+    def empty(cls, layers: dict[int, tuple], rows: int, slots: int) -> "CacheGroup":
+        valid = ops.zeros((rows, 1, slots), "bool")
+        return cls(layers, valid, ops.zeros((rows, slots), "int32"), start=0, end=0)
+
+    @property
+    def slots(self) -> int:
+        return self.valid.shape[2]
+
+    def reserve(self, own, positions, window: int | None, lengths) -> "CacheGroup":
+        """Reserve the next slots for tokens at `positions` `(rows, length)`.
+
+        `lengths` are the row lengths with these tokens. `own`, bool `(rows, branches, length)`,
+        says which of the tokens each branch sees.
+        """
+        if (
+            is_static_zero(self.end)
+            and window is not None
+            and window - 1 <= self.slots < own.shape[2]
+        ):
+            positions = ops.cast(positions, "int32")
+            group = self._replace(valid=own, positions=positions, start=0, end=own.shape[2])
+            return group._replace(kept=_used_first(group.live_slots(window, lengths), self.slots))
+        return self._replace(
+            valid=write(self.valid, own, self.end, axis=2),
+            positions=write(self.positions, ops.cast(positions, "int32"), self.end, axis=1),
+            start=self.end,
+            end=self.end + ops.shape(own)[2],
+        )
+
+    def with_layers(self, layers: dict[int, tuple], window: int | None, lengths) -> "CacheGroup":
+        """Return the group after a call, with the tensors that its layers returned."""
+        after = self._replace(layers=layers, kept=())
+        if isinstance(self.kept, tuple):
+            return after
+        return after._ordered(self.live_slots(window, lengths), self.kept)
+
+    def visibility(self, length: int) -> AttentionMask:
+        """Return which slots the `length` tokens of the current call see, and all positions."""
+        valid, keys, places = self.valid, self.positions, ops.arange(length, dtype="int32")
+        if isinstance(self.end, int):
+            valid, keys = valid[..., : self.end], keys[:, : self.end]
+            positions = keys[:, self.start :]
+        else:
+            positions = columns(keys, self.start + places)
+        branches = valid.shape[1]
+        if branches == 1 and is_static_zero(self.start):  # the same as without a cache
+            return AttentionMask(valid[:, 0], query_positions=positions, key_positions=keys)
+        if branches == 1:
+            slots = ops.arange(ops.shape(valid)[2], dtype="int32")
+            own = (self.start + places)[None, :, None]
+            valid = ops.logical_and(valid, slots[None, None] <= own)
+        return AttentionMask(query_positions=positions, key_positions=keys, explicit=valid)
+
+    def accept(self, counts, length: int) -> "CacheGroup":
+        """Keep only the first `counts`, int `(rows,)`, of the last `length` tokens of each row."""
+        first = self.end - length
+        slots = ops.arange(self.slots, dtype="int32")
+        kept = slots[None, None] < (first + counts)[:, None, None]
+        valid = ops.logical_and(self.valid, kept)
+        return self._replace(valid=valid, end=first + ops.max(counts))
+
+    def grow(self, slots: int) -> "CacheGroup":
+        """Return the same content with room for `slots` tokens."""
+        extra = slots - self.slots
+        if not extra:
+            return self
+        return self._replace(
+            layers={
+                i: tuple(longer(x, 2, extra) for x in layer) for i, layer in self.layers.items()
+            },
+            valid=longer(self.valid, 2, extra),
+            positions=longer(self.positions, 1, extra),
+        )
+
+    def live_slots(self, window: int | None, lengths):
+        """Return the slots that later tokens can see, bool `(rows, slots)`, given row `lengths`."""
+        used = ops.any(self.valid, axis=1)
+        if window is None:
+            return used
+        return ops.logical_and(used, self.positions > lengths[:, None] - window)
+
+    def compact(self, used, slots: int) -> "CacheGroup":
+        """Move the slots `used`, bool `(rows, slots)`, to the front, and keep `slots` of them."""
+        order = _used_first(used, slots)
+        layers = {i: tuple(taken(x, order) for x in layer) for i, layer in self.layers.items()}
+        return self._replace(layers=layers)._ordered(used, order)
+
+    def _ordered(self, used, order) -> "CacheGroup":
+        """Reorder `valid` and `positions` to match layers that are already in this order."""
+        valid = ops.logical_and(self.valid, used[:, None])
+        return self._replace(
+            valid=ops.take_along_axis(valid, order[:, None], axis=2),
+            positions=ops.take_along_axis(self.positions, order, axis=1),
+            start=ops.zeros((), "int32"),
+            end=ops.cast(ops.max(ops.sum(ops.cast(used, "int32"), axis=1)), "int32"),
+        )
+
+    def take_rows(self, rows) -> "CacheGroup":
+        """Take the rows `rows`, int `(count,)`, in that order; a row may occur several times."""
+        taken = keras.tree.map_structure(lambda x: ops.take(x, rows, axis=0), tuple(self[:3]))
+        return CacheGroup(*taken, self.start, self.end)
+
+    def place(self, other: "CacheGroup", rows) -> "CacheGroup":
+        """Put the rows of `other` in the places `rows`; the result has the larger slot count."""
+        return CacheGroup(
+            {
+                i: tuple(
+                    put_padded_rows(*pair, rows)
+                    for pair in zip(layer, other.layers[i], strict=True)
+                )
+                for i, layer in self.layers.items()
+            },
+            valid=put_padded_rows(self.valid, other.valid, rows),
+            positions=put_padded_rows(self.positions, other.positions, rows),
+            start=ops.zeros((), "int32"),
+            end=ops.cast(ops.maximum(self.end, other.end), "int32"),
+        )
+
+
+def longer(tensor, axis: int, extra: int):
+    """Append `extra` zeros along an axis."""
+    widths = [(0, 0)] * len(tensor.shape)
+    widths[axis] = (0, extra)
+    return ops.pad(tensor, widths)
+
+
+def _used_first(used, slots: int):
+    """Order all slots with the `used` ones, bool `(rows, all)`, first; return the first `slots`."""
+    count = used.shape[1]
+    places = ops.arange(count, dtype="int32")
+    order = ops.argsort(ops.where(used, places, places + count), axis=1)
+    return ops.cast(order, "int32")[:, :slots]
+
+
+def put_padded_rows(tensor, rows_of, places):
+    """Put the rows of another tensor in `places`, int `(count,)`; both are padded to the larger.
+
+    On PyTorch `tensor` itself may be written in place.
+    """
+    sizes = [max(pair) for pair in zip(tensor.shape[1:], rows_of.shape[1:], strict=True)]
+    padded = []
+    for each in (tensor, rows_of):
+        widths = [(0, size - old) for size, old in zip(sizes, each.shape[1:], strict=True)]
+        more = any(extra for _, extra in widths)
+        padded.append(ops.pad(each, [(0, 0), *widths]) if more else each)
+    return put_rows(*padded, places)
+
 
 CACHE_DTYPES = ("float32", "float16", "bfloat16", "int8")
 
-# The key of the space of layers that see everything; of the others it is their window.
+# Key of the group of the layers without a window. Other groups have their window as key.
 EVERYTHING = 0
 
 
 class Cache(NamedTuple):
-    """What a decoder keeps of the tokens it has seen.
+    """Keys and values of the tokens that a decoder has seen.
 
-    A row is a prompt and its continuation. All rows write the same slots, so that a write is one
-    slice update. Prompts of different lengths are padded on the right; `filled` masks the padded
-    slots, and `positions` has each row's own count, so that every row decodes as if alone.
+    A row is a prompt and its continuation. All rows write to the same slots, so that a write is one
+    slice update. Prompts of different lengths are padded on the right; `valid` masks the padded
+    slots, and `positions` counts per row, so that every row decodes as if alone.
 
-    A row can have several branches: continuations of one prompt side by side (beams). They write
-    a slot each and share the slots of what they have in common: `filled` says for each branch
-    which slots are its past. So a beam changes its parent without any key being moved.
+    A row can have several branches: continuations of one prompt side by side (beams). Each branch
+    writes to slots of its own, and branches share the slots of their common past: `valid` says for
+    each branch which slots belong to it. A beam can thus change its parent without moving any key.
 
-    Layers that see equally far back share a space of slots. Each space frees the slots that no
-    later token can see, so that layers with a window cache their window alone. Of a prompt longer
-    than its slots, a space keeps the tokens that a later token can see.
+    Layers with the same window share a group of slots. Each group frees the slots that no later
+    token can see, so that a layer with a window only caches its window. If a prompt is longer than
+    a group, the group keeps the tokens that a later token can see.
 
     Fields:
-        spaces: dict of `SlotSpace`, with `filled`, `positions`, `start` and `end`: by the window of
-            their layers, 0 for those that see everything.
-        cross: list, for each layer the tensors of the `layers.slots.Slots` of cross-attention;
-            `()` before the first call, and always for a decoder without cross-attention.
+        groups: dict from window to `CacheGroup` (with `valid`, `positions`, `start` and `end`);
+            the key is 0 for layers without a window.
+        cross: list of the tensors of each layer's `layers.KeyValueCache` of cross-attention; a
+            layer has `()` before the first call, and always without cross-attention.
         source: bool `(rows, source_length)`, the real tokens of the encoder's input;
             `(rows, 0)` before the first call and without an encoder.
         lengths: int `(rows,)`, number of real tokens of each row, or of each of its branches.
@@ -61,36 +236,42 @@ class Cache(NamedTuple):
     ```
     """
 
-    spaces: dict[int, SlotSpace]
+    groups: dict[int, CacheGroup]
     cross: list[tuple]
     source: Any
     lengths: Any
+
+    # Names of the first release.
+    spaces = FormerName("spaces", "groups")
+    in_use = FormerName("in_use", "live_slots")
+    keep_first = FormerName("keep_first", "accept")
+    continue_from = FormerName("continue_from", "reorder_branches")
 
     @classmethod
     def create(
         cls, backbone, rows: int, slots: int | Mapping[int, int], dtype: str | None = None
     ) -> "Cache":
-        """An empty cache for a backbone with a decoder, of `backbone.cache_layers`.
+        """Create an empty cache for the layers that `backbone.cache_layers` lists.
 
         Args:
             backbone: the model.
             rows: int, sequences decoded together.
-            slots: int, tokens there is room for; or a number for each of `spaces`.
-            dtype: `"float32"`, `"float16"`, `"bfloat16"` or `"int8"`, in which keys and values
-                are kept. Defaults to the compute dtype of the model.
+            slots: int, capacity in tokens, or a dict from keys of `groups` to capacities.
+            dtype: `"float32"`, `"float16"`, `"bfloat16"` or `"int8"`, the dtype of keys and
+                values. Defaults to the compute dtype of the model.
         """
         dtype = dtype or backbone.compute_dtype
-        spaces = {}
-        for key in spaces_of(backbone):
-            room = slots[key] if isinstance(slots, Mapping) else slots
+        groups = {}
+        for key in cache_group_keys(backbone):
+            capacity = slots[key] if isinstance(slots, Mapping) else slots
             layers = {
-                i: Slots.make(rows, heads, room, head_dim, dtype).tensors
+                i: KeyValueCache.make(rows, heads, capacity, head_dim, dtype).tensors
                 for i, (heads, head_dim, *window) in enumerate(backbone.cache_layers)
                 if _key(*window) == key
             }
-            spaces[key] = SlotSpace.empty(layers, rows, room)
+            groups[key] = CacheGroup.empty(layers, rows, capacity)
         return cls(
-            spaces,
+            groups,
             cross=[()] * len(backbone.cache_layers),
             source=ops.zeros((rows, 0), "bool"),
             lengths=ops.zeros((rows,), "int32"),
@@ -98,18 +279,18 @@ class Cache(NamedTuple):
 
     @staticmethod
     def count_bytes(config, rows: int, slots: int, source: int = 0, itemsize: int = 4) -> int:
-        """What the keys and values of a cache take while text is generated, in bytes.
+        """Count the bytes of the keys and values of a cache during generation.
 
-        A layer with a window keeps no more than its window and the tokens of one call of the loop,
-        64, however many there are.
+        A layer with a window keeps no more than its window and the 64 tokens of one call of the
+        decoding loop, however many tokens there are.
 
         Args:
             config: `TransformerConfig` of a decoder or seq2seq.
             rows: int, sequences decoded together.
-            slots: int, tokens of each.
-            source: int, tokens of the encoder's input, for seq2seq.
-            itemsize: int, bytes of a number: 4 for float32, 2 for float16 and bfloat16. 1 for
-                int8, to which the scales come: 4 bytes for each key and each value of a head.
+            slots: int, number of tokens of each row.
+            source: int, number of tokens of the encoder's input, for seq2seq.
+            itemsize: int, bytes per number: 4 for float32, 2 for float16 and bfloat16, 1 for int8.
+                For int8 the scales are counted too: 4 bytes for each key and value of a head.
         """
         return cache_bytes(config, rows, slots, source, itemsize)
 
@@ -119,28 +300,28 @@ class Cache(NamedTuple):
 
     @property
     def branches(self) -> int:
-        return next(iter(self.spaces.values())).filled.shape[1]
+        return next(iter(self.groups.values())).valid.shape[1]
 
     @property
     def slots(self) -> int:
-        """Those of the largest space."""
-        return max(space.slots for space in self.spaces.values())
+        """Number of slots in the largest group."""
+        return max(group.slots for group in self.groups.values())
 
     @property
     def layers(self) -> list[dict]:
-        """A dict for each layer, `{"self": tensors, "cross": tensors}`."""
+        """Tensors of each layer, `{"self": tensors, "cross": tensors}`."""
         return [
-            {"self": self.spaces[self.space_of(i)].layers[i], "cross": cross}
+            {"self": self.groups[self.group_of(i)].layers[i], "cross": cross}
             for i, cross in enumerate(self.cross)
         ]
 
     def reserve(self, inputs, mask) -> "Cache":
-        """Slots and positions for the tokens of `inputs`, `(rows, length, ...)`.
+        """Reserve slots and positions for the tokens of `inputs`, `(rows, length, ...)`.
 
-        With branches the tokens are one for each branch, else one after the other.
+        With several branches `inputs` have one token per branch; else the tokens follow each other.
 
         Args:
-            inputs: tensor, for its shape.
+            inputs: tensor, used for its shape only.
             mask: bool `(rows, length)`, the real tokens, or None if all are.
         """
         rows, length = ops.shape(inputs)[:2]
@@ -154,152 +335,156 @@ class Cache(NamedTuple):
             positions = ops.maximum(self.lengths[:, None] + counted - 1, 0)
             own, counts = mask[:, None], counted[:, -1]
         lengths = self.lengths + counts
-        spaces = {
-            key: space.reserve(own, positions, key or None, lengths)
-            for key, space in self.spaces.items()
+        groups = {
+            key: group.reserve(own, positions, key or None, lengths)
+            for key, group in self.groups.items()
         }
-        return self._replace(spaces=spaces, lengths=lengths)
+        return self._replace(groups=groups, lengths=lengths)
 
-    def visibilities(self, length: int) -> dict[int, Visibility]:
-        """For each space which slots the `length` tokens of the call under way see."""
-        return {key: space.visibility(length) for key, space in self.spaces.items()}
+    def visibilities(self, length: int) -> dict[int, AttentionMask]:
+        """Return which slots of each group the `length` tokens of the current call see."""
+        return {key: group.visibility(length) for key, group in self.groups.items()}
 
-    def space_of(self, i: int) -> int:
-        """The key of the space of layer `i`."""
-        return next(key for key, space in self.spaces.items() if i in space.layers)
+    def group_of(self, i: int) -> int:
+        """Return the key of the group of layer `i`."""
+        return next(key for key, group in self.groups.items() if i in group.layers)
 
     def layer(self, i: int) -> dict:
-        """The slots of layer `i`, for its block: `{"self": Slots, "cross": Slots or None}`."""
-        space = self.spaces[self.space_of(i)]
-        cross = Slots(*self.cross[i]) if self.cross[i] else None
-        kept = None if isinstance(space.kept, tuple) else space.kept
-        own = Slots(*space.layers[i], next=space.start, kept=kept)
+        """Return the `KeyValueCache` of layer `i`, or None, under `"self"` and `"cross"`."""
+        group = self.groups[self.group_of(i)]
+        cross = KeyValueCache(*self.cross[i]) if self.cross[i] else None
+        kept = None if isinstance(group.kept, tuple) else group.kept
+        own = KeyValueCache(*group.layers[i], next=group.start, kept=kept)
         return {"self": own, "cross": cross}
 
     def with_layers(self, layers: list[dict], source=None) -> "Cache":
-        """The cache after a call, with the slots that the blocks gave and the source's mask."""
-        spaces = {}
-        for key, space in self.spaces.items():
-            own = {i: layers[i]["self"].tensors for i in space.layers}
-            spaces[key] = space.with_layers(own, key or None, self.lengths)
+        """Return the cache after a call, with the new slots of the layers and the source mask."""
+        groups = {}
+        for key, group in self.groups.items():
+            own = {i: layers[i]["self"].tensors for i in group.layers}
+            groups[key] = group.with_layers(own, key or None, self.lengths)
         cross = [layer["cross"].tensors if layer["cross"] else () for layer in layers]
         source = self.source if source is None else source
-        return self._replace(spaces=spaces, cross=cross, source=source)
+        return self._replace(groups=groups, cross=cross, source=source)
 
     def part(self, first: int, last: int | None = None) -> "Cache":
-        """The cache of one of several models that write the same slots: a part of the layers."""
+        """Return the cache of layers `first` to `last`: one of several models that share slots."""
         numbers = range(len(self.cross))[first:last]
         part = self._each(
-            lambda space: space._replace(
-                layers={i - first: layer for i, layer in space.layers.items() if i in numbers}
+            lambda group: group._replace(
+                layers={i - first: layer for i, layer in group.layers.items() if i in numbers}
             )
         )
         return part._replace(cross=self.cross[first:last])
 
     def join(self, other: "Cache") -> "Cache":
-        """With the layers of `other` behind its own; the slots are the same."""
-        first, spaces = len(self.cross), dict(self.spaces)
-        for key, space in other.spaces.items():
-            layers = {first + i: layer for i, layer in space.layers.items()}
-            mine = spaces.get(key, space._replace(layers={}))
-            spaces[key] = mine._replace(layers={**mine.layers, **layers})
-        spaces = {key: spaces[key] for key in sorted(spaces)}
-        return self._replace(spaces=spaces, cross=[*self.cross, *other.cross])
+        """Append the layers of `other`, a cache with the same slots."""
+        first, groups = len(self.cross), dict(self.groups)
+        for key, group in other.groups.items():
+            layers = {first + i: layer for i, layer in group.layers.items()}
+            mine = groups.get(key, group._replace(layers={}))
+            groups[key] = mine._replace(layers={**mine.layers, **layers})
+        groups = {key: groups[key] for key in sorted(groups)}
+        return self._replace(groups=groups, cross=[*self.cross, *other.cross])
 
     def branch(self, branches: int) -> "Cache":
-        """Each row with so many branches, which have all that it holds in common."""
+        """Give each row this many branches, which share all slots of the row."""
         if branches == 1:
             return self
-        # Not `ops.repeat`: on PyTorch its rows share memory, and could not be written.
+        # Not `ops.repeat`: on PyTorch its rows share memory and could not be written to.
         each = ops.zeros((branches,), "int32")
-        return self._each(lambda space: space._replace(filled=ops.take(space.filled, each, axis=1)))
+        return self._each(lambda group: group._replace(valid=ops.take(group.valid, each, axis=1)))
 
     def as_tensors(self) -> "Cache":
-        """With `start` and `end` as tensors, on whose values no compiled function depends."""
+        """Convert `start` and `end` to tensors, whose values do not trigger a compilation."""
 
-        def converted(space):
-            start, end = (ops.convert_to_tensor(x, "int32") for x in (space.start, space.end))
-            return space._replace(start=start, end=end)
+        def converted(group):
+            start, end = (ops.convert_to_tensor(x, "int32") for x in (group.start, group.end))
+            return group._replace(start=start, end=end)
 
         return self._each(converted)
 
     def as_full(self) -> "Cache":
-        """With all slots taken, as Python integers: the next tokens come behind them."""
-        return self._each(lambda space: space._replace(start=space.slots, end=space.slots))
+        """Set `start` and `end` to the number of slots, as Python ints: all slots are taken."""
+        return self._each(lambda group: group._replace(start=group.slots, end=group.slots))
 
-    def continue_from(self, parents) -> "Cache":
-        """Branch `i` continues what branch `parents[:, i]` was, int `(rows, branches)`."""
+    def reorder_branches(self, parents) -> "Cache":
+        """Let branch `i` continue the past of branch `parents[:, i]`, int `(rows, branches)`."""
         parents = ops.cast(parents, "int32")[..., None]
         return self._each(
-            lambda space: space._replace(filled=ops.take_along_axis(space.filled, parents, axis=1))
+            lambda group: group._replace(valid=ops.take_along_axis(group.valid, parents, axis=1))
         )
 
-    def keep_first(self, counts, length: int) -> "Cache":
-        """Of the last `length` tokens only the first `counts`, int `(rows,)`, of each row."""
-        kept = self._each(lambda space: space.keep_first(counts, length))
+    def accept(self, counts, length: int) -> "Cache":
+        """Keep only the first `counts`, int `(rows,)`, of the last `length` tokens of each row."""
+        kept = self._each(lambda group: group.accept(counts, length))
         return kept._replace(lengths=self.lengths - (length - counts))
 
     def grow(self, slots: int | Mapping[int, int]) -> "Cache":
-        """The same content with room for `slots` tokens, or for a number for each space."""
+        """Return the same content with room for `slots` tokens: one number, or one per group."""
         if not isinstance(slots, Mapping):
-            slots = dict.fromkeys(self.spaces, slots)
-        spaces = {key: space.grow(slots[key]) for key, space in self.spaces.items()}
-        return self._replace(spaces=spaces)
+            slots = dict.fromkeys(self.groups, slots)
+        groups = {key: group.grow(slots[key]) for key, group in self.groups.items()}
+        return self._replace(groups=groups)
 
     def replace_layers(self, layers: Mapping[int, dict]) -> "Cache":
-        """With those layers in each space, whatever their slots."""
-        spaces = {key: self.spaces[key]._replace(layers=own) for key, own in layers.items()}
-        return self._replace(spaces=spaces)
+        """Replace the layers of each group; the new layers may have another number of slots."""
+        groups = {key: self.groups[key]._replace(layers=own) for key, own in layers.items()}
+        return self._replace(groups=groups)
 
-    def in_use(self) -> dict:
-        """For each space bool `(rows, slots)`, the slots that a later token can still see."""
-        return {key: space.in_use(key or None, self.lengths) for key, space in self.spaces.items()}
+    def live_slots(self) -> dict:
+        """Return the slots of each group that a later token can still see, bool `(rows, slots)`."""
+        return {
+            key: group.live_slots(key or None, self.lengths) for key, group in self.groups.items()
+        }
 
     def compact(self, slots: Mapping[int, int] | None = None) -> "Cache":
-        """The slots in use moved to the front.
+        """Move the slots in use to the front.
 
-        What goes: the padding of short prompts, branches that no hypothesis continues, and what
-        has left a sliding window.
+        This drops the padding of short prompts, branches that no hypothesis continues, and tokens
+        that have left a sliding window.
 
         Args:
-            slots: of which spaces, and how many slots they keep: as many as are in use, or more.
-                Defaults to all spaces, with those that they have.
+            slots: dict from groups to the number of slots they keep, at least the slots in use.
+                Defaults to all groups with their present sizes.
         """
         if slots is None:
-            slots = {key: space.slots for key, space in self.spaces.items()}
-        used, spaces = self.in_use(), dict(self.spaces)
-        spaces.update({key: spaces[key].compact(used[key], count) for key, count in slots.items()})
-        return self._replace(spaces=spaces)
+            slots = {key: group.slots for key, group in self.groups.items()}
+        used, groups = self.live_slots(), dict(self.groups)
+        groups.update({key: groups[key].compact(used[key], count) for key, count in slots.items()})
+        return self._replace(groups=groups)
 
     def fit(self, slots: Mapping[int, int]) -> "Cache":
-        """Compact where a space has more slots than it is to have."""
-        larger = {key: count for key, count in slots.items() if self.spaces[key].slots > count}
+        """Compact the groups that have more slots than given."""
+        larger = {key: count for key, count in slots.items() if self.groups[key].slots > count}
         return self.compact(larger) if larger else self
 
     def take_rows(self, rows) -> "Cache":
-        """The rows `rows`, int `(count,)`, in that order; a row may come several times."""
+        """Take the rows `rows`, int `(count,)`, in that order; a row may occur several times."""
         taken = keras.tree.map_structure(lambda x: ops.take(x, rows, axis=0), tuple(self[1:]))
-        spaces = {key: space.take_rows(rows) for key, space in self.spaces.items()}
-        return Cache(spaces, *taken)
+        groups = {key: group.take_rows(rows) for key, group in self.groups.items()}
+        return Cache(groups, *taken)
 
     def place(self, other: "Cache", rows) -> "Cache":
-        """With the rows of `other` in the places `rows`, int `(count,)`.
+        """Put the rows of `other` in the places `rows`, int `(count,)`.
 
-        It has as many slots and as long a source as the larger. On PyTorch what this cache holds
-        may be written.
+        Slots and source become as long as the longer of the two. On PyTorch the tensors of this
+        cache may be written in place.
         """
         rest = keras.tree.map_structure(
-            lambda mine, theirs: placed(mine, theirs, rows), tuple(self[1:]), tuple(other[1:])
+            lambda mine, theirs: put_padded_rows(mine, theirs, rows),
+            tuple(self[1:]),
+            tuple(other[1:]),
         )
-        spaces = {key: space.place(other.spaces[key], rows) for key, space in self.spaces.items()}
-        return Cache(spaces, *rest)
+        groups = {key: group.place(other.groups[key], rows) for key, group in self.groups.items()}
+        return Cache(groups, *rest)
 
-    def _each(self, change: Callable[[SlotSpace], SlotSpace]) -> "Cache":
-        return self._replace(spaces={key: change(space) for key, space in self.spaces.items()})
+    def _each(self, change: Callable[[CacheGroup], CacheGroup]) -> "Cache":
+        return self._replace(groups={key: change(group) for key, group in self.groups.items()})
 
 
-def spaces_of(*backbones) -> list[int]:
-    """The keys of the spaces of a cache for these models."""
+def cache_group_keys(*backbones) -> list[int]:
+    """Return the keys of `Cache.groups` for these models."""
     return sorted({_key(*window) for model in backbones for _, _, *window in model.cache_layers})
 
 

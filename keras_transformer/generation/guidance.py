@@ -1,17 +1,18 @@
-"""Classifier-free guidance: logits that lead from a negative prompt towards the prompt."""
+"""Classifier-free guidance, which moves logits away from a negative prompt."""
 
 from collections.abc import Mapping
 from typing import Any
 
 from keras import ops
 
-from keras_transformer.checking import check_float
 from keras_transformer.generation.cache import Cache
 from keras_transformer.generation.program import Program
+from keras_transformer.support.checking import check_float
 
-# Prefix of the names that the inputs of negative prompts have in a batch.
+# Prefix of the input names of negative prompts in a batch.
 _NEGATIVE = "negative_"
-# Summed over a text, guided scores stay above what beam search takes for no hypothesis.
+# Keeps guided scores, summed over a text, above the score that beam search gives to absent
+# hypotheses.
 _LARGEST_SCALE = 1e3
 
 
@@ -21,7 +22,7 @@ def check_scale(name: str, value: Any) -> float:
 
 
 def negative_inputs(inputs: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the backbone's inputs of negative prompts by the names that they have in a batch."""
+    """Return the backbone's inputs of negative prompts under their names in a batch."""
     return {_NEGATIVE + name: array for name, array in inputs.items()}
 
 
@@ -35,12 +36,12 @@ def split_inputs(inputs: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, A
 class GuidedProgram(Program):
     """A program whose logits are `scale * (p - n) + n`.
 
-    `p` are the log-probabilities behind a row's prompt and the new tokens, `n` those behind its
-    negative prompt and the same new tokens. Each row of the batch has two rows of the cache, one
-    behind the other, which a step reads in one pass; so nothing but this class tells them apart.
+    `p` are the log-probabilities after a row's prompt and the new tokens, `n` the log-probabilities
+    after its negative prompt and the same new tokens. Each row of the batch has two consecutive
+    rows of the cache, which a step reads in one pass; only this class tells them apart.
 
     Args:
-        backbone: as of `Program`.
+        backbone: see `Program`.
         scale: float. 1 gives the model's own log-probabilities, larger values lead away from the
             negative prompt.
         cache_dtype: see `Cache.create`.
@@ -57,7 +58,7 @@ class GuidedProgram(Program):
     assert logits.shape[:2] == (1, 1) and cache.rows == 2
     ```
 
-    Source: Sanchez et al. 2023, "Stay on topic with Classifier-Free Guidance", section 2; of an
+    Source: Sanchez et al. 2023, "Stay on topic with Classifier-Free Guidance", section 2. For an
     encoder-decoder, whose negative prompt is another source: Sennrich et al. 2024, "Mitigating
     Hallucinations and Off-target Machine Translation with Source-Contrastive and
     Language-Contrastive Decoding", section 2.
@@ -68,16 +69,18 @@ class GuidedProgram(Program):
         self.scale, self.cache_dtype = scale, cache_dtype
 
     def prefill(self, inputs: dict, cache: Cache) -> tuple:
-        """Read prompts and their negative prompts, or what all prompts begin with without these."""
+        """Read prompts and their negative prompts, or a common prefix without a negative prompt."""
         inputs, negative = split_inputs(inputs)
         logits, hidden, cache = super().prefill(inputs, cache)
         if not negative:
             return logits, hidden, cache
         rows, length = self.backbone.prompt_tokens(negative)[0].shape
-        room = {key: space.slots for key, space in cache.spaces.items()}
-        room = {key: slots if key else max(slots, length) for key, slots in room.items()}
-        # Read apart: it is mostly far shorter than the prompt.
-        others = self.new_cache(rows, room, self.cache_dtype)
+        capacities = {key: group.slots for key, group in cache.groups.items()}
+        capacities = {
+            key: slots if key else max(slots, length) for key, slots in capacities.items()
+        }
+        # Read separately, since a negative prompt is usually far shorter than the prompt.
+        others = self.new_cache(rows, capacities, self.cache_dtype)
         without, _, others = super().prefill(negative, others)
         each = ops.arange(rows, dtype="int32")
         cache = cache.take_rows(self.for_cache(each)).place(others, 2 * each + 1)
@@ -94,7 +97,7 @@ class GuidedProgram(Program):
         return ops.repeat(values, 2, axis=0)
 
     def log_sum(self, logits) -> tuple:
-        # As in Transformers, guided scores are added up without being normalized.
+        # As in Transformers, guided scores are summed without normalization.
         nothing = ops.zeros(logits.shape[:-1], "float32")
         return nothing, nothing
 

@@ -1,4 +1,4 @@
-"""A model that generates as two plain functions, and loops of plain functions compiled."""
+"""A generative model as two pure functions of inputs and a cache."""
 
 import functools
 import weakref
@@ -6,20 +6,21 @@ from collections.abc import Mapping
 
 from keras import ops
 
-from keras_transformer.generation.cache import Cache, spaces_of
+from keras_transformer.generation.cache import Cache, cache_group_keys
 from keras_transformer.kernels.selection import log_sum
 
-# Weights in another order in memory, for as long as something that is compiled has them; or none.
+# Weights reordered in memory, kept as long as a compiled function uses them; or None.
 Packed = weakref.WeakValueDictionary | None
 
 
 class Program:
-    """A decoder, or an encoder with its decoder, as plain functions of inputs and a cache.
+    """A decoder, or an encoder with its decoder, as pure functions of inputs and a cache.
 
-    Both give logits, float32 `(rows, count, vocabulary_size)`, states of all tokens and the cache
-    after them. `compile_function` makes the weights of `models` arguments of what it compiles.
-    Drafts are further backbones that read the same prompts: their layers of the cache are behind
-    the first's. With `best_only`, which is for PyTorch, the largest logit alone need be exact.
+    `prefill` and `step` return logits, float32 `(rows, count, vocabulary_size)`, the states of all
+    tokens, and the updated cache. `compile_function` makes the weights of `models` arguments of the
+    compiled function. Drafts are further backbones that read the same prompts; in the cache their
+    layers come after the layers of the first model. With `argmax_only` (PyTorch) only the largest
+    logit needs to be exact.
 
     Example:
     ```python
@@ -38,23 +39,23 @@ class Program:
     ```
     """
 
-    def __init__(self, backbone, *drafts, best_only: bool = False):
+    def __init__(self, backbone, *drafts, argmax_only: bool = False):
         self.backbone = backbone
         a_product = getattr(backbone, "logits_are_a_product", False)
-        self.best_only = best_only and a_product and backbone.compute_dtype == "float32"
+        self.argmax_only = argmax_only and a_product and backbone.compute_dtype == "float32"
         self.models = (backbone, *drafts)
-        self.spaces = spaces_of(*self.models)
+        self.groups = cache_group_keys(*self.models)
         self._own_layers = len(backbone.cache_layers)
 
     def new_cache(
         self, rows: int, slots: int | Mapping[int, int], dtype: str | None = None
     ) -> Cache:
-        """An empty cache for all models, see `Cache.create`."""
+        """Create an empty cache for all models, see `Cache.create`."""
         caches = [Cache.create(model, rows, slots, dtype) for model in self.models]
         return functools.reduce(Cache.join, caches)
 
     def prefill(self, inputs: dict, cache: Cache) -> tuple:
-        """Reads prompts, padded on the right. The logits are those behind their last tokens."""
+        """Read prompts, padded on the right; the logits are for the token after each prompt."""
         first, states, caches = 0, [], []
         for model in self.models:
             last = first + len(model.cache_layers)
@@ -68,15 +69,15 @@ class Program:
         return self._logits(behind), states[0], functools.reduce(Cache.join, caches)
 
     def step(self, tokens, cache: Cache) -> tuple:
-        """Reads `(rows, branches)` or `(rows, length)` tokens; the layers of drafts stay."""
+        """Read tokens, `(rows, branches)` or `(rows, length)`; drafts' layers in the cache stay."""
         own, others = cache.part(0, self._own_layers), cache.part(self._own_layers)
         hidden, own = self.backbone(self.backbone.step_inputs(tokens), cache=own)
         return self._logits(hidden), hidden, own.join(others)
 
     def _logits(self, states):
-        if not self.best_only:
+        if not self.argmax_only:
             return ops.cast(self.backbone.logits(states), "float32")
-        from keras_transformer.kernels.torch_tracing.screened import best_product
+        from keras_transformer.kernels.torch_tracing.float16_prefilter import best_product
 
         states, kernel = self.backbone.output_projection(states)
         rows, bias = ops.shape(states)[:-1], self.backbone.output_bias
@@ -86,24 +87,24 @@ class Program:
         return ops.reshape(logits, (*rows, kernel.shape[0]))
 
     def cache_rows(self, rows):
-        """Return the rows of the cache that belong to the rows `rows`, int `(count,)`."""
+        """Return the cache rows that belong to the rows `rows`, int `(count,)`."""
         return rows
 
     def for_cache(self, values):
-        """Return values of each row `(rows, ...)` for each of its rows of the cache."""
+        """Repeat values `(rows, ...)`, once for each row of the cache that belongs to a row."""
         return values
 
     def log_sum(self, logits) -> tuple:
-        """Return what is subtracted from logits where log-probabilities are ranked, in two parts.
+        """Return two terms whose subtraction from logits gives log-probabilities.
 
         See `logits.log_sum`.
         """
         return log_sum(logits)
 
     def drafts_of(self, cache: Cache) -> Cache:
-        """The cache of the drafts, or one without layers."""
+        """Return the cache of the drafts, which may have no layers."""
         return cache.part(self._own_layers)
 
     def with_drafts(self, cache: Cache, drafts: Cache) -> Cache:
-        """`cache` with the layers of `drafts` for those that it has of drafts."""
+        """Return `cache` with its draft layers replaced by the layers of `drafts`."""
         return cache.part(0, self._own_layers).join(drafts)

@@ -1,17 +1,17 @@
-"""What a published checkpoint says of generation: as a sampler, as rules, as limits.
+"""Sampler, rules and limits from the generation config of a published checkpoint.
 
-The values are those of Transformers' `generation_config.json`. What is not in it is as there.
+It reads the values of Transformers' `generation_config.json`; missing values have its defaults.
 """
 
 import contextlib
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from keras_transformer.checking import MOST_TOKENS, check_int
-from keras_transformer.generation.beam_search import BeamSearch
 from keras_transformer.generation.guidance import check_scale
-from keras_transformer.generation.rules import Rules
-from keras_transformer.generation.samplers import Greedy, Random, Sampler
+from keras_transformer.generation.rules.rules import Rules
+from keras_transformer.generation.samplers.beam_search import BeamSearch
+from keras_transformer.generation.samplers.samplers import Greedy, Random, Sampler
+from keras_transformer.support.checking import MOST_TOKENS, check_int
 
 Values = Mapping[str, Any]
 
@@ -34,8 +34,8 @@ _OF_RULES = {
     "sequence_bias": "sequence_bias",
     "exponential_decay_length_penalty": "exponential_decay_length_penalty",
 }
-# What changes a text there and is not done here, with the values that change nothing.
-_NOT_DONE = {
+# Options that change a text in Transformers but are not implemented, with their neutral values.
+_UNSUPPORTED_VALUES = {
     "encoder_repetition_penalty": (1,),
     "encoder_no_repeat_ngram_size": (0,),
     "num_return_sequences": (1,),
@@ -51,7 +51,7 @@ _NOT_DONE = {
 
 
 def sampler_of(values: Values | None) -> Sampler:
-    """The sampler that a checkpoint asks for."""
+    """Return the sampler that a checkpoint asks for."""
     values = values or {}
     with _naming(values, (*_OF_BEAMS, *_OF_RANDOM, "top_k"), "sampler"):
         if check_int("num_beams", values.get("num_beams") or 1, 1) > 1:
@@ -63,7 +63,7 @@ def sampler_of(values: Values | None) -> Sampler:
 
 
 def rules_of(values: Values | None, continues: bool) -> Rules:
-    """The rules that a checkpoint asks for; `continues`: whether prompts are a part of texts."""
+    """Return a checkpoint's rules; `continues` tells whether prompts are part of the texts."""
     values = values or {}
     with _naming(values, _RULED, "rules"):
         given = _given(values, _OF_RULES)
@@ -71,7 +71,7 @@ def rules_of(values: Values | None, continues: bool) -> Rules:
         bad_words += [[token] for token in values.get("suppress_tokens") or ()]
         given["bad_first"] = values.get("begin_suppress_tokens") or ()
         if not continues:
-            # There the token that the decoder starts from counts too.
+            # Transformers also counts the token from which the decoder starts.
             least = (values.get("min_length") or 0) - 1
             given = {"min_new_tokens": max(least, 0), **given}
             first = values.get("forced_bos_token_id")
@@ -88,7 +88,7 @@ _RULED = (
 
 
 def limits_of(values: Values | None, continues: bool) -> tuple[int | None, int | None]:
-    """The `max_new_tokens` and the `max_length` of a checkpoint, of which one is None, or both."""
+    """Return the `max_new_tokens` and `max_length` of a checkpoint; at most one is not None."""
     values = values or {}
     with _naming(values, ("max_new_tokens", "max_length"), "max_new_tokens"):
         new = check_int("max_new_tokens", values.get("max_new_tokens"), 1, MOST_TOKENS, none=True)
@@ -99,20 +99,22 @@ def limits_of(values: Values | None, continues: bool) -> tuple[int | None, int |
 
 
 def guidance_of(values: Values | None) -> float:
-    """Return the `guidance_scale` that a checkpoint asks for, 1 for none."""
+    """Return the `guidance_scale` that a checkpoint asks for. Defaults to 1, which disables it."""
     values = values or {}
     with _naming(values, ("guidance_scale",), "guidance_scale"):
         scale = values.get("guidance_scale")
         return check_scale("guidance_scale", 1.0 if scale is None else scale)
 
 
-def not_done(values: Values | None, continues: bool, guided: bool = True) -> dict[str, Any]:
-    """Return the values that change a text there and not here, by name.
+def unsupported_generation_values(
+    values: Values | None, continues: bool, guided: bool = True
+) -> dict[str, Any]:
+    """Return the options and values that change a text in Transformers but not in this package.
 
-    `continues`: whether prompts are a part of texts; `guided`: whether the task takes guidance.
+    `continues`: whether prompts are part of the texts; `guided`: whether the task takes guidance.
     """
     values = values or {}
-    ignored = _NOT_DONE if guided else {**_NOT_DONE, "guidance_scale": (1,)}
+    ignored = _UNSUPPORTED_VALUES if guided else {**_UNSUPPORTED_VALUES, "guidance_scale": (1,)}
     found = {
         name: value
         for name, neutral in ignored.items()
@@ -123,25 +125,25 @@ def not_done(values: Values | None, continues: bool, guided: bool = True) -> dic
     suppressed, ends = values.get("suppress_tokens"), values.get("eos_token_id")
     ends = ends if isinstance(ends, list) else [ends]
     if isinstance(suppressed, list) and any(end in suppressed for end in ends):
-        found["suppress_tokens"] = suppressed  # An end is no bad word.
+        found["suppress_tokens"] = suppressed  # `Rules` does not ban end ids as bad words.
     if continues and values.get("min_length") and values.get("min_new_tokens") is None:
         found["min_length"] = values["min_length"]
     return found
 
 
 def _given(values: Values, names: Mapping[str, str]) -> dict[str, Any]:
-    """Those of the values that there are, by our names."""
+    """Return the values that are present, under the names of this package."""
     return {ours: values[name] for name, ours in names.items() if values.get(name) is not None}
 
 
 @contextlib.contextmanager
 def _naming(values: Values, names: tuple[str, ...], argument: str) -> Iterator[None]:
-    """Says in an error that the values are the checkpoint's, and what to give in their place."""
+    """Say in errors that the values are from the checkpoint, and what to give instead."""
     try:
         yield
     except (ValueError, TypeError) as error:
         said = {name: values[name] for name in names if values.get(name) is not None}
         raise ValueError(
-            f"The checkpoint's generation config has {said}, which cannot be: {error} Give "
+            f"The checkpoint's generation config has {said}, which is invalid: {error} Give "
             f"`generate` a `{argument}` of your own."
         ) from error

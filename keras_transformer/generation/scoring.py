@@ -1,4 +1,4 @@
-"""How likely a model finds given texts: one pass, without a cache."""
+"""Log-probabilities of given texts, in one pass without a cache."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -10,19 +10,19 @@ from keras_transformer.config import TransformerConfig
 from keras_transformer.generation.engine import Engine
 from keras_transformer.kernels.programs import compile_function, to_tensor
 from keras_transformer.kernels.selection import log_sum
-from keras_transformer.kernels.selection import top_k as likeliest
-from keras_transformer.sizes import round_size, round_up
+from keras_transformer.kernels.selection import top_k as top_logits
+from keras_transformer.support.sizes import round_rows, round_size
 
-# So many logits are made at a time, in rows times length: they are the largest tensor.
+# Rows times length of a batch: its logits are the largest tensor.
 _TOKENS = 1024
 
 
 class TokenScores(NamedTuple):
-    """What a model gives the tokens of a continuation, and those that it finds likelier there."""
+    """Scores of the tokens of a continuation, and the likeliest tokens at each place."""
 
     log_probabilities: np.ndarray  # float32 (tokens,)
     best: Any = None  # float32 (tokens, top_k), the largest log-probabilities at each place
-    best_ids: Any = None  # int32 (tokens, top_k), the tokens that have them
+    best_ids: Any = None  # int32 (tokens, top_k), the tokens with these log-probabilities
 
 
 def score_continuations(
@@ -31,15 +31,15 @@ def score_continuations(
     pairs: Sequence[tuple[list[int], list[int]]],
     pad_id: int,
     further: Mapping[str, np.ndarray],
-    owners: Sequence[int] | None = None,
+    input_rows: Sequence[int] | None = None,
     top_k: int = 0,
 ) -> list[TokenScores]:
-    """The log-probability that the model gives each token of each continuation.
+    """Compute the log-probability of each token of continuations.
 
-    `pairs` are ids of a prompt and its continuation. `make_inputs` makes of lists of both the
-    backbone's inputs, padded, and the places of the outputs that predict the first tokens.
-    `further` are inputs beside them, of a row for each pair, or of the rows `owners` for the pairs.
-    With `top_k` also the likeliest tokens at each place.
+    `pairs` are ids of a prompt and its continuation. `make_inputs` turns lists of both into the
+    backbone's padded inputs and the places of the outputs that predict the first tokens. `further`
+    are additional inputs, one row for each pair, or row `input_rows[i]` for pair `i`. With `top_k`
+    the likeliest tokens at each place are returned too.
     """
     compiled = engine.compiled_once(("score", top_k), lambda: _compile(engine.backbone, top_k))
     results = [_nothing(top_k)] * len(pairs)
@@ -47,9 +47,9 @@ def score_continuations(
     while order:
         count = max(1, _TOKENS // round_size(_length(pairs[order[-1]])))
         chosen, order = order[-count:], order[:-count]
-        filled = chosen + chosen[:1] * (min(round_up(len(chosen)), count) - len(chosen))
+        filled = chosen + chosen[:1] * (min(round_rows(len(chosen)), count) - len(chosen))
         inputs, first = make_inputs(*zip(*(pairs[i] for i in filled), strict=True))
-        chosen_rows = filled if owners is None else [owners[i] for i in filled]
+        chosen_rows = filled if input_rows is None else [input_rows[i] for i in filled]
         inputs |= {name: array[chosen_rows] for name, array in further.items()}
         width = next(x.shape[1] for name, x in inputs.items() if name.endswith("token_ids"))
         if "decoder_token_ids" in inputs:
@@ -68,7 +68,7 @@ def score_continuations(
 def pad_for(
     config: TransformerConfig, rows: Sequence[Sequence[int]], pad_id: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """As `pad_rows`, to a length of the ladder that a side with this config takes."""
+    """Pad rows to a rounded length that the positions of this config allow; see `pad_rows`."""
     if config.position != "learned":
         return pad_rows(rows, pad_id)
     longest = max(map(len, rows))
@@ -80,7 +80,10 @@ def pad_for(
 def pad_rows(
     rows: Sequence[Sequence[int]], pad_id: int, length: int | None = None
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Rows as one array, padded on the right to `length` or one of the ladder, and their mask."""
+    """Pad rows on the right to `length`; return the array, int32 `(rows, length)`, and its mask.
+
+    `length` defaults to the longest row, rounded up so that few shapes occur.
+    """
     length = round_size(max(map(len, rows))) if length is None else length
     ids = np.full((len(rows), length), pad_id, "int32")
     mask = np.zeros(ids.shape, "bool")
@@ -95,7 +98,7 @@ def _length(pair: tuple[list[int], list[int]]) -> int:
 
 
 def _nothing(top_k: int) -> TokenScores:
-    """The scores of a continuation without tokens."""
+    """Return the scores of an empty continuation."""
     none = np.zeros((0,), "float32")
     if not top_k:
         return TokenScores(none)
@@ -110,7 +113,7 @@ def _compile(backbone, top_k: int) -> Callable:
         chosen = chosen - largest - above
         if not top_k:
             return (chosen,)
-        best, ids = likeliest(logits, top_k)
+        best, ids = top_logits(logits, top_k)
         return chosen, best - largest[..., None] - above[..., None], ids
 
     return compile_function(score, backbone)

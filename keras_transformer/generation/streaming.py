@@ -1,36 +1,35 @@
-"""Streams of generated text: which part of it is certain so far, and where it stops."""
+"""Streaming of generated text: the part that is final, and stop strings."""
 
 from collections.abc import Sequence
 
 import numpy as np
 
-from keras_transformer.checking import check_text, describe
+from keras_transformer.support.checking import check_text, describe
 from keras_transformer.tokenizers.pieces import decoder_steps
 from keras_transformer.tokenizers.tokenizer import Tokenizer
 
-# A window of tokens is decoded at a time. It is cut down when it has grown to the first length,
-# to the second if that shows the same text.
+# The last tokens, a window, are decoded together. When the window reaches the first length, it is
+# cut to the second if its end still decodes to the same text.
 _LONGEST, _KEPT = 64, 16
-# How many tokens of single bytes in a row are waited for: a wrong one spoils the whole row. In a
-# longer row, which may go on for ever, whole characters are given.
+# Longest run of single-byte tokens that is held back, since one wrong byte spoils the whole run.
+# Whole characters of a longer run, which may never end, are released.
 _BYTES = 32
 
 
 class TextStream:
-    """Turns ids that arrive one by one into text that arrives in pieces.
+    """Converts ids that arrive one by one to text in pieces.
 
-    The pieces together are what `CausalLM.generate` gives as a whole: the continuation as it
-    is decoded behind its prompt, with the space between the two, up to the first stop string.
-    A piece never ends within a character, nor within what may become a stop string. The work for
-    a token does not grow with the text.
+    Joined, the pieces equal the result of `CausalLM.generate`: the continuation decoded after its
+    prompt, with the space between the two, up to the first stop string. A piece never ends within a
+    character, nor within a possible stop string. The work per token does not grow with the text.
 
     Args:
         tokenizer: `Tokenizer`.
-        prompt_ids: the ids that the text continues.
-        stop: a string or strings; the text ends before the first.
+        prompt_ids: list of int, the ids that the text continues.
+        stop: a string or list of strings; the text ends before the first that occurs.
 
     Raises:
-        ValueError: for ids outside the vocabulary or a stop that is not a string.
+        ValueError: if an id is outside the vocabulary or a stop is not a string.
 
     Example:
 
@@ -55,15 +54,15 @@ class TextStream:
     ):
         strings, ids = ((), ()) if stop in ((), []) else check_stop(stop)
         if ids:
-            raise ValueError(f"`stop` must be strings here, received the ids {ids}.")
+            raise ValueError(f"`stop` of a TextStream must be strings, received the ids {ids}.")
         self._tokenizer = tokenizer
         self._stop = strings
-        # A role alone does not make decoding leave a token out.
+        # Decoding skips only special tokens, not every token with a role.
         added = tokenizer._backend.get_added_tokens_decoder()
         self._skipped = {index for index, token in added.items() if token.special}
         steps = decoder_steps(tokenizer)
         replaced = [x.get("pattern", {}).get("String") for x in steps if x["type"] == "Replace"]
-        # Text that a later token may change: a decoder takes away the space in " ,".
+        # Text that a later token may change: a decoder removes the space in " ,".
         self._changing = tuple(text for text in replaced if text is not None and len(text) > 1)
         self._bytes: dict[int | None, int] = {}
         if any(step["type"] == "ByteFallback" for step in steps):
@@ -73,7 +72,7 @@ class TextStream:
         self._append(self._shown(prompt_ids))
         self._sent = len(self._decode(self._window))
         self._prompt = self._decode(self._window)
-        # The new ids as long as nothing came of them, `None` from then on.
+        # The new ids until they give text, then None.
         self._new: list[int] | None = []
         self._limit = 0
         self._shorten()
@@ -84,19 +83,19 @@ class TextStream:
 
     @property
     def text(self) -> str:
-        """All text that was given so far."""
+        """All text returned so far."""
         return "".join(self._pieces)
 
     @property
     def stopped(self) -> bool:
-        """Whether a stop string was found; `stopped_by` is the string."""
+        """Whether a stop string was found; `stopped_by` is that string."""
         return self.stopped_by is not None
 
     def push(self, ids: Sequence[int] | int) -> str:
-        """Adds an id or a list of ids, and returns the text that is certain only now; often none.
+        """Add an id or a list of ids, and return the text that became final, often empty.
 
         Raises:
-            ValueError: for ids outside the vocabulary, or behind `finish`.
+            ValueError: if an id is outside the vocabulary, or the stream is finished.
         """
         if self._finished:
             raise ValueError("The stream is finished: make a new `TextStream`.")
@@ -104,7 +103,7 @@ class TextStream:
         if self.stopped:
             return ""
         pieces = []
-        # In small parts, so that a long list costs as much as its ids one by one.
+        # In small parts, so that a long list does not cost more than its ids one by one.
         for first in range(0, len(shown), _KEPT):
             part = shown[first : first + _KEPT]
             self._append(part)
@@ -118,7 +117,7 @@ class TextStream:
         return "".join(pieces)
 
     def finish(self) -> str:
-        """Ends the stream, and returns what was held back. Half a character is U+FFFD now."""
+        """End the stream and return the text held back; an incomplete character becomes U+FFFD."""
         before, self._finished = self._finished, True
         if before or self.stopped:
             return ""
@@ -127,7 +126,8 @@ class TextStream:
         end = self._end()
         if self._row <= _BYTES:
             end = len(self._window)
-        # Of a long row what was given stays: half a character behind it is decoded alone.
+        # Returned text of a long run must not change: an incomplete character after it is decoded
+        # alone.
         text = self._decode(self._window[:end]) + self._decode(self._window[end:])
         return self._give(text, last=True)
 
@@ -136,7 +136,7 @@ class TextStream:
         return [token for token in checked if token not in self._skipped]
 
     def _append(self, ids: list[int]) -> None:
-        """Adds to the window, and counts the bytes in a row at the end of all."""
+        """Add ids to the window, and count the single-byte tokens at its end."""
         self._window += ids
         for token in ids:
             self._row = self._row + 1 if token in self._bytes else 0
@@ -145,7 +145,7 @@ class TextStream:
         return self._tokenizer.decode(ids) if ids else ""
 
     def _certain(self) -> str:
-        """The text of the window that no further token can change."""
+        """Return the text of the window that later tokens cannot change."""
         text = self._decode(self._window[: self._end()])
         if self._contradicts(text):
             self._restart()
@@ -154,7 +154,7 @@ class TextStream:
         return text[: len(text) - _beginning(text, self._changing)]
 
     def _end(self) -> int:
-        """The number of tokens of the window that are not single bytes still waited for."""
+        """Count the tokens of the window before the single-byte tokens that are held back."""
         size = len(self._window)
         if self._row <= _BYTES:
             return size - self._row
@@ -168,16 +168,16 @@ class TextStream:
         return size
 
     def _contradicts(self, text: str) -> bool:
-        """Whether the text is not the prompt's, continued: its end was a half character, say."""
+        """Return whether the text contradicts the prompt, such as after an incomplete character."""
         return self._new is not None and not text.startswith(self._prompt[: len(text)])
 
     def _restart(self) -> None:
-        """Decodes the new ids alone from now on."""
+        """Decode the new ids alone from now on."""
         self._window, self._row, self._sent, self._prompt = [], 0, 0, ""
         self._append(self._new)
 
     def _give(self, text: str, last: bool) -> str:
-        """The text behind what was sent, except for what may be the beginning of a stop string."""
+        """Return the text that was not sent yet, without a possible beginning of a stop string."""
         new = self._held + text[self._sent :]
         if len(text) > self._sent:
             self._sent, self._new = len(text), None
@@ -193,15 +193,15 @@ class TextStream:
         return new
 
     def _shorten(self) -> None:
-        """Cuts the window down, if a part of it shows the same text at its end."""
-        # Between the prompt and the first text behind it the two must stay apart.
+        """Shorten the window if its last tokens alone decode to the same text at the end."""
+        # Until the first new text, prompt and new tokens must stay distinguishable.
         if not self._new:
             end = self._end()
             whole = self._decode(self._window[:end])
             unsent = len(whole) - self._sent
             for first in range(end - _KEPT, 0, -1):
                 text = self._decode(self._window[first:end])
-                # Something that was sent is in it: the first space may be another.
+                # The shorter window includes some sent text, since its first space may differ.
                 if len(text) > max(unsent, 0) + 1 and whole.endswith(text):
                     self._window, self._sent = self._window[first:], len(text) - unsent
                     self._prompt = self._decode(self._window)
@@ -210,13 +210,13 @@ class TextStream:
 
 
 def without_stop(text: str, stop: Sequence[str]) -> str:
-    """A text up to the first stop string, which is the one that ends first."""
+    """Cut a text before the stop string that ends first."""
     found = _first_stop(text, stop)
     return text if found is None else text[: found[0]]
 
 
 def check_stop(stop) -> tuple[tuple[str, ...], tuple[int, ...]]:
-    """What ends a text: strings and ids of tokens."""
+    """Return the strings and the token ids that end a text."""
     items = list(stop) if isinstance(stop, (list, tuple)) else [stop]
     if not items:
         raise ValueError("`stop` is empty: give a string or a token id, or leave it out.")
@@ -233,15 +233,15 @@ def check_stop(stop) -> tuple[tuple[str, ...], tuple[int, ...]]:
 
 
 def _first_stop(text: str, stop: Sequence[str]) -> tuple[int, str] | None:
-    """Return the place and the string of the stop string that ends first, None without one."""
+    """Return place and text of the stop string that ends first, or None if none occurs."""
     found = [(text.find(string), string) for string in stop]
-    # At the same end the longer one: it begins first.
+    # If two end at the same place, the longer one wins: it begins first.
     ends = [(place + len(string), place, string) for place, string in found if place >= 0]
     return min(ends)[1:] if ends else None
 
 
 def _beginning(text: str, wholes: Sequence[str]) -> int:
-    """The length of the longest end of a text that is the beginning of one of some strings."""
+    """Return the length of the longest suffix of a text that is a proper prefix of a string."""
     longest = max((len(whole) for whole in wholes), default=1)
     for length in range(min(longest - 1, len(text)), 0, -1):
         end = text[len(text) - length :]

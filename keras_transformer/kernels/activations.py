@@ -1,4 +1,4 @@
-"""Activations that a backend computes with more operations than it needs."""
+"""Activations that a backend would otherwise compute with more operations than needed."""
 
 import math
 
@@ -8,7 +8,10 @@ from keras_transformer.kernels.device import on
 
 
 def gelu(x):
-    """The exact one. On JAX by erf in float32, a third of the operations of its own erfc."""
+    """Return the exact GELU.
+
+    On JAX it is computed by erf in float32, with a third of the operations of JAX's own erfc.
+    """
     if not on("jax"):
         return ops.gelu(x, approximate=False)
     wide = ops.cast(x, "float32")

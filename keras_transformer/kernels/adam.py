@@ -1,8 +1,8 @@
 """A step of Adam as one operation.
 
-XLA makes one loop of Adam's dozen sums and products. Keras calls them one after the other
-elsewhere, on a CPU half of the time of a step. TensorFlow and PyTorch have the whole step as one
-operation: TensorFlow's of a variable, PyTorch's of all of them, on a CPU and on a GPU.
+XLA fuses Adam's dozen sums and products into one loop. Elsewhere Keras calls them one by one, which
+takes half the time of a step on a CPU. TensorFlow and PyTorch have the whole step as one operation:
+TensorFlow for each variable, PyTorch for all variables, on a CPU and on a GPU.
 """
 
 import keras
@@ -12,20 +12,20 @@ from keras_transformer.kernels.device import on
 
 
 def takes_one(optimizer: keras.optimizers.Adam, gradient, variable) -> bool:
-    """Return whether `update_one` takes a step of a variable: TensorFlow's."""
+    """Return True if `update_one` can make the step of a variable: only on TensorFlow."""
     if not on("tensorflow") or optimizer.amsgrad:
         return False
     import tensorflow as tf
 
     return (
-        isinstance(gradient, tf.Tensor)  # and no slices of an embedding
+        isinstance(gradient, tf.Tensor)  # not the slices of an embedding
         and gradient.dtype == variable.dtype == tf.float32
         and not tf.distribute.has_strategy()
     )
 
 
 def update_one(optimizer: keras.optimizers.Adam, gradient, variable, learning_rate):
-    """Change a variable and its moments by a step of Adam, without weight decay."""
+    """Update a TensorFlow variable and its moments by a step of Adam, without weight decay."""
     import tensorflow as tf
 
     index = optimizer._get_variable_index(variable)
@@ -45,22 +45,22 @@ def update_one(optimizer: keras.optimizers.Adam, gradient, variable, learning_ra
 
 
 def takes_decay() -> bool:
-    """Return whether weight decay is a part of the update: on PyTorch."""
+    """Return True if weight decay is part of the update: only on PyTorch."""
     return on("torch")
 
 
 def takes_all(optimizer: keras.optimizers.Adam, tensors: list) -> bool:
-    """Return whether `update_all` takes such weights and gradients: PyTorch's, in float32.
+    """Return True if `update_all` takes these weights and gradients of PyTorch: in float32.
 
-    Not where a step is compiled: Inductor makes one kernel of the sums and products themselves.
+    A compiled step does not need it: Inductor fuses the sums and products into one kernel itself.
     """
     import torch
 
-    from keras_transformer.kernels.torch_modes import computes_now
+    from keras_transformer.kernels.torch_modes import is_eager
 
     return (
         not optimizer.amsgrad
-        and computes_now()
+        and is_eager()
         and all(
             tensor.dtype == torch.float32
             and tensor.device.type in ("cpu", "cuda")
@@ -73,19 +73,19 @@ def takes_all(optimizer: keras.optimizers.Adam, tensors: list) -> bool:
 def update_all(
     optimizer: keras.optimizers.Adam, gradients: list, variables: list, learning_rate, decayed: list
 ) -> None:
-    """Change variables of PyTorch and their moments by a step of Adam.
+    """Update PyTorch variables and their moments by a step of Adam.
 
     Args:
-        optimizer: its moments and numbers.
+        optimizer: the optimizer with its moments and settings.
         gradients: float32 tensors, one for each variable.
-        variables: of Keras.
-        learning_rate: float or scalar tensor. A tensor of a GPU is not read by the host.
-        decayed: bools, which variables have weight decay.
+        variables: Keras variables.
+        learning_rate: float or scalar tensor. The host does not read a tensor on a GPU.
+        decayed: bools, True for variables with weight decay.
     """
     import torch
 
     rows = [
-        # The operation goes through all of them in the order of memory.
+        # Contiguous, since the operation processes all tensors in memory order.
         (v.value, gradient.contiguous(), *_moments(optimizer, v))
         for v, gradient in zip(variables, gradients, strict=True)
     ]
@@ -110,7 +110,7 @@ def update_all(
             amsgrad=False,
             maximize=False,
         )
-    # The operation does not count as a change by itself, which packed copies are made anew for.
+    # Packed copies are renewed when the version changes, which the operation itself does not do.
     torch.autograd.graph.increment_version([value for value, *_ in rows])
 
 
@@ -119,19 +119,21 @@ def _on_host(tensor) -> bool:
 
 
 def _as_floats(optimizer: keras.optimizers.Adam, learning_rate) -> tuple:
-    """The rate, the step and the epsilon of PyTorch's operation, where reading them is for free."""
+    """Return rate, step and epsilon of PyTorch's operation, for variables on the host."""
     import torch
 
     step = float(ops.convert_to_tensor(optimizer.iterations)) + 1.0
-    # PyTorch adds it to the corrected root of the second moment, Keras to it as it is.
+    # PyTorch adds epsilon to the bias-corrected root of the second moment, Keras to the uncorrected
+    # one.
     epsilon = optimizer.epsilon / (1.0 - optimizer.beta_2**step) ** 0.5
     return float(learning_rate), torch.tensor(step), epsilon
 
 
 def _as_tensors(optimizer: keras.optimizers.Adam, learning_rate) -> tuple:
-    """The same where the host would wait for them: the rate has the corrections of the moments.
+    """Return the same as tensors, for variables on a device that the host should not wait for.
 
-    So many steps are given as leave the operation none to make.
+    The bias corrections are part of the learning rate. The step is so large that the operation
+    itself has nothing left to correct.
     """
     import torch
 
@@ -141,7 +143,7 @@ def _as_tensors(optimizer: keras.optimizers.Adam, learning_rate) -> tuple:
 
 
 def decay_all(variables: list, factor) -> None:
-    """Multiply variables of PyTorch."""
+    """Multiply PyTorch variables by a factor."""
     import torch
 
     if variables:

@@ -9,7 +9,7 @@ from keras_transformer.kernels.device import on
 def grouped_convolution(layer: keras.layers.Conv1D, x):
     """Apply a layer with `groups`, without padding and activation, to `(batch, length, dim)`.
 
-    TensorFlow's gradient of groups takes ten times as long as that of as many convolutions.
+    TensorFlow's gradient of a grouped convolution takes ten times as long as separate convolutions.
     """
     if not on("tensorflow"):
         return layer(x)

@@ -1,4 +1,4 @@
-"""The device that computes, and what its memory and caches ask for."""
+"""The device that computes, and the sizes that suit its memory and caches."""
 
 import functools
 from typing import NamedTuple
@@ -11,12 +11,12 @@ _GIB = 2**30
 
 
 class Device(NamedTuple):
-    """Where the backend computes, and the sizes that are chosen by it.
+    """Device of the backend, and the sizes that are chosen for it.
 
     Fields:
         backend: `"jax"`, `"tensorflow"` or `"torch"`.
-        kind: `"cpu"`, `"cuda"`, or what the backend calls another one (`"tpu"`, `"mps"`).
-        memory: int, its size in bytes; None if it is a CPU, or the backend does not say.
+        kind: `"cpu"`, `"cuda"`, or the backend's name of another kind (`"tpu"`, `"mps"`).
+        memory: int, bytes of its memory; None on a CPU, or if the backend does not report it.
     """
 
     backend: str
@@ -25,26 +25,62 @@ class Device(NamedTuple):
 
     @property
     def is_cpu(self) -> bool:
-        """Whether it is a CPU, whose caches are what products must fit."""
+        """True on a CPU, where products must fit the caches."""
         return self.kind == "cpu"
 
     @property
+    def compiles_shapes(self) -> bool:
+        """True if a pass is compiled for each shape of a batch, so that shapes should be few."""
+        return self.backend != "torch"
+
+    @property
     def logits_bytes(self) -> int:
-        """Bytes of the logits that the loss of a vocabulary makes at a time."""
+        """Bytes of logits that the loss over a vocabulary makes at a time."""
         return chunk_bytes_of(self.memory, is_cpu=self.is_cpu)
 
     @property
-    def scores_bytes(self) -> int:
-        """Bytes of the scores of the rows that go through attention at a time, where it keeps any.
+    def batch_tokens(self) -> int | None:
+        """Number of tokens of a batch for inference. None where 32 rows are just as fast.
 
-        On a CPU they are to stay in its caches; elsewhere they must only fit.
+        A CPU is busy with a few hundred tokens, and its caches hold no more. On a GPU a batch needs
+        the same number of launches however large it is, and with fewer than some thousand tokens
+        the device would wait for the host that launches them. The number is one token for each 2
+        MiB of memory, rounded to a power of two from 4,096 to 65,536: states and inner features of
+        a layer then take a few percent of it. TensorFlow takes batches of 32 rows everywhere, since
+        no others were measured.
+        """
+        if self.is_cpu or self.backend == "tensorflow":
+            return None
+        if self.memory is None:
+            return 2**14
+        return 2 ** min(16, max(12, (self.memory // 2**21).bit_length() - 1))
+
+    @property
+    def waiting_bytes(self) -> int:
+        """Bytes of outputs that may stay on the device before they are copied together."""
+        return 2**28
+
+    @property
+    def scores_bytes(self) -> int:
+        """Bytes of attention scores of the rows that are processed at a time, if scores are kept.
+
+        On a CPU they should stay in its caches; elsewhere they only have to fit.
         """
         return 3 * 2**20 if self.is_cpu else _GIB
+
+    @property
+    def cache_bytes(self) -> int:
+        """Bytes of keys and values up to which a cache is allocated at once for all steps.
+
+        Attention reads the free slots too. A GPU reads 1 GiB in a quarter of a millisecond, and one
+        cache size means one program. On a CPU caches grow.
+        """
+        return 0 if self.is_cpu else _GIB
 
 
 @functools.cache
 def device() -> Device:
-    """Return the device that computes by default. What a `keras.device` scope says is not seen.
+    """Return the device that computes by default, ignoring any `keras.device` scope.
 
     Example:
     ```python
@@ -59,12 +95,17 @@ def device() -> Device:
 
 
 def on(backend: str) -> bool:
-    """Return whether the backend is this one."""
+    """Return True if the backend is this one."""
     return keras.backend.backend() == backend
 
 
+def is_on_cpu(model: keras.Model) -> bool:
+    """Return True if a PyTorch model has its weights on a CPU."""
+    return model.weights[0].value.device.type == "cpu"
+
+
 def in_program(x) -> bool:
-    """Return whether JAX traces an operation on `x`, of known sizes and for one device."""
+    """Return True if JAX traces an operation on `x`, with known sizes and for one device."""
     import jax
 
     if keras.distribution.distribution() is not None or not isinstance(x, jax.core.Tracer):

@@ -1,8 +1,8 @@
-"""Dropout by random numbers that cost next to nothing.
+"""Dropout with very cheap random numbers.
 
-On PyTorch, which compiles nothing here, its own generator draws: on a CPU 64 bits for four
-elements, on a GPU by its fused operation. On the others the place of an element is hashed, which
-XLA compiles into the multiplication.
+On PyTorch, which usually runs uncompiled, its own generator draws the numbers: on a CPU 64 bits for
+four elements, on a GPU in a fused operation. On other backends the index of an element is hashed,
+which XLA fuses into the multiplication.
 """
 
 import math
@@ -14,12 +14,12 @@ from keras_transformer.kernels.values import is_traced
 
 
 def has_quick_generator() -> bool:
-    """Return whether the backend's own generator is what is quickest."""
+    """Return True if the backend's own generator is fastest."""
     return on("torch")
 
 
 def drop(inputs, rate: float):
-    """A tensor of PyTorch with a share `rate` of its elements 0, the others divided by the rest."""
+    """Set a share `rate` of a PyTorch tensor's elements to 0; divide the others by `1 - rate`."""
     import torch
 
     exact = 0 < round(rate * 2**16) < 2**16
@@ -29,28 +29,28 @@ def drop(inputs, rate: float):
 
 
 def drop_by_place(inputs, rate: float, seed):
-    """As `drop`, by the places of the elements and a seed of two numbers."""
+    """Drop elements as `drop` does, by hashing their indices with a seed of two numbers."""
     kept = random_bits(ops.shape(inputs), seed) >= _int(round(rate * 2**32))
     scale = ops.cast(1.0 / (1.0 - rate), inputs.dtype)
     return ops.where(kept, inputs * scale, ops.zeros((), inputs.dtype))
 
 
 def _by_quarters_of_draws(inputs, rate: float):
-    """Dropout of a tensor of PyTorch, whose generator for a CPU takes one draw after the other."""
+    """Drop elements of a PyTorch tensor on a CPU, four for each number that is drawn."""
     import torch
 
     count, dropped = inputs.numel(), round(rate * 2**16)
     draws = torch.empty(-(-count // 4), dtype=torch.int64).random_(-(2**63), None)
-    # Of 2 ** 16 numbers of 16 bits, from -(2 ** 15) on, the first are those of a dropped element.
+    # Each 16 bits are a number from -(2 ** 15) up; the lowest numbers mean a dropped element.
     kept = draws.view(torch.int16)[:count].view(inputs.shape) >= dropped - 2**15
     return inputs * kept.to(inputs.dtype).mul_(1.0 / (1.0 - dropped / 2**16))
 
 
 def random_bits(shape, seed):
-    """Numbers below 2 ** 32 that look random, of `shape`, for a seed of two numbers."""
+    """Return random-looking numbers below 2 ** 32 of shape `shape`, for a seed of two numbers."""
     first, draw = ops.cast(seed[0], _INTEGER), ops.cast(seed[1], _INTEGER)
     places = ops.reshape(ops.arange(math.prod(shape), dtype="int32"), shape)
-    # The second half of the seed counts the draws: neighbours are not to give neighbours.
+    # The second half of the seed counts draws, and successive draws must not give similar numbers.
     drawn = _mixed(_wrapped(draw * _int(0x9E3779B9) + first))
     key = _wrapped(drawn * _int(0x85EBCA6B) + first)
     return _mixed(_mixed(_wrapped(ops.cast(places, _INTEGER) + drawn)) ^ key)
@@ -62,7 +62,7 @@ def _mixed(x):
     return x ^ ops.right_shift(x, _int(16))
 
 
-# PyTorch's integers of 32 bits are signed.
+# PyTorch's 32-bit integers are signed.
 _INTEGER = "int64" if on("torch") else "uint32"
 
 

@@ -10,7 +10,7 @@ from keras_transformer.kernels.device import on
 
 
 def gradient_of(function: Callable, at):
-    """The gradient of a scalar function."""
+    """Return the gradient of a scalar function."""
     if on("jax"):
         import jax
 
@@ -29,7 +29,7 @@ def gradient_of(function: Callable, at):
 
 
 def values_and_gradients(function: Callable, at: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-    """The values of a function, one a row, and the gradients of their sum."""
+    """Return the values of a function, one per row, and the gradients of their sum."""
     if on("jax"):
         import jax
 
@@ -59,9 +59,9 @@ def values_and_gradients(function: Callable, at: dict[str, Any]) -> tuple[Any, d
 
 
 def without_gradients() -> contextlib.AbstractContextManager:
-    """The scope of what no gradient is asked of, for which PyTorch would keep activations."""
+    """Return a scope without gradients, in which PyTorch keeps no activations."""
     if not on("torch"):
-        return contextlib.nullcontext()  # What nothing asks the gradient of is not computed.
+        return contextlib.nullcontext()  # These backends compute gradients only on request.
     import torch
 
     return torch.no_grad()

@@ -1,25 +1,25 @@
-"""Products of rows in groups, each with the matrix of its group, at the cost of the rows alone."""
+"""Products of rows in groups, each with the matrix of its group, without padding the groups."""
 
 from typing import Any, NamedTuple
 
 import keras
 from keras import ops
 
-# Rows of a group at a time, the most first. What is left of a group is rounded up to the last.
+# Rows of a group at a time, the largest first. The rest of a group is rounded up to the last.
 _BLOCKS = (256, 32)
 
 
-class Groups(NamedTuple):
-    """How the rows of a call are put in order, one group behind the other.
+class ExpertGroups(NamedTuple):
+    """Order of the rows of a call, sorted by group.
 
-    Row `i` is choice `i // tokens` of token `i % tokens`. A row of no group is behind all others.
+    Row `i` is choice `i // tokens` of token `i % tokens`. Rows without a group come last.
 
     Fields:
-        tokens: int or int scalar tensor.
-        places: int `(rows,)`, the group of each row, their number for none.
-        order: int `(rows,)`, the row at each place; None where the rows stay as they are.
+        tokens: int or int scalar tensor, number of tokens.
+        places: int `(rows,)`, the group of each row; the number of groups for a row without one.
+        order: int `(rows,)`, the row at each place; None if the rows keep their order.
         inverse: int `(rows,)`, the place of each row.
-        sizes: int `(groups,)`, rows of each.
+        sizes: int `(groups,)`, number of rows of each group.
     """
 
     tokens: Any
@@ -29,8 +29,8 @@ class Groups(NamedTuple):
     sizes: Any
 
     @classmethod
-    def of(cls, chosen, number: int) -> "Groups":
-        """For `chosen`, int `(tokens, choices)`: one of `number` groups, or `number` for none."""
+    def sort(cls, chosen, number: int) -> "ExpertGroups":
+        """Sort the groups `chosen`, int `(tokens, choices)`, where `number` means no group."""
         places = ops.reshape(ops.transpose(chosen), (-1,))
         tokens = ops.shape(chosen)[0]
         rows = places.shape[0]
@@ -42,8 +42,8 @@ class Groups(NamedTuple):
         sizes = ops.sum(ops.cast(of_groups, "int32"), axis=0)
         return cls(tokens, ops.take(places, order, axis=0), order, inverse, sizes)
 
-    def rows(self, states):
-        """The rows of `(tokens, dim)`, in the order of the groups."""
+    def gather(self, states):
+        """Return the rows of `(tokens, dim)`, in the order of the groups."""
         choices = ops.shape(self.places)[0] // self.tokens
         if self.order is None:
             return ops.tile(states, (choices, 1))
@@ -55,7 +55,7 @@ class Groups(NamedTuple):
         return _taken(states, self.order % self.tokens, self.inverse, back)
 
     def choices(self, rows):
-        """Rows as `(choices, tokens, dim)`."""
+        """Return rows in the order of the groups as `(choices, tokens, dim)`."""
         if self.order is not None:
 
             def back(order, gradient):
@@ -65,7 +65,13 @@ class Groups(NamedTuple):
         return ops.reshape(rows, (-1, self.tokens, rows.shape[-1]))
 
     def product(self, rows, kernels, biases=None):
-        """Rows `(rows, in)` times those of `(groups, in, out)`, and `(groups, out)` added."""
+        """Multiply sorted rows by the matrix of their group, and add its bias.
+
+        Args:
+            rows: float `(rows, in)`.
+            kernels: float `(groups, in, out)`.
+            biases: float `(groups, out)`, or None.
+        """
         number = kernels.shape[0]
         if self.order is None:
             places = ops.minimum(self.places, number - 1)
@@ -74,13 +80,13 @@ class Groups(NamedTuple):
             product = grouped_product(rows, kernels, self.sizes)
         if biases is None:
             return product
-        # A product, since the gradient of a look-up goes one row at a time.
+        # Biases are looked up by a product: the gradient of a gather adds one row at a time.
         of_groups = self.places[:, None] == ops.arange(number, dtype="int32")
         return product + ops.matmul(ops.cast(of_groups, biases.dtype), biases)
 
 
 def _taken(x, places, back_places, back):
-    """`x` at `places`. The gradient is `back`'s, by look-ups: XLA adds up one row at a time."""
+    """Gather `x` at `places`, with the gradient `back`: XLA's own adds one row at a time."""
     if keras.backend.backend() == "torch":
         return ops.take(x, places, axis=0)
     forward = lambda x, places, _: ops.take(x, places, axis=0)  # noqa: E731
@@ -90,9 +96,9 @@ def _taken(x, places, back_places, back):
 
 
 def _with_gradient(forward, backward, *args):
-    """`forward(*args)`, whose gradients by all of them are `backward(args, gradient)`.
+    """Return `forward(*args)`, with the gradients `backward(args, gradient)`.
 
-    Keras's custom gradients keep what is around them, which a rematerialized block may not.
+    Keras's custom gradients capture enclosing variables, which a rematerialized block must not.
     """
     if keras.backend.backend() == "tensorflow":
         import tensorflow as tf
@@ -108,18 +114,18 @@ def _with_gradient(forward, backward, *args):
 
 
 def grouped_product(rows, kernels, sizes):
-    """Each row times the matrix of its group.
+    """Multiply each row by the matrix of its group.
 
     Args:
-        rows: float `(rows, in)`, first those of group 0, then those of group 1, and so on. What is
-            behind the last group gets any numbers.
+        rows: float `(rows, in)`, the rows of group 0 first, then group 1, and so on. The results of
+            rows after the last group are arbitrary.
         kernels: float `(groups, in, out)`.
-        sizes: int `(groups,)`, how many rows each has.
+        sizes: int `(groups,)`, number of rows of each group.
 
     Returns:
         Float `(rows, out)`.
 
-    Source: Gale et al. 2022, "MegaBlocks", section 4, for blocks in place of a capacity.
+    Source: Gale et al. 2022, "MegaBlocks", section 4, for blocks instead of a capacity.
     """
     if keras.backend.backend() == "torch":
         from keras_transformer.kernels.torch_grouped import product
@@ -142,7 +148,7 @@ def _product(rows, kernels, sizes, turned: bool):
 
     def step(kernel, start, size, end, out):
         block = _at(padded, start, size)
-        # What is computed beyond the end is written over by the groups behind.
+        # Results past the end of the group are overwritten by the following groups.
         return _put(out, ops.matmul(block, kernel), start)
 
     def of_group(group, start, end, out):
@@ -156,7 +162,7 @@ def _product(rows, kernels, sizes, turned: bool):
 
 
 def _by_kernels(rows, gradients, sizes):
-    """The gradient by the matrices: of each group the product of its rows and their gradients."""
+    """Return the gradient of the matrices: for each group its rows times their gradients."""
 
     def step(_, start, size, end, total):
         real = (start + ops.arange(size, dtype="int32") < end)[:, None]
@@ -176,7 +182,7 @@ def _by_kernels(rows, gradients, sizes):
 
 
 def _over_groups(body, sizes, carry):
-    """`carry = body(group, start, end, carry)` for each group that has rows, in their order."""
+    """Run `carry = body(group, start, end, carry)` for each group that has rows, in order."""
     number = sizes.shape[0]
     groups = ops.arange(number, dtype="int32")
     present = ops.cast(sizes > 0, "int32")
@@ -191,7 +197,7 @@ def _over_groups(body, sizes, carry):
 
 
 def _in_blocks(step, kernel, start, end, carry):
-    """`carry = step(kernel, start, size, end, carry)` for the blocks of a group."""
+    """Run `carry = step(kernel, start, size, end, carry)` for the blocks of a group."""
     for size in _BLOCKS:
         last = size == _BLOCKS[-1]
         count = (end - start + (size - 1 if last else 0)) // size
@@ -205,7 +211,7 @@ def _in_blocks(step, kernel, start, end, carry):
 
 
 def _at(x, start, size: int):
-    """`size` rows of `x` from a row on that only the program knows."""
+    """Return `size` rows of `x` from row `start`, a scalar tensor."""
     starts = [start] + [0] * (len(x.shape) - 1)
     return ops.slice(x, starts, (size, *x.shape[1:]))
 

@@ -1,7 +1,7 @@
-"""Gathers from tensors and writes into them, as each backend does them fastest.
+"""Gathers from tensors and writes into them, by the fastest way of each backend.
 
-PyTorch writes into a tensor itself; on the others the result is a new one, which XLA puts in the
-place of the old.
+PyTorch writes into the tensor itself; on other backends the result is a new tensor, which XLA
+stores in place of the old one.
 """
 
 from keras import ops
@@ -15,16 +15,16 @@ def taken(tensor, slots):
 
 
 def overlapping(x, span: int, size: int, length):
-    """Cut `(rows, all, ...)` into overlapping parts, one a block: `(parts, span * size, ...)`.
+    """Cut `(rows, all, ...)` into overlapping parts, one per block: `(parts, span * size, ...)`.
 
     Args:
-        x: tensor whose second axis has `span - 1` blocks more than there are parts of a row.
-        span: int, the blocks of a part.
-        size: int, the places of a block.
-        length: int or scalar tensor, the places at which parts begin: a multiple of `size`.
+        x: tensor whose second axis has `span - 1` blocks more than a row has parts.
+        span: int, number of blocks in a part.
+        size: int, number of places in a block.
+        length: int or scalar tensor, number of places at which parts begin: a multiple of `size`.
     """
     if on("torch"):
-        # Of one row a view: neighbours share their places in memory.
+        # A row becomes a view: neighbouring parts share memory.
         return x.unfold(1, span * size, size).movedim(-1, 2).flatten(0, 1)
 
     def blocks(start: int):
@@ -35,16 +35,16 @@ def overlapping(x, span: int, size: int, length):
 
 
 def columns(tensor, places):
-    """Gather the columns `places`, int `(count,)`, from `(rows, slots)`: the same of each row."""
-    if on("torch"):  # Keras looks at the sizes, which a program may not.
+    """Gather the columns `places`, int `(count,)`, from `(rows, slots)`, the same in each row."""
+    if on("torch"):  # Keras's function looks at the sizes, which a traced program must not.
         return tensor.index_select(1, places)
     return ops.take(tensor, places, axis=1)
 
 
 def put(tensor, values, index, axis: int):
-    """`tensor` with `values` along `axis` from `index` on, where there is room.
+    """Return `tensor` with `values` along `axis` from `index` on, where they must fit.
 
-    On PyTorch `tensor` itself is written, without a copy.
+    On PyTorch `tensor` itself is changed, without a copy.
     """
     if on("torch"):
         import torch
@@ -61,11 +61,11 @@ def put(tensor, values, index, axis: int):
 
 
 def put_rows(tensor, values, rows):
-    """`tensor` with `values` in its rows `rows`, int `(count,)`.
+    """Return `tensor` with `values` in its rows `rows`, int `(count,)`.
 
-    On PyTorch `tensor` itself is written, without a copy.
+    On PyTorch `tensor` itself is changed, without a copy.
     """
-    if 0 in tensor.shape:  # of which TensorFlow can write nothing
+    if 0 in tensor.shape:  # TensorFlow cannot write to an empty tensor
         return tensor
     values = ops.cast(values, tensor.dtype)
     if on("torch"):
@@ -75,25 +75,46 @@ def put_rows(tensor, values, rows):
 
 def lines_at(lines, places):
     """Gather the lines at places `(rows, k)` from `(rows, count, size)`: `(rows, k, size)`."""
-    if on("torch"):  # Keras's own looks at a place for each number
+    if on("torch"):  # Keras's gather needs an index for each number
         return lines[ops.arange(lines.shape[0])[:, None], places]
     return ops.take_along_axis(lines, places[..., None], axis=1)
 
 
 def look_up(embeddings, ids):
-    """The rows `ids` of a matrix of embeddings, with the same gradient on every backend.
+    """Return the rows `ids` of an embedding matrix, with the same gradient on every backend.
 
-    TensorFlow's gradient of a gather is sparse: one entry a token. Keras's optimizers square the
-    entries before those of a repeated token are summed, so that Adam's steps and the clipping by
-    norm would differ from the other backends'. A product makes the gradient dense.
+    TensorFlow's gradient of a gather is sparse, with one entry per token. Keras's optimizers square
+    the entries before those of a repeated token are summed, so Adam's steps and clipping by norm
+    would differ from other backends. A product makes the gradient dense.
     """
     if on("tensorflow"):
         embeddings = ops.multiply(embeddings, 1.0)
     return ops.take(embeddings, ids, axis=0)
 
 
+def picked_by(logits, ids):
+    """Gather from `(..., size)` the number at each of `ids`, int `(...)`.
+
+    TensorFlow's gradient of a gather is a slow scatter, so there comparison picks the numbers.
+    Measured forward and backward with a 128-wide projection, 256 x 24 tokens, 8,000 words, 2 cores:
+    TensorFlow 593 ms by gather and 398 ms by comparison, but JAX 405 and 461, PyTorch 969 and
+    1,141.
+    """
+    ids = ops.expand_dims(ids, -1)
+    if on("tensorflow"):
+        is_picked = ops.equal(ops.arange(logits.shape[-1], dtype="int32"), ids)
+        return ops.sum(ops.where(is_picked, logits, 0.0), axis=-1)
+    return ops.squeeze(ops.take_along_axis(logits, ids, axis=-1), axis=-1)
+
+
 def with_one_replaced(x, columns, values):
-    """`x` `(rows, columns)` with one number of each row replaced. PyTorch does it in place."""
+    """Replace one number in each row of `x`, `(rows, all)`; on PyTorch in place.
+
+    Args:
+        x: tensor.
+        columns: int `(rows, 1)`, the column of the number.
+        values: the new numbers, `(rows, 1)`.
+    """
     if on("torch"):
         return x.scatter_(1, columns.long(), values)
     rows = ops.arange(ops.shape(x)[0], dtype="int32")

@@ -1,13 +1,14 @@
-"""cuDNN's fused attention. Imported on JAX and a GPU alone; see `attention`."""
+"""cuDNN's fused attention. Imported only on JAX with a GPU; see `attention`."""
 
 import jax
 from jax import numpy as jnp
 
 
 def cudnn(queries, keys, values, bias=None, mask=None, scale=None, is_causal=False):
-    """As `keras.ops.dot_product_attention`, of 16 bits: all `(batch, length, heads, head_dim)`."""
+    """Compute `keras.ops.dot_product_attention` of 16-bit `(batch, length, heads, head_dim)`."""
     pairs = (queries.shape[1], keys.shape[1])
-    # One number for each pair is what it takes, of all heads and rows alike or not.
+    # The kernel needs a number for each pair of query and key; the axes of rows and heads may have
+    # size 1.
     bias, mask = (
         None if x is None else jnp.broadcast_to(x, (*x.shape[:2], *pairs)) for x in (bias, mask)
     )

@@ -1,9 +1,9 @@
-"""Products of bfloat16 and of int8 on a CPU by XLA. Imported on JAX alone; see `products`.
+"""Products of bfloat16 and of int8 on a CPU by XLA. Imported only on JAX; see `products`.
 
-XLA has quick ones of two matrices whose sums have more bits: float32 of bfloat16, int32 of int8.
-Where bfloat16 is asked for it converts both to float32 before, the weights in each call. A single
-row it multiplies in a loop of its own, which for fewer than 32 bits takes ten times as long; and
-a matrix that is transposed before it turns in memory.
+XLA has fast products of two matrices whose sums are wider: float32 for bfloat16, int32 for int8.
+If bfloat16 sums are requested, it first converts both matrices to float32, the weights in each
+call. It multiplies a single row in a loop of its own, ten times slower below 32 bits, and it
+physically transposes a matrix that was transposed before.
 """
 
 import functools
@@ -12,12 +12,12 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-_SMALLEST = 1e-30  # of the largest number of a row: rows of zeros stay zeros
+_SMALLEST = 1e-30  # least divisor of a row: rows of zeros stay zeros
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
 def product(states, kernel, axis: int = 0):
-    """The products of bfloat16 `(..., in)` with a matrix, whose `axis` is the inputs."""
+    """Multiply bfloat16 `(..., in)` by a matrix with the inputs on its `axis`."""
     return _contract(states, kernel, axis, "float32").astype(states.dtype)
 
 
@@ -38,7 +38,7 @@ product.defvjp(_product_forward, _product_backward)
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(3,))
 def int8_product(inputs, kernel, scale, axis: int = 0):
-    """As `products.int8_product`, without bias. The gradient is that of the inputs, as Keras's."""
+    """Compute `products.int8_product` without bias. As in Keras, only inputs have a gradient."""
     largest = jnp.abs(inputs.astype("float32")).max(-1, keepdims=True)
     largest = jnp.maximum(largest, _SMALLEST)
     quantized = jnp.round(inputs * (127 / largest)).astype("int8")
@@ -61,12 +61,12 @@ int8_product.defvjp(_int8_forward, _int8_backward)
 
 
 def _contract(states, kernel, axis: int, dtype: str):
-    """`states` `(..., in)` by a matrix of `in` on its `axis`, with sums of `dtype`."""
+    """Multiply `states` `(..., in)` by a matrix with `in` on its `axis`, with sums of `dtype`."""
     rows = states.reshape(-1, states.shape[-1])
     alone = rows.shape[0] == 1
     if alone:
         rows = jnp.broadcast_to(rows, (2, rows.shape[1]))
-    # A matrix with the inputs last goes first, as it lies.
+    # A matrix with the inputs last is the left factor, so that it is read in memory order.
     pair, axes = ((rows, kernel), (1, 0)) if axis == 0 else ((kernel, rows), (1, 1))
     axes = ((axes[:1], axes[1:]), ((), ()))
     sums = lax.dot_general(*pair, axes, preferred_element_type=dtype)

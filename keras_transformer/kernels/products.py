@@ -1,10 +1,10 @@
-"""Products of matrices by the library that is fastest.
+"""Matrix products by the fastest library.
 
-PyTorch on a CPU takes products with a matrix by oneDNN, forward and backward, all of them where
-there is AVX-512, and else those of few rows.
+PyTorch on a CPU computes products with a matrix by oneDNN, forward and backward: all of them with
+AVX-512, otherwise those with few rows.
 
-The library that `torch.matmul` calls for float32 was made by Intel and takes AVX-512 on Intel's own
-processors alone; of others oneDNN, which PyTorch carries too, makes twice as much.
+The library behind `torch.matmul` for float32 was made by Intel and uses AVX-512 only on Intel's own
+processors; on others oneDNN, which PyTorch includes too, is twice as fast.
 """
 
 import contextlib
@@ -15,11 +15,11 @@ import keras
 from keras_transformer.kernels.device import device, on
 
 
-def quick_products(x) -> contextlib.AbstractContextManager:
-    """The scope of products of `x` with weights: what is quickest on PyTorch and a CPU.
+def onednn_matmul_scope(x) -> contextlib.AbstractContextManager:
+    """Return the scope in which products of `x` with weights are fastest on PyTorch and a CPU.
 
-    Not where operations are looked at in place of run (traced, exported, counted), and not within
-    autocast: there `torch.matmul` is what is expected.
+    It does nothing where operations are recorded instead of run (traced, exported, counted), and
+    within autocast: there `torch.matmul` is expected.
     """
     if not on("torch"):
         return contextlib.nullcontext()
@@ -29,12 +29,11 @@ def quick_products(x) -> contextlib.AbstractContextManager:
 
 
 def by_rows(product: Callable, inputs):
-    """A product of states with a matrix, on JAX of all their rows in one axis.
+    """Multiply states by a matrix, on JAX with all their rows in one axis.
 
-    The gradient of the matrix is then one product of two matrices. For states of more axes XLA
-    transposes them on a CPU, and computes there what it transposes: in a stack that normalizes
-    first that is the sum of all residuals, once more for each layer. A training step of ViT-B/16
-    took 1.5 times as long.
+    The gradient of the matrix is then one product of two matrices. States with more axes would be
+    transposed by XLA on a CPU, which recomputes what it transposes: in a pre-norm stack the sum of
+    all residuals, once more for each layer. A training step of ViT-B/16 took 1.5 times as long.
     """
     shape = inputs.shape
     if not on("jax") or len(shape) < 3 or None in shape[:-1]:
@@ -44,9 +43,9 @@ def by_rows(product: Callable, inputs):
 
 
 def linear(inputs, kernel, bias=None):
-    """`inputs @ kernel + bias`, of states `(..., in)`, a matrix `(in, out)`, and `(out,)` or None.
+    """Return `inputs @ kernel + bias`, of `(..., in)`, a matrix `(in, out)`, and `(out,)` or None.
 
-    On PyTorch the product adds the bias: no tensor more for the sum.
+    On PyTorch the product adds the bias, without another tensor for the sum.
     """
     if takes_bfloat16(inputs, kernel):
         outputs = bfloat16_product(inputs, kernel)
@@ -62,23 +61,28 @@ def linear(inputs, kernel, bias=None):
 
 
 def takes_bfloat16(inputs, kernel) -> bool:
-    """Whether `bfloat16_product` computes what `keras.ops.matmul` does, and faster."""
+    """Return True if `bfloat16_product` computes the same as `keras.ops.matmul`, but faster."""
     dtypes = {keras.backend.standardize_dtype(x.dtype) for x in (inputs, kernel)}
     return dtypes == {"bfloat16"} and on("jax") and device().is_cpu
 
 
+def takes_one_state(inputs, embeddings) -> bool:
+    """Return True if XLA should compute the logits of one state as matrix times state."""
+    return not (on("torch") or takes_bfloat16(inputs, embeddings))
+
+
 def bfloat16_product(inputs, kernel, axis: int = 0):
-    """Bfloat16 `(..., in)` by a matrix whose `axis` is the inputs, on JAX and a CPU."""
+    """Multiply bfloat16 `(..., in)` by a matrix with the inputs on its `axis`, on JAX and a CPU."""
     from keras_transformer.kernels import jax_products
 
     return jax_products.product(inputs, keras.ops.convert_to_tensor(kernel), axis)
 
 
 def takes_int8(layer: keras.layers.Layer, inputs) -> bool:
-    """Whether `int8_product` computes what a quantized layer of Keras does, of these inputs.
+    """Return True if `int8_product` computes the same as Keras's quantized layer for these inputs.
 
-    It is for a CPU: for PyTorch without gradients, where Keras's own product has those of the
-    inputs, and for JAX.
+    On PyTorch this holds on a CPU and on a GPU with int8 products, without gradients: Keras's own
+    product has gradients of the inputs. On JAX it holds on a CPU.
     """
     if layer.quantization_mode != "int8" or layer.inputs_quantizer is None or layer.lora_enabled:
         return False
@@ -91,42 +95,48 @@ def takes_int8(layer: keras.layers.Layer, inputs) -> bool:
     return suits_int8(inputs)
 
 
-def takes_int4(layer: keras.layers.Layer, inputs) -> bool:
-    """Whether `torch_int4` computes a layer: on PyTorch and a CPU, without gradients."""
+def takes_int4(layer: keras.layers.Layer, inputs, of_logits: bool = False) -> bool:
+    """Return True if `int4_product` computes a layer for these inputs.
+
+    It does so on PyTorch without gradients: on a CPU, and on CUDA for a few rows.
+    """
     in_int4 = layer.quantization_mode == "int4" and layer.inputs_quantizer is None
     if not in_int4 or layer.lora_enabled or not on("torch"):
         return False
-    from keras_transformer.kernels.torch_products import suits_int8
+    from keras_transformer.kernels.torch_products import suits_int4
 
-    return suits_int8(inputs)
+    return suits_int4(layer, inputs, of_logits)
 
 
-def int4_as_int8(layer: keras.layers.Layer, of_logits: bool = False) -> tuple:
-    """The int8 matrix `(in, out)` of a layer in int4 that `takes_int4`, and its scale `(out,)`.
+def int4_product(layer: keras.layers.Layer, inputs, bias=None, of_logits: bool = False):
+    """Return the product of a layer that `takes_int4`, without its activation.
 
     Args:
-        layer: dense layer, or with `of_logits` a token embedding, whose logits it makes.
-        of_logits: bool.
+        layer: dense layer, or with `of_logits` a token embedding, for its logits.
+        inputs: float `(..., in)`.
+        bias: float `(out,)`, or None.
+        of_logits: bool, whether to compute logits of a token embedding.
     """
-    from keras_transformer.kernels import torch_int4
+    from keras_transformer.kernels import torch_products
 
-    return (torch_int4.of_logits if of_logits else torch_int4.of_dense)(layer)
+    bias = None if bias is None else keras.ops.convert_to_tensor(bias)
+    return torch_products.int4_product(layer, inputs, bias, of_logits)
 
 
 def int8_product(inputs, kernel, scale, bias=None, axis: int = 0):
-    """`inputs @ (kernel / scale) + bias` in int8, each row of the inputs by a scale of its own.
+    """Return `inputs @ (kernel / scale) + bias` in int8, with a scale for each row of the inputs.
 
-    A row gives the same whatever rows are beside it. The sums are int32, so nothing is lost there.
+    The result of a row does not depend on other rows. Sums are int32, hence exact.
 
     Args:
         inputs: float `(..., in)`.
         kernel: int8 `(in, out)`, as Keras quantizes it.
         scale: float `(out,)`, by which the kernel is divided.
         bias: float `(out,)`, or None.
-        axis: int, that of the inputs in the kernel: 1 for `(out, in)`.
+        axis: int, the axis of the inputs in the kernel: 1 for `(out, in)`.
 
     Returns:
-        `(..., out)` of the dtype of the inputs.
+        `(..., out)` in the dtype of the inputs.
     """
     given = [x if x is None else keras.ops.convert_to_tensor(x) for x in (kernel, scale, bias)]
     if on("jax"):
@@ -136,6 +146,4 @@ def int8_product(inputs, kernel, scale, bias=None, axis: int = 0):
         return outputs if bias is None else keras.ops.add(outputs, bias)
     from keras_transformer.kernels import torch_products
 
-    if axis == 1:
-        given[0] = given[0].t()
-    return torch_products.int8_product(inputs, *given)
+    return torch_products.int8_product(inputs, *given, axis)

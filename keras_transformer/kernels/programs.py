@@ -1,8 +1,9 @@
-"""The compiled programs of a process: a bounded number, of which the least recently used go.
+"""Store of the compiled programs of a process, which drops the least recently used.
 
-A program is made for shapes, and a process that lives long sees many. Each takes some megabytes,
-and with XLA on a CPU some hundred memory maps, of which Linux gives a process 65,530: then it ends
-with a segmentation fault. So there is one store for all models, and what is not in it is gone.
+A program is compiled for certain shapes, and a long-running process sees many. Each program takes
+some megabytes, and with XLA on a CPU some hundred memory maps, of which Linux allows a process
+65,530; beyond that it ends with a segmentation fault. So one bounded store serves all models, and
+programs not in it are freed.
 """
 
 import threading
@@ -14,26 +15,28 @@ import keras
 import numpy as np
 from keras import ops
 
-from keras_transformer.process import release_memory
-from keras_transformer.sizes import Recent
+from keras_transformer.kernels.device import on
+from keras_transformer.support.process import release_memory
+from keras_transformer.support.sizes import RequestHistory
 
-# So many programs are in memory at most, of them so many that last. On JAX each operation that runs
-# by itself is a program too, such as when a model is made: they count, and leave room for so many.
-# One of TensorFlow takes some fifty megabytes: they are fewer, so that memory levels off early.
+# Maximum number of programs in memory, and of those among them that can never be freed. On JAX each
+# operation that runs by itself, for example while a model is created, is a program too and counts,
+# but the store always keeps `LEAST_PROGRAMS`. A TensorFlow program takes about fifty megabytes:
+# there are fewer, so that memory levels off early.
 MOST_PROGRAMS = 40 if keras.backend.backend() == "tensorflow" else 60
-MOST_LASTING = 20
+MOST_UNEVICTABLE = 20
 LEAST_PROGRAMS = 24
 
-# Held while something is traced. Keras, `make_fx` and the tracers of TensorFlow keep what they
-# are at in objects that all threads share.
+# Held while a function is traced. Keras, `make_fx` and TensorFlow's tracers keep their state in
+# objects that all threads share.
 TRACING = threading.RLock()
 
 
 class Compiled:
-    """A function whose first call compiles, and lets no other thread trace meanwhile."""
+    """Function whose first call compiles it, while no other thread may trace."""
 
-    def __init__(self, function: Callable, compiled: bool = False, lasting: bool = False):
-        self.lasting = lasting  # whether its memory stays taken when it is dropped: then it is not
+    def __init__(self, function: Callable, compiled: bool = False, unevictable: bool = False):
+        self.unevictable = unevictable  # its memory is never freed, so it is kept
         self.compiled = compiled
         self._function = function
 
@@ -49,40 +52,40 @@ class Compiled:
 
 
 class Programs:
-    """Programs by what they are of and for which shapes; the least recently used go.
+    """Programs by owner and key (such as shapes); the least recently used are dropped.
 
-    A program that is dropped while another thread runs it ends its run. An owner, which its
-    programs must not refer to, takes them with it when it is no longer used.
+    A program that is dropped while another thread runs it finishes its run. When an owner, to which
+    its programs must not refer, is garbage-collected, its programs are dropped too.
     """
 
-    def __init__(self, most: int = MOST_PROGRAMS, most_lasting: int = MOST_LASTING):
-        self.most = most  # programs in memory; on JAX with those that are not of this store
-        self.most_lasting = most_lasting
+    def __init__(self, most: int = MOST_PROGRAMS, most_unevictable: int = MOST_UNEVICTABLE):
+        self.most = most  # programs in memory; on JAX including those outside this store
+        self.most_unevictable = most_unevictable
         self.made = 0  # since the process began
-        self.lasting = 0  # made, and can never be given back
+        self.unevictable = 0  # programs made that can never be freed
         self._lock = threading.RLock()
         self._kept: OrderedDict[tuple[int, Hashable], Compiled] = OrderedDict()
         self._owners: dict[int, weakref.finalize] = {}
 
     def get(self, owner: object, key: Hashable, make: Callable[[], Compiled]) -> Compiled:
-        """The program of a key, by `make` if it is not kept, in one thread at a time."""
+        """Return the program of a key, made by `make` if it is missing, in one thread at a time."""
         place = (id(owner), key)
         with self._lock:
             program = self._kept.get(place)
             if program is not None:
                 self._kept.move_to_end(place)
                 return program
-        # Not under the lock of the store: others may go on with programs that there are.
+        # Not under the lock of the store: others may continue with existing programs.
         with TRACING:
             program = self.peek(owner, key)
             return self.put(owner, key, make()) if program is None else program
 
     def peek(self, owner: object, key: Hashable) -> Compiled | None:
-        """The program of a key, or None. It does not count as a use."""
+        """Return the program of a key, or None. This does not count as a use."""
         return self._kept.get((id(owner), key))
 
     def put(self, owner: object, key: Hashable, program: Compiled) -> Compiled:
-        """Keeps a program, and drops others if there are too many. Returns it."""
+        """Store a program, drop others if there are too many, and return it."""
         with self._lock:
             if id(owner) not in self._owners:
                 self._owners[id(owner)] = weakref.finalize(owner, self._forget, id(owner))
@@ -92,39 +95,41 @@ class Programs:
         return program
 
     def forget(self, owner: object) -> None:
-        """Drops all programs of an owner."""
+        """Drop all programs of an owner."""
         finalizer = self._owners.get(id(owner))
         if finalizer is not None:
             finalizer()
 
     def keys(self, owner: object) -> list:
-        """The keys of what is kept for an owner, the one used last at the end."""
+        """Return the keys stored for an owner, the most recently used last."""
         return [key for mine, key in list(self._kept) if mine == id(owner)]
 
     def may_last(self, count: int = 1) -> bool:
-        """Takes `count` places of programs that can never be given back, all or none of them."""
+        """Reserve `count` places for programs that can never be freed, all or none of them."""
         with self._lock:
-            # One place at least is for those that go.
-            if self.lasting + count > min(self.most_lasting, self.most - 1):
+            # At least one place remains for programs that can be dropped.
+            if self.unevictable + count > min(self.most_unevictable, self.most - 1):
                 return False
-            self.lasting += count
+            self.unevictable += count
             return True
 
     def __len__(self) -> int:
-        """How many programs are in memory, those counted that are dropped and last."""
-        return self.lasting + sum(not program.lasting for program in list(self._kept.values()))
+        """Return the number of programs in memory, including dropped ones that cannot be freed."""
+        return self.unevictable + sum(
+            not program.unevictable for program in list(self._kept.values())
+        )
 
     def _make_room(self) -> None:
         others = self._others()
-        # One more operation by itself, or two, may come before there is room to be made again.
+        # Leave room for one or two operations that are compiled before this is called again.
         most = self.most - others - 2 if others else self.most
         most = max(min(self.most, LEAST_PROGRAMS), most)
-        going = [place for place, kept in list(self._kept.items())[:-1] if not kept.lasting]
+        going = [place for place, kept in list(self._kept.items())[:-1] if not kept.unevictable]
         for place in going[: max(0, len(self) - most)]:
             self._kept.pop(place, None)
 
     def _others(self) -> int:
-        """Programs of the process that are not in the store, of those that can be counted."""
+        """Return the number of programs of the process outside the store, as far as countable."""
         if keras.backend.backend() != "jax":
             return 0
         import jax
@@ -133,7 +138,7 @@ class Programs:
         return max(0, len(jax.local_devices()[0].client.live_executables()) - mine)
 
     def _forget(self, owner: int) -> None:
-        # May come from the garbage collector at any place in this thread.
+        # May be called by the garbage collector at any point of this thread.
         with self._lock:
             self._owners.pop(owner, None)
             for place in list(self._kept):
@@ -145,7 +150,7 @@ PROGRAMS = Programs()
 
 
 class CompiledFunction:
-    """What `compile_function` gives on JAX; its programs are in `PROGRAMS`."""
+    """Compiled function on JAX, see `compile_function`; its programs are in `PROGRAMS`."""
 
     def __init__(self, function: Callable, models: Sequence[keras.Model], **options):
         self._function = function
@@ -157,7 +162,7 @@ class CompiledFunction:
         shapes = tuple(
             None if x is None else (tuple(x.shape), x.dtype) for x in keras.tree.flatten(args)
         )
-        # A trace keeps the variables that it was made with: others, as of LoRA, need a new one.
+        # A trace keeps the variables it was made with: new variables, as with LoRA, need a new one.
         key = (shapes, tuple(static.items()), hash(tuple(map(id, weights))))
         return self._run(key, weights, args, static)
 
@@ -168,25 +173,26 @@ class CompiledFunction:
     def _compile(self, static: dict) -> Compiled:
         import jax
 
-        function, models = self._function, self._models  # A program does not keep its owner.
+        function, models = self._function, self._models  # A program must not keep its owner alive.
         donate = [1 + place for place in self._options["donate"]]
 
-        # Of a function of its own: dropped with it is all that JAX keeps of it.
+        # Each program has a function of its own: with it JAX drops everything it keeps for it.
         def pure(values, *args):
             mapping = list(zip(weights_of(models), values, strict=True))
             with keras.StatelessScope(state_mapping=mapping):
                 return function(*args, **static)
 
         jitted = jax.jit(pure, donate_argnums=donate)
-        # Over devices arrays of the same shapes may lie otherwise, which is another program.
+        # Arrays that are spread over devices may be laid out differently with the same shapes,
+        # which needs another program.
         alone = keras.distribution.distribution() is None
         return Compiled(_OfOneShape(jitted) if alone else jitted)
 
 
 class _OfOneShape:
-    """A function of JAX for the shapes of its first call: what was traced does not stay in memory.
+    """JAX function for the shapes of its first call, which does not keep its trace in memory.
 
-    It takes two fifths of what the program takes.
+    The trace takes two fifths of the memory of the program.
     """
 
     def __init__(self, jitted: Callable):
@@ -201,17 +207,17 @@ class _OfOneShape:
 
 
 class TensorflowFunction(CompiledFunction):
-    """A function on TensorFlow, compiled if that pays for what it leaves behind.
+    """Function on TensorFlow, compiled if that is worth the memory it never frees.
 
-    TensorFlow never gives back a program of XLA: loops get the places that there are for those. Of
-    a graph that is dropped it keeps some megabytes. So a single pass of a shape that is wanted
-    seldom runs operation by operation when there are many programs, and what only moves numbers
-    always does.
+    TensorFlow never frees an XLA program; only loops are compiled by XLA, as long as there are
+    places for such programs. Of a dropped graph it keeps some megabytes. So a single pass of a rare
+    shape runs operation by operation when there are many programs, and functions that only move
+    numbers always do.
     """
 
     def __init__(self, *args, **options):
         super().__init__(*args, **options)
-        self._recent = Recent()
+        self._recent = RequestHistory()
 
     def _run(self, key, weights: list, args: tuple, static: dict):
         pays = self._recent.often(key) or self._options["loops"] or len(PROGRAMS) < LEAST_PROGRAMS
@@ -222,15 +228,19 @@ class TensorflowFunction(CompiledFunction):
     def _compile(self, static: dict) -> Compiled:
         import tensorflow as tf
 
-        lasting = self._options["loops"] and PROGRAMS.may_last()
+        unevictable = self._options["loops"] and PROGRAMS.may_last()
         traced = tf.function(
-            _Once(self._function, static), jit_compile=lasting or None, autograph=False
+            _Once(self._function, static), jit_compile=unevictable or None, autograph=False
         )
-        return Compiled(traced, lasting=lasting)
+        return Compiled(traced, unevictable=unevictable)
 
 
 class _Once:
-    """What is traced once. Of several of the same code TensorFlow warns, as of one traced often."""
+    """Callable that TensorFlow traces once.
+
+    Each trace has its own: TensorFlow would take functions that share code for one function that is
+    traced repeatedly, and warn.
+    """
 
     def __init__(self, function: Callable, static: dict):
         self.function, self.static = function, static
@@ -246,20 +256,21 @@ def compile_function(
     loops: bool = False,
     moves: bool = False,
 ) -> Callable:
-    """`function` compiled for each set of shapes, with the present weights of `models`.
+    """Compile `function` for each set of shapes, with the present weights of `models`.
 
-    On PyTorch it runs as it is, without gradients.
+    On PyTorch it runs uncompiled, without gradients.
 
     Args:
-        function: takes and returns nested structures of tensors; reads weights of `models`, does
-            not change them. What it is given by keyword is static, a part of what is compiled.
+        function: function of nested structures of tensors to such structures. It reads weights of
+            `models`, but does not change them. Keyword arguments are static: other values need
+            another program.
         *models: built Keras models.
-        donate: places of arguments that the caller does not use again: their memory is reused for
-            the results where the backend can (JAX).
-        loops: bool, whether most of its time is in a loop of steps: then TensorFlow gives it to
-            XLA, for as long as there is room for programs that can never be given back.
-        moves: bool, whether it is a few large moves and no products: then TensorFlow runs it as
-            it is.
+        donate: indices of arguments that the caller does not use again: their memory is reused
+            for the results where the backend can (JAX).
+        loops: bool, whether the function spends most of its time in a loop of steps: TensorFlow
+            then compiles it by XLA, as long as there is room for programs that can never be freed.
+        moves: bool, whether the function only moves a few large tensors, without products:
+            TensorFlow then runs it uncompiled.
     """
     backend = keras.backend.backend()
     if backend == "jax":
@@ -276,8 +287,16 @@ def compile_function(
     )
 
 
+def compile_gradients(function: Callable, *models: keras.Model) -> Callable:
+    """Compile a function that computes gradients; on PyTorch, return the function itself."""
+    return function if on("torch") else compile_function(function, *models)
+
+
 def to_tensor(array, dtype: str | None = None):
-    """A NumPy array as a tensor. Keras's conversion on JAX is a program for each shape."""
+    """Convert a NumPy array to a tensor.
+
+    On JAX Keras's conversion would compile a program for each shape.
+    """
     if keras.backend.backend() != "jax":
         return ops.convert_to_tensor(array, dtype)
     import jax
@@ -286,5 +305,5 @@ def to_tensor(array, dtype: str | None = None):
 
 
 def weights_of(models: Sequence[keras.Model]) -> list:
-    """The weights of all the models."""
+    """Return the weights of all the models."""
     return [variable for model in models for variable in model.weights]

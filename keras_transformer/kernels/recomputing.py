@@ -1,21 +1,21 @@
-"""Calls whose activations are computed again for the gradient, with the same random numbers."""
+"""Calls whose activations are recomputed for the gradient, with the same random numbers."""
 
 import contextvars
 import functools
 
 import keras
 
+from keras_transformer.config.structure import is_average
 from keras_transformer.kernels.device import on
 from keras_transformer.kernels.values import is_traced
-from keras_transformer.structure import is_average
 
 _recomputed: contextvars.ContextVar[bool] = contextvars.ContextVar("recomputed", default=False)
 
 
 def needs_seeds() -> bool:
-    """Return whether what is drawn here is drawn again, where no generator can be set back.
+    """Return True if random draws need seeds to be repeated, as no generator can be reset.
 
-    PyTorch sets its own back for a recomputation, but not where a step is written down.
+    PyTorch resets its own generator for a recomputation, but not where a step is traced.
     """
     return _recomputed.get() and is_traced()
 
@@ -23,28 +23,28 @@ def needs_seeds() -> bool:
 def recomputed(layer, layer_call, args: tuple, kwargs: dict, remat=keras.remat):
     """Return a call of `args` and `kwargs` whose activations are not kept for the gradient.
 
-    They are computed again when the gradient is taken, with the same dropout.
+    They are recomputed when the gradient is taken, with the same dropout.
 
     Args:
         layer: layer whose variables `layer_call` reads.
         layer_call: function of `args` and `kwargs`.
         args: tuple, any structure of tensors and other values.
-        kwargs: dict, further ones by name.
-        remat: what makes a function of tensors recompute. Defaults to `keras.remat`.
+        kwargs: dict, further arguments by name.
+        remat: function that makes a function of tensors recompute. Defaults to `keras.remat`.
     """
     leaves = keras.tree.flatten((args, kwargs))
     places = [i for i, leaf in enumerate(leaves) if _is_float_tensor(leaf)]
-    # The state of the dropout comes and goes as a tensor: changed within, it would leak from
-    # JAX's trace, and the others would recompute with other numbers than were first drawn. So
-    # do moving averages, which would move twice.
+    # The state of dropout is passed in and out as a tensor: changed inside, it would leak from
+    # JAX's trace, and other backends would recompute with other numbers than first drawn. The same
+    # holds for moving averages, which would be updated twice.
     moved = [
         variable
         for variable in layer.non_trainable_variables
         if "seed_generator" in variable.path or is_average(variable.path)
     ]
-    # Unless XLA compiles the step, TensorFlow may recompute when the optimizer has changed a
-    # weight already: the values of the first pass go along.
-    # Its gradients are of what goes along, too, and not of what an argument reads.
+    # Unless XLA compiles the step, TensorFlow may recompute after the optimizer has already
+    # changed a weight, so the values of the first pass are passed in. TensorFlow also computes
+    # gradients only for values that are passed in, not for variables that an argument reads.
     read = [v for leaf in leaves for v in getattr(leaf, "read_variables", ())]
     carried = [*layer.variables, *read] if on("tensorflow") else moved
 
@@ -54,8 +54,8 @@ def recomputed(layer, layer_call, args: tuple, kwargs: dict, remat=keras.remat):
         for i, tensor in zip(places, tensors, strict=True):
             filled[i] = tensor
         all_args, all_kwargs = keras.tree.pack_sequence_as((args, kwargs), filled)
-        # The values of an outer scope, which PyTorch has in a trace alone, are not seen in an
-        # inner one.
+        # An inner scope does not see the values of an outer one; PyTorch has an outer scope only in
+        # a trace.
         outer = (*layer.variables, *read) if not on("torch") or is_traced() else ()
         inside = {id(v): (v, v.value) for v in outer}
         inside |= {id(v): (v, s) for v, s in zip(carried, states, strict=True)}
@@ -72,7 +72,7 @@ def recomputed(layer, layer_call, args: tuple, kwargs: dict, remat=keras.remat):
 
     def call_and_update(*_, **__):
         values = [_value(v) for v in carried]
-        if on("torch"):  # which assigns in place
+        if on("torch"):  # PyTorch assigns in place
             values = [keras.ops.copy(value) for value in values]
         outputs, states, losses = call(values, *(leaves[i] for i in places))
         for loss in losses:
@@ -85,7 +85,7 @@ def recomputed(layer, layer_call, args: tuple, kwargs: dict, remat=keras.remat):
 
 
 def _value(variable):
-    """What a variable holds here, within a step's scope too, in its own dtype."""
+    """Return the present value of a variable, also within a step's scope, in its own dtype."""
     value = keras.ops.convert_to_tensor(variable.value)
     cast = keras.backend.standardize_dtype(value.dtype) != variable.dtype
     return keras.ops.convert_to_tensor(variable._value) if cast else value

@@ -1,18 +1,18 @@
-"""The gradients of a step on PyTorch."""
+"""Gradients of a training step on PyTorch."""
 
 import keras
 import torch
 
-from keras_transformer.kernels.torch_modes import computes_now
+from keras_transformer.kernels.torch_modes import is_eager
 
 
 def gradients_of(loss: torch.Tensor, variables: list, model: keras.Model) -> list:
-    """Return the gradients of a loss by variables of Keras, None where there is none.
+    """Return the gradients of a loss by Keras variables, None where a variable has no gradient.
 
-    They are those of `backward`, which replicas add up by hooks of it; or, where a step is
-    written down and not run, functions of the values that the variables have there.
+    They are computed by `backward`, whose hooks let replicas sum them. In a step that is traced
+    instead of run, they are computed by the values that the variables have in the trace.
     """
-    if computes_now():
+    if is_eager():
         model.zero_grad()
         loss.backward()
         return [variable.value.grad for variable in variables]

@@ -1,6 +1,6 @@
-"""Grouped products on PyTorch: operations of their own, whose inside knows how large groups are.
+"""Grouped products on PyTorch, as custom operations that read the sizes of groups when they run.
 
-Traced (`torch_tracing`) and compiled they are one operation. See `grouped`.
+In a traced (`torch_tracing`) or compiled graph each is one operation. See `grouped`.
 """
 
 import torch
@@ -12,7 +12,7 @@ from keras_transformer.kernels.torch_products import by_onednn, suits, suits_mat
 def product(
     rows: torch.Tensor, kernels: torch.Tensor, sizes: torch.Tensor, turned: bool
 ) -> torch.Tensor:
-    """Each row times the matrix of its group, or times that matrix transposed."""
+    """Multiply each row by the matrix of its group, or by the transposed matrix."""
     kernels = kernels.transpose(1, 2) if turned else kernels
     out = rows.new_empty(rows.shape[0], kernels.shape[2])
     end = 0
@@ -24,7 +24,7 @@ def product(
 
 @torch.library.custom_op("keras_transformer::grouped_by_kernels", mutates_args=())
 def by_kernels(rows: torch.Tensor, others: torch.Tensor, sizes: torch.Tensor) -> torch.Tensor:
-    """Of each group the product of its rows, transposed, and those of `others`."""
+    """Return for each group the product of its transposed rows and its rows of `others`."""
     out = rows.new_empty(sizes.shape[0], rows.shape[1], others.shape[1])
     out[sizes == 0] = 0
     for group, start, end in _places(sizes):
@@ -33,7 +33,7 @@ def by_kernels(rows: torch.Tensor, others: torch.Tensor, sizes: torch.Tensor) ->
 
 
 def _places(sizes: torch.Tensor) -> list[tuple[int, int, int]]:
-    """The groups that have rows, with the first row and the one behind the last."""
+    """Return the groups that have rows, with their first row and their end."""
     ends = sizes.cumsum(0).tolist()
     starts = [0, *ends[:-1]]
     places = zip(range(len(ends)), starts, ends, strict=True)

@@ -1,4 +1,4 @@
-"""Whether PyTorch computes what is called now, or writes it down; and how it computes within."""
+"""Whether PyTorch computes or traces, and a scope in which it computes."""
 
 import contextlib
 from collections.abc import Iterator
@@ -10,8 +10,8 @@ from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 
-def computes_now() -> bool:
-    """Whether operations give values now, and are not written down, or within `torch.func`."""
+def is_eager() -> bool:
+    """Return True if operations give values now, not in a trace or within `torch.func`."""
     return not (
         torch.compiler.is_compiling()
         or torch.jit.is_tracing()
@@ -22,6 +22,6 @@ def computes_now() -> bool:
 
 @contextlib.contextmanager
 def not_traced() -> Iterator[None]:
-    """Within, tensors have numbers and no operation is written down, also while one traces."""
+    """Compute tensors within the scope for real and record nothing, even during a trace."""
     with disable_proxy_modes_tracing(), unset_fake_temporarily():
         yield

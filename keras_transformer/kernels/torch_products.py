@@ -1,33 +1,35 @@
-"""`torch.matmul` by oneDNN, with its gradients. Imported on PyTorch alone; see `products`."""
+"""`torch.matmul` by oneDNN, with its gradients. Imported only on PyTorch; see `products`."""
 
 import torch
 from torch.overrides import TorchFunctionMode
 
-from keras_transformer.kernels.torch_modes import computes_now
+from keras_transformer.kernels import torch_gpu_int4, torch_gpu_int8
+from keras_transformer.kernels.torch_int4 import Int4
+from keras_transformer.kernels.torch_modes import is_eager
 from keras_transformer.kernels.torch_tracing import int8, onednn
 
-# So many rows oneDNN multiplies with a matrix sooner than `torch.matmul` on any processor.
+# Up to this many rows oneDNN is faster than `torch.matmul` on any processor.
 _FEW_ROWS = 32
 
 
 def linear(x, weight, bias=None):
-    """`x @ weight.T + bias` by oneDNN, in any order in memory. No gradients."""
+    """Return `x @ weight.T + bias` by oneDNN, in any memory order. Has no gradients."""
     return torch.ops.mkldnn._linear_pointwise.default(x, weight, bias, "none", [], "")
 
 
 def by_onednn(left, right, bias=None):
-    """`left @ right + bias` by oneDNN, of a matrix on the right. No gradients."""
+    """Return `left @ right + bias` by oneDNN, with a matrix on the right. Has no gradients."""
     if bias is None and left.ndim == 2 and left.stride(0) == 1 and left.numel() > right.numel():
-        # oneDNN's operation turns what is on the left in memory: the smaller one.
+        # oneDNN's operation transposes its left input in memory, which should be the smaller one.
         return linear(right.t(), left).t()
     return linear(left, right.t(), bias)
 
 
 def suits(x) -> bool:
-    """Whether products of the rows of a tensor are to go to oneDNN.
+    """Return True if products of the rows of a tensor should go to oneDNN.
 
-    The library behind `torch.matmul` takes AVX-512 on Intel's processors alone: where there is none
-    it is no slower, once there are many rows.
+    The library behind `torch.matmul` uses AVX-512 only on Intel's processors: without AVX-512 it is
+    no slower than oneDNN once there are many rows.
     """
     return suits_matrix(x) and (
         x.numel() <= _FEW_ROWS * x.shape[-1]
@@ -36,24 +38,25 @@ def suits(x) -> bool:
 
 
 def suits_matrix(x) -> bool:
-    """Whether oneDNN takes products with a matrix."""
+    """Return True if oneDNN takes products with a matrix."""
     return (
         type(x) in (torch.Tensor, torch.nn.Parameter)
         and x.device.type == "cpu"
-        # Of fewer bits `torch.matmul` asks oneDNN by itself.
+        # For narrower dtypes `torch.matmul` calls oneDNN itself.
         and x.dtype == torch.float32
         and x.numel() > 0
         and torch.backends.mkldnn.is_available()
         and torch.backends.mkldnn.enabled
         and not torch.is_autocast_enabled("cpu")
-        and computes_now()
+        and is_eager()
     )
 
 
 def needs_float32(x) -> bool:
-    """Whether a product of bfloat16 is to be one of float32: no instruction there is for it.
+    """Return True if a bfloat16 product should be computed in float32.
 
-    `torch.matmul` then goes number by number, which takes fifty times as long.
+    On a CPU without bfloat16 instructions `torch.matmul` would compute number by number, which
+    takes fifty times as long.
     """
     return (
         isinstance(x, torch.Tensor)
@@ -61,43 +64,70 @@ def needs_float32(x) -> bool:
         and x.dtype == torch.bfloat16
         and not onednn.takes_bfloat16()
         and not torch.is_autocast_enabled("cpu")
-        # What leaves is for other processors too.
+        # Exported programs run on other processors too.
         and not torch.compiler.is_compiling()
         and not torch.jit.is_tracing()
     )
 
 
 def suits_int8(x) -> bool:
-    """Whether `int8_product` takes a tensor. Not to be exported, or with a gradient."""
+    """Return True if `int8_product` takes a tensor: not in an export or with gradients."""
+    return _is_inference(x) and (_on_host(x) or torch_gpu_int8.takes(x))
+
+
+def suits_int4(layer, x, of_logits: bool = False) -> bool:
+    """Return True if `int4_product` takes a tensor: not in an export or with gradients."""
+    return _is_inference(x) and (_on_host(x) or torch_gpu_int4.takes(x, Int4(layer, of_logits)))
+
+
+def _is_inference(x) -> bool:
     return (
         isinstance(x, torch.Tensor)
-        and x.device.type == "cpu"
         and x.numel() > 0
         and not (x.requires_grad and torch.is_grad_enabled())
-        and torch.backends.mkldnn.is_available()
         and not torch.compiler.is_compiling()
         and not torch.jit.is_tracing()
     )
 
 
-def int8_product(inputs, kernel, scale, bias=None):
-    """As `products.int8_product`, by the product of int8 matrices that is quick here.
+def _on_host(x) -> bool:
+    """Return True if a tensor is on a CPU that has fast int8 products."""
+    return x.device.type == "cpu" and torch.backends.mkldnn.is_available()
 
-    `torch_tracing.onednn` knows these steps where they are traced, and has its product there too.
+
+def int4_product(layer, inputs, bias=None, of_logits: bool = False):
+    """Compute `products.int4_product`, on a CPU with an int8 matrix."""
+    matrix = Int4(layer, of_logits)
+    if inputs.device.type == "cpu":
+        return int8_product(inputs, *matrix.as_int8(), bias)
+    return torch_gpu_int4.product(inputs, matrix, bias)
+
+
+def int8_product(inputs, kernel, scale, bias=None, axis: int = 0):
+    """Compute `products.int8_product` by the fastest int8 product of the device.
+
+    `torch_tracing.onednn` recognizes these steps in traces on a CPU, and replaces them by its own
+    product.
     """
+    on_host = inputs.device.type == "cpu"
     rows = inputs.reshape(-1, inputs.shape[-1]).float()
-    step = rows.abs().amax(-1, keepdim=True) / int8.LEVELS
-    rows = rows / step  # Rows of zeros: whatever the product, times a step of zero.
-    if computes_now():
-        outputs = int8.multiply(int8.packed_once(kernel, scale), rows)
+    step = rows.abs().amax(-1, keepdim=True) / (int8 if on_host else torch_gpu_int8).LEVELS
+    rows = rows / step  # rows of zeros become arbitrary int8: times a step of 0 they give 0
+    if not on_host:
+        outputs = torch_gpu_int8.multiply(rows, kernel, axis).div_(scale.float())
     else:
-        outputs = torch._int_mm(rows.round_().to(torch.int8), kernel).float().div_(scale.float())
+        matrix = kernel if axis == 0 else kernel.t()
+        if is_eager():
+            outputs = int8.multiply(int8.packed_once(matrix, scale), rows)
+        else:
+            sums = torch._int_mm(rows.round_().to(torch.int8), matrix)
+            outputs = sums.float().div_(scale.float())
     outputs = outputs.mul_(step) if bias is None else torch.addcmul(bias.float(), outputs, step)
-    return outputs.to(inputs.dtype).reshape(*inputs.shape[:-1], kernel.shape[1])
+    return outputs.to(inputs.dtype).reshape(*inputs.shape[:-1], kernel.shape[1 - axis])
 
 
 class QuickProducts(TorchFunctionMode):
-    """Within, `torch.matmul` of a tensor and a matrix, and `linear`, are what is quickest."""
+    """Scope in which `linear` and `torch.matmul`, with a matrix, use the fastest library."""
 
     def __torch_function__(self, function, types, args=(), kwargs=None):
         if kwargs or function not in (torch.matmul, torch.nn.functional.linear):
@@ -116,7 +146,7 @@ class QuickProducts(TorchFunctionMode):
 
 
 class _Product(torch.autograd.Function):
-    """`left @ right`, perhaps with a bias. Its gradients are such products: they have some too."""
+    """Product `left @ right + bias`, whose gradients are products of this class again."""
 
     @staticmethod
     def forward(left, right, bias):

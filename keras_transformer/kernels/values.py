@@ -1,4 +1,4 @@
-"""Facts about the numbers in tensors that are known while a step is traced or run."""
+"""Facts about the values of tensors that are known while a step is traced or run."""
 
 import contextlib
 import contextvars
@@ -10,21 +10,21 @@ from keras import ops
 
 from keras_transformer.kernels.device import on
 
-# The attribute of a tensor of a GPU that has the array which it was made of.
+# Attribute of a GPU tensor that holds the host array it was made from.
 HOST = "host_array"
 
 
-def is_behind(padding, weights=None) -> bool:
-    """Whether each row has its real tokens first, and no padding a weight, as far as is known.
+def is_right_padded(padding, weights=None) -> bool:
+    """Return True if each row is known to have padding, without weight, only after real tokens.
 
-    On PyTorch it is, where the values of the mask `(batch, length)` and of the weights are on the
-    host. Within a program of JAX or TensorFlow they are not there yet.
+    This is known on PyTorch if the values of the mask `(batch, length)` and of the weights are on
+    the host, but not within a program of JAX or TensorFlow.
     """
     return on("torch") and padding is not None and _holds("behind", padding, weights)
 
 
-def none_if_whole(padding):
-    """The mask `(batch, length)`, or None if all is real, as far as is known.
+def drop_trivial_mask(padding):
+    """Return the mask `(batch, length)`, or None if all tokens are known to be real.
 
     Attention then needs no mask, forward and backward.
     """
@@ -41,12 +41,12 @@ def _behind(padding: np.ndarray, weights: np.ndarray | None) -> bool:
     return not (seen.any() or counted)
 
 
-# What may be asked of arrays of a batch, by name.
+# Questions about arrays of a batch, by name.
 _ANSWERS = {"behind": _behind, "whole": lambda padding: bool(padding.all())}
 
 
 def _holds(question: str, *tensors) -> bool:
-    """The answer to a question about tensors of a batch; False where their values are not known."""
+    """Answer a question about tensors of a batch; False if their values are unknown."""
     if is_traced():
         asked = _asked.get()
         return asked is not None and asked.answer(question, tensors)
@@ -56,12 +56,12 @@ def _holds(question: str, *tensors) -> bool:
 
 
 class Questions:
-    """What a step asks of the arrays of its batch while it is written down.
+    """Questions that a step asks about the arrays of its batch while it is traced.
 
-    The answers are a part of what it does: for a batch with other ones it is written down anew.
+    The answers determine what the step does: a batch with other answers needs a new trace.
 
     Args:
-        arrays: those of the batch on the host, None for one that is not known there.
+        arrays: the host arrays of the batch, with None in place of arrays on a device.
     """
 
     def __init__(self, arrays: list):
@@ -71,7 +71,7 @@ class Questions:
 
     @contextlib.contextmanager
     def about(self, tensors: list) -> Iterator[None]:
-        """Within, tensors that are written down stand for the arrays."""
+        """Let traced tensors stand for the arrays within the scope."""
         self._places = {id(x): place for place, x in enumerate(tensors) if x is not None}
         token = _asked.set(self)
         try:
@@ -80,18 +80,18 @@ class Questions:
             _asked.reset(token)
 
     def answer(self, question: str, tensors: Sequence) -> bool:
-        """Return whether it holds, and note that it was asked. False for what is not known."""
+        """Answer a question and record that it was asked. False if the values are unknown."""
         places = tuple(None if x is None else self._places.get(id(x), -1) for x in tensors)
         if (question, places) not in self.asked:
             self.asked.append((question, places))
         return self.holds(question, places)
 
     def answers(self, asked: list) -> tuple[bool, ...]:
-        """Return the answers to questions that were asked of another batch."""
+        """Return the answers of this batch to the questions asked about another one."""
         return tuple(self.holds(*each) for each in asked)
 
     def holds(self, question: str, places: tuple) -> bool:
-        """Return the answer to a question that was asked, of these arrays."""
+        """Return the answer to a question that was asked, for these arrays."""
         if any(place is not None and (place < 0 or self.arrays[place] is None) for place in places):
             return False
         arrays = [None if place is None else self.arrays[place] for place in places]
@@ -102,37 +102,54 @@ _asked: contextvars.ContextVar[Questions | None] = contextvars.ContextVar("asked
 
 
 def host_array(x) -> np.ndarray | None:
-    """The values of an array or a tensor of PyTorch that are on the host, None if they are not."""
+    """Return the values of an array or a PyTorch tensor; None if they are not on the host."""
     if isinstance(x, np.ndarray):
         return x
     kept = getattr(x, HOST, None)
-    if kept is not None or not has_values(x) or x.device.type != "cpu" or x.requires_grad:
+    if kept is not None or not is_concrete(x) or x.device.type != "cpu" or x.requires_grad:
         return kept
     return None if str(x.dtype) == "torch.bfloat16" else x.numpy()
 
 
-def has_values(x) -> bool:
-    """Whether the numbers of a tensor can be looked at: on PyTorch, where nothing is traced."""
+def values_at_hand(tensor) -> np.ndarray | None:
+    """Return the values of a tensor; None if reading them is impossible or means waiting."""
+    if on("torch"):
+        known = is_concrete(tensor) and tensor.device.type == "cpu"
+    elif on("jax"):
+        import jax
+
+        known = isinstance(tensor, jax.Array) and not isinstance(tensor, jax.core.Tracer)
+        known = known and tensor.is_fully_addressable
+    else:
+        known = hasattr(tensor, "numpy")  # only eager TensorFlow tensors have it
+    return ops.convert_to_numpy(tensor) if known else None
+
+
+def is_concrete(x) -> bool:
+    """Return True if the values of a tensor can be read: on PyTorch, outside a trace."""
     if x is None or not on("torch"):
         return False
     import torch
 
-    from keras_transformer.kernels.torch_modes import computes_now
+    from keras_transformer.kernels.torch_modes import is_eager
 
-    return type(x) is torch.Tensor and x.device.type != "meta" and computes_now()
+    return type(x) is torch.Tensor and x.device.type != "meta" and is_eager()
 
 
 def is_traced() -> bool:
-    """Return whether PyTorch writes down what is called, and computes nothing."""
+    """Return True if PyTorch records operations instead of computing them."""
     if not on("torch"):
         return False
-    from keras_transformer.kernels.torch_modes import computes_now
+    from keras_transformer.kernels.torch_modes import is_eager
 
-    return not computes_now()
+    return not is_eager()
 
 
 def known_values(array) -> np.ndarray | None:
-    """An array of NumPy, or one of JAX on a CPU, which by itself takes any id, as NumPy's."""
+    """Return the values of a NumPy array, or of a JAX array on a CPU; otherwise None.
+
+    JAX itself would accept any id, so its ids must be checked too.
+    """
     if on("jax") and not isinstance(array, np.ndarray):
         import jax
 
@@ -142,8 +159,16 @@ def known_values(array) -> np.ndarray | None:
     return array if isinstance(array, np.ndarray) else None
 
 
+def full_tensor(shape: tuple, number: float, dtype: str):
+    """Return a tensor filled with one number.
+
+    On PyTorch `keras.ops.full` sends the number to the device and waits to read it back.
+    """
+    return ops.zeros(shape, dtype) + number
+
+
 def tensor_of(x):
-    """Return the value of a variable; TensorFlow's custom gradients take no variables eagerly."""
+    """Return the value of a variable: eager TensorFlow's custom gradients take no variables."""
     if not on("tensorflow"):
         return x
     import tensorflow as tf
@@ -152,7 +177,7 @@ def tensor_of(x):
 
 
 def number_of(variable: keras.Variable):
-    """The number of a scalar variable: Python's on PyTorch, also within a trace, else a tensor."""
+    """Return a scalar variable's value: a Python number on PyTorch, even traced, or a tensor."""
     if not on("torch"):
         return variable
     from keras_transformer.kernels.torch_modes import not_traced
@@ -162,11 +187,11 @@ def number_of(variable: keras.Variable):
 
 
 def constant(array: np.ndarray):
-    """A tensor of an array that does not change, for compiled code."""
+    """Convert an array that does not change to a tensor, for compiled code."""
     if on("torch"):
         from keras_transformer.kernels.torch_modes import not_traced
 
-        # Else a traced function would copy the array in every step, and had it without numbers.
+        # Otherwise a traced function would copy the array in every step, and not know its values.
         with not_traced():
             return ops.convert_to_tensor(array)
     return ops.convert_to_tensor(array)

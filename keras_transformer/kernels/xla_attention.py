@@ -1,4 +1,4 @@
-"""Attention of dot products in those operations that XLA compiles best for a CPU."""
+"""Dot-product attention in the operations that XLA compiles best for a CPU."""
 
 from keras import ops
 
@@ -6,11 +6,12 @@ _LOWEST = -1e30
 
 
 def attention(queries, keys, values, bias=None, mask=None, scale=None, is_causal=False):
-    """As `keras.ops.dot_product_attention`, in float32: all `(batch, length, heads, head_dim)`.
+    """Compute `keras.ops.dot_product_attention` of `(batch, length, heads, head_dim)` in float32.
 
-    Of the backends' own it differs in what the matrices of all pairs go through, which is most of
-    the time: heads come first, so that none is transposed; the queries are scaled, and not the
-    scores; and the sum of the weights divides what they give, and not each of them.
+    It differs from the backends' functions in the operations on the matrices of all pairs, which
+    take most of the time: heads come first, so that no matrix is transposed; the queries are scaled
+    instead of the scores; and the result is divided by the sum of the weights, instead of each
+    weight.
     """
     if scale is None:
         scale = queries.shape[-1] ** -0.5
@@ -21,7 +22,7 @@ def attention(queries, keys, values, bias=None, mask=None, scale=None, is_causal
     )
     batch, heads, length, head_dim = ops.shape(queries)
     groups, slots = ops.shape(keys)[1:3]
-    # Groups of query heads that share a key head are rows of one product.
+    # Query heads that share a key head become rows of one product.
     queries = ops.reshape(queries, (batch, groups, -1, head_dim))
     scores = ops.matmul(queries, ops.transpose(keys, (0, 1, 3, 2)))
     scores = ops.reshape(scores, (batch, heads, length, slots))
@@ -33,7 +34,8 @@ def attention(queries, keys, values, bias=None, mask=None, scale=None, is_causal
         mask = seen if mask is None else ops.logical_and(mask, seen)
     if mask is not None:
         scores = ops.where(mask, scores, _LOWEST)
-    # Whatever is subtracted, the weights are the same.
+    # Subtracting the maximum prevents overflow, and does not change the weights, so it needs no
+    # gradient.
     most = ops.stop_gradient(ops.max(scores, axis=-1, keepdims=True))
     weights = ops.exp(scores - most)
     total = ops.sum(weights, axis=-1, keepdims=True)

@@ -1,11 +1,14 @@
-"""The blocks of every model, as ordinary Keras layers."""
+"""Building blocks of all models, as ordinary Keras layers."""
 
 from typing import TYPE_CHECKING
 
-from keras_transformer.kerashub_names import missing
-from keras_transformer.layers.attention import MultiHeadAttention
+from keras_transformer.layers.attention.disentangled import RelativeEmbedding, RelativeStates
+from keras_transformer.layers.attention.key_value_cache import KeyValueCache
+from keras_transformer.layers.attention.masking import AttentionMask, combine_masks
+from keras_transformer.layers.attention.multi_head_attention import MultiHeadAttention
+from keras_transformer.layers.attention.score_bias import ALiBi, RelativePositionBias
+from keras_transformer.layers.block import Block
 from keras_transformer.layers.decoder import DecoderBlock
-from keras_transformer.layers.disentangled import RelativeEmbedding, RelativeStates
 from keras_transformer.layers.dropout import Dropout
 from keras_transformer.layers.embedding import (
     SegmentEmbedding,
@@ -15,27 +18,30 @@ from keras_transformer.layers.embedding import (
 from keras_transformer.layers.encoder import EncoderBlock
 from keras_transformer.layers.experts import MixtureOfExperts
 from keras_transformer.layers.feed_forward import FeedForward
-from keras_transformer.layers.masking import Visibility, combine_masks
 from keras_transformer.layers.position import (
     LearnedPosition,
     RotaryEmbedding,
     SinusoidalPosition,
 )
-from keras_transformer.layers.position_bias import ALiBi, RelativePositionBias
-from keras_transformer.layers.slots import Slots
+from keras_transformer.support.former_names import renamed
+
+_FORMER = {"Slots": "KeyValueCache", "Visibility": "AttentionMask"}
 
 if not TYPE_CHECKING:  # so that a type checker sees a wrong name
 
     def __getattr__(name: str):
-        raise missing(__name__, name, __all__)
+        return renamed(__name__, name, _FORMER, __all__)
 
 
 __all__ = [
     "ALiBi",
+    "AttentionMask",
+    "Block",
     "DecoderBlock",
     "Dropout",
     "EncoderBlock",
     "FeedForward",
+    "KeyValueCache",
     "LearnedPosition",
     "MixtureOfExperts",
     "MultiHeadAttention",
@@ -45,9 +51,7 @@ __all__ = [
     "RotaryEmbedding",
     "SegmentEmbedding",
     "SinusoidalPosition",
-    "Slots",
     "TokenEmbedding",
-    "Visibility",
     "VocabularyBias",
     "combine_masks",
 ]

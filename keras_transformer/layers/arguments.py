@@ -1,6 +1,5 @@
 """Checks of a layer's options and of the arguments of its calls: names, ranges and shapes."""
 
-import dataclasses
 import functools
 import inspect
 import itertools
@@ -10,12 +9,12 @@ from typing import Any, ClassVar
 
 import keras
 
-from keras_transformer.checking import agree, known_shape, show_shape
-from keras_transformer.config import TransformerConfig
-from keras_transformer.config_checks import check_option
-from keras_transformer.kerashub_names import refuse_argument
+from keras_transformer.config.flat import FIELDS
+from keras_transformer.config.options import Part, check_option
+from keras_transformer.support.checking import agree, known_shape, show_shape
+from keras_transformer.support.foreign_names import refuse_argument
 
-# The axes of what an attention is given beside its states, behind that of the batch.
+# Axes of the call arguments of an attention other than its states, after the batch axis.
 _AXES = {
     **dict.fromkeys(("mask", "query_mask", "inputs_mask"), ("tokens",)),
     **dict.fromkeys(("query_positions", "query_pack", "prefix"), ("queries",)),
@@ -28,9 +27,10 @@ _AXES = {
 
 
 def named_arguments(call: Callable, args: tuple, kwargs: dict[str, Any]) -> dict[str, Any]:
-    """All arguments of a call by name, those with defaults too.
+    """Return all arguments of a call by name, including defaults.
 
-    For `compute_output_spec`, which Keras gives them as the caller did, by place or by name.
+    `compute_output_spec` needs this because Keras passes the arguments on as the caller gave them,
+    by position or by name.
     """
     bound = inspect.signature(call).bind(*args, **kwargs)
     bound.apply_defaults()
@@ -43,12 +43,15 @@ def _names_of(layer: type) -> tuple[str, ...]:
 
 
 class ChecksCall:
-    """Mixin for a layer that checks the names and shapes of its call's arguments, in graphs too.
+    """Mixin for a layer that checks the arguments of its calls at the door, also in graphs.
+
+    `call` itself does not check what `check_call` has checked. A layer or model that holds such a
+    layer, and has checked the arguments or made them itself, calls it by `call_unchecked`.
 
     Attributes:
-        axes: for each array of the call, the names of its axes. A name stands for
-            one size in a call; that of an axis such as `"batch or 1"` may be 1 too. `...` in front
-            stands for any axes, at least one.
+        axes: for each array of the call, the names of its axes. A name stands for one size
+            throughout a call; an axis such as `"batch or 1"` may also have size 1. A leading `...`
+            stands for one or more axes of any size.
         fixed: sizes of axes that are known once the layer is built, by name.
     """
 
@@ -58,43 +61,69 @@ class ChecksCall:
     def __call__(self, *args, **kwargs):
         known = _names_of(type(self))
         for name in kwargs:
-            if name not in known and name != "training":  # which Keras gives to any layer
+            if name not in known and name != "training":  # Keras passes `training` to any layer
                 refuse_argument(type(self).__name__, name, known)
-        self.check_axes(dict(zip(known, args, strict=False)) | kwargs)
+        self.check_call(dict(zip(known, args, strict=False)) | kwargs)
         return super().__call__(*args, **kwargs)
 
-    def check_axes(self, given: dict[str, Any]) -> None:
-        """Raise ValueError if an array of a call has not the axes that `axes` tells.
+    def check_call(self, given: dict[str, Any]) -> None:
+        """Raise ValueError if the arguments of a call do not fit the layer or each other.
+
+        Here: if an array does not have the axes that `axes` declares.
 
         Args:
-            given: the arguments by name.
+            given: the arguments that the caller gave, by name.
         """
         check_axes(type(self).__name__, self.axes, self.fixed, given)
 
 
+def call_unchecked(layer: keras.layers.Layer, *args, **kwargs) -> Any:
+    """Call a layer as Keras does, without the checks of `ChecksCall`.
+
+    Args:
+        layer: a part of the caller, which has checked the arguments or made them itself.
+        *args: the arguments of the call by position.
+        **kwargs: the arguments of the call by name.
+
+    Returns:
+        The result of the layer.
+
+    Example:
+    ```python
+    from keras_transformer.layers import FeedForward
+    from keras_transformer.layers.arguments import call_unchecked
+    from keras import ops
+
+    layer, x = FeedForward(8), ops.ones((1, 2, 4))
+    assert ops.all(call_unchecked(layer, x) == layer(x))
+    ```
+    """
+    return keras.layers.Layer.__call__(layer, *args, **kwargs)
+
+
 def check_axes(layer: str, axes: dict, fixed: Mapping[str, int], given: dict[str, Any]) -> None:
-    """Raise ValueError if arrays have not the named axes, or disagree in the size of one.
+    """Raise ValueError if arrays lack the named axes, or disagree about the size of one.
 
     Args:
         layer: name of the layer for the message.
         axes: names of the axes of each array, as in `ChecksCall`.
-        fixed: sizes that are known, as there.
-        given: arrays by name; those that are missing or None are passed over.
+        fixed: known sizes of axes, as in `ChecksCall`.
+        given: arrays by name; missing ones and None are skipped.
     """
     sizes: dict[str, int] = dict(fixed)
     for name, names in axes.items():
         shape = known_shape(given.get(name))
         if shape is None:
             continue
-        further = max(len(shape) - len(names) + 1, 1)
-        shown = names if names[0] is not ... else (*["..."] * further, *names[1:])
+        extra = max(len(shape) - len(names) + 1, 1)
+        shown = names if names[0] is not ... else (*["..."] * extra, *names[1:])
         needed = tuple(sizes.get(axis.removesuffix(" or 1"), axis) for axis in shown)
         given_shape = tuple(
             None if size == 1 and axis.endswith(" or 1") else size
             for size, axis in itertools.zip_longest(shape, shown[: len(shape)], fillvalue="")
         )
         if not agree(given_shape, needed):
-            shown = needed if names[0] is not ... else ("...", *needed[further:])
+            shown = needed if names[0] is not ... else ("...", *needed[extra:])
             raise ValueError(
                 f"`{name}` of {layer} must be of shape {show_shape(shown)}, received "
                 f"{show_shape(shape)}."
@@ -105,21 +134,21 @@ def check_axes(layer: str, axes: dict, fixed: Mapping[str, int], given: dict[str
 
 
 def options_of(layer: type) -> tuple[str, ...]:
-    """The names of the arguments that the constructor of a layer states."""
+    """Return the names of the arguments in the signature of a layer's constructor."""
     stated = list(inspect.signature(layer.__init__).parameters.values())[1:]
     return tuple(p.name for p in stated if p.kind is not inspect.Parameter.VAR_KEYWORD)
 
 
 class SavesArguments:
-    """Mixin for a layer whose config is what its constructor was given.
+    """Mixin for a layer whose `get_config` returns the arguments of its constructor.
 
-    Keras does so by itself where all arguments are numbers and texts. Here they may also be
-    functions, layers, initializers and dicts. An option must be as the config's option of this
-    name says.
+    Keras does this by itself only if all arguments are numbers and strings. Here they may also be
+    functions, layers, initializers and dicts. Each option is checked by the rule of the
+    `TransformerConfig` option of the same name.
 
     Attributes:
-        option_rules: for an option of another name than the config's, that name; or a function of
-            the option's name and value that returns the value or raises ValueError.
+        option_rules: for an option whose name differs from the config's, the config's name; or a
+            function of the option's name and value that returns the value or raises ValueError.
     """
 
     option_rules: ClassVar[dict[str, str | Callable]] = {}
@@ -130,8 +159,8 @@ class SavesArguments:
         given.pop("self")
         given |= given.pop("kwargs", {})
         given = checked_options(cls, given)
-        # No dict: Keras would track layers in it, and write them to a file under other names than
-        # those of a loaded layer.
+        # Not a dict: Keras would track the layers in it, and save them under other names than the
+        # names of a loaded layer.
         object.__setattr__(layer, "_given", MappingProxyType(given))
         return layer
 
@@ -140,9 +169,8 @@ class SavesArguments:
         return {**given, **super().get_config()}
 
 
-# Options that may be functions or layers, which a layer looks up by itself.
-_FUNCTIONS = frozenset({"activation", "convolution_activation", "score"})
-_OF_CONFIG = {field.name: field for field in dataclasses.fields(TransformerConfig)}
+# Options that may be functions or layers; each layer looks these up itself.
+FUNCTIONS = frozenset({"activation", "convolution_activation", "score"})
 
 
 @functools.cache
@@ -152,49 +180,51 @@ def _defaults_of(layer: type) -> dict[str, Any]:
 
 
 def checked_options(layer: type, given: dict[str, Any]) -> dict[str, Any]:
-    """Return the options of a layer, each checked as the same option of a config is.
+    """Return the options of a layer, each checked like the same option of a config.
 
     Args:
         layer: class of the layer, which may have `option_rules`, see `SavesArguments`.
         given: the options by name.
 
     Raises:
-        ValueError: if one has another type or is out of range.
+        ValueError: if an option has the wrong type or is out of range.
     """
     defaults, checked = _defaults_of(layer), dict(given)
     for name, value in given.items():
         if value is None and defaults.get(name) is None:
             continue
-        if name in _FUNCTIONS and (callable(value) or isinstance(value, dict)):
-            continue
+        if isinstance(value, Part | dict) or (name in FUNCTIONS and callable(value)):
+            continue  # a part of a config, or a saved part, layer or function
         rule = layer.option_rules.get(name, name)
         if callable(rule):
             checked[name] = rule(name, value)
-        elif rule in _OF_CONFIG:
-            # A layer names its choices by itself.
-            checked[name] = check_option(name, value, _OF_CONFIG[rule], any_choice=True)
+        elif rule in FIELDS:
+            # Each layer checks the names of its choices itself.
+            checked[name] = check_option(name, value, FIELDS[rule], any_choice=True)
     return checked
 
 
 def _serialized(value: Any) -> Any:
+    if isinstance(value, Part):
+        value = value.to_dict()
     if isinstance(value, dict):
-        return dict(value)
+        return {name: _serialized(each) for name, each in value.items()}
     return keras.saving.serialize_keras_object(value) if callable(value) else value
 
 
 def deserialized(value: Any) -> Any:
-    """A function or a layer as the config of a layer has it, or a value as it is."""
+    """Deserialize a function or layer from a layer's config; return any other value unchanged."""
     return keras.saving.deserialize_keras_object(value) if isinstance(value, dict) else value
 
 
 def own_layer(value: Any) -> Any:
-    """Return a function, or a layer that no other layer here has yet.
+    """Return a function, or a layer that does not belong to another layer yet.
 
-    A file keeps the weights of each layer in one place, so two attentions cannot share a layer: the
-    second one gets a copy, of the same weights where they are made already.
+    A file stores the weights of each layer in one place, so two attention layers cannot share a
+    layer: the second one gets a copy, with the same weights if they have been created already.
 
     Args:
-        value: a function, a layer, the config of either, or a name, which is returned as it is.
+        value: a function, a layer, the config of either, or a name, which is returned unchanged.
     """
     value = deserialized(value)
     if not isinstance(value, keras.layers.Layer):
@@ -210,14 +240,14 @@ def own_layer(value: Any) -> Any:
 
 
 def refuse_unused(reason: str, **arguments: Any) -> None:
-    """ValueError if one of the arguments is given, since it would be ignored.
+    """Raise ValueError if one of the arguments is given, since it would be ignored.
 
     Args:
-        reason: why it would, and what to do: a sentence for the message.
-        **arguments: by name, None where not given.
+        reason: why it would be ignored and what to do, a sentence for the message.
+        **arguments: the arguments by name, None if not given.
 
     Raises:
-        ValueError: with the names of those that are given.
+        ValueError: if any argument is given; the message names all that are.
 
     Example:
     ```python
@@ -231,37 +261,37 @@ def refuse_unused(reason: str, **arguments: Any) -> None:
         raise ValueError(f"{' and '.join(given)} would be ignored: {reason}")
 
 
-def with_further(output: Any, *further: Any) -> Any:
-    """What a call returns: the output, in a tuple with those of `further` that are not None."""
-    given = tuple(x for x in further if x is not None)
+def pack_outputs(output: Any, *extra: Any) -> Any:
+    """Return the output of a call, in a tuple with each of `extra` that is not None."""
+    given = tuple(x for x in extra if x is not None)
     return (output, *given) if given else output
 
 
-def asked_further(scores: bool, projections: bool) -> tuple[dict[str, bool], list[dict]]:
-    """What attention is asked for beside its states, and a dict for each that is wanted."""
-    asked = {"return_attention_scores": scores, "return_projections": projections}
-    return asked, [{} for wanted in asked.values() if wanted]
+def check_has_keys(layer: str, **states: Any) -> None:
+    """Raise ValueError if states `(batch, length, dim)` that are attended to have no tokens.
 
-
-def put_aside(result: Any, side: str, further: list[dict]) -> Any:
-    """The output of what `with_further` returned; the rest goes into dicts, by the side."""
-    if not further:
-        return result
-    output, *rest = result
-    for each, given in zip(further, rest, strict=True):
-        each[side] = given
-    return output
+    Args:
+        layer: name of the layer for the message.
+        **states: the states by name, or None.
+    """
+    for name, given in states.items():
+        shape = known_shape(given)
+        if shape is not None and isinstance(shape[1], int) and shape[1] == 0:
+            raise ValueError(
+                f"`{name}` of {layer} has no keys to attend to: its shape is {show_shape(shape)}."
+            )
 
 
 def check_shapes(queries: Any, keys: Any, **arrays: Any) -> None:
-    """ValueError for arrays that do not fit the states that they are given with.
+    """Raise ValueError if arrays do not fit the states that they are given with.
 
-    One row may stand for all, and of pairs of tokens one on each axis.
+    The batch axis may have size 1. So may each axis of an array over pairs of tokens.
 
     Args:
-        queries: States `(batch, length, dim)`.
-        keys: Those that are attended to. None with a cache: masks are then of its slots.
-        **arrays: What is given with them, by name, or None.
+        queries: query states `(batch, length, dim)`.
+        keys: key states `(batch, key_length, dim)`. None with a cache, whose slots the masks then
+            cover.
+        **arrays: the arrays given with the states, by name, or None.
     """
     batch, length, *_ = (*(known_shape(queries) or ()), None, None)
     _, key_length, *_ = (*(known_shape(keys) or ()), None, None)

@@ -1,36 +1,36 @@
-"""Dropout whose random numbers cost next to nothing."""
+"""Dropout with random numbers that are cheap to compute."""
 
 import keras
 
-from keras_transformer.checking import check_choice, check_number, check_seed
 from keras_transformer.kernels import dropout
 from keras_transformer.kernels.recomputing import needs_seeds
 from keras_transformer.kernels.values import is_traced
+from keras_transformer.support.checking import check_choice, check_number, check_seed
 
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
 class Dropout(keras.layers.Dropout):
-    """`keras.layers.Dropout` with a quicker source of random numbers.
+    """`keras.layers.Dropout` with a faster source of random numbers.
 
-    Dropout needs one number an element that looks random, and not the guarantees of the
-    generators of JAX and TensorFlow, which take some hundred operations for each. Here it is the
-    place of the element, hashed with the state of the layer's seed generator: about ten
-    operations that are compiled into the multiplication by the mask, on as many devices as hold
-    the tensor. With a `seed` the masks are the same on every backend. PyTorch compiles nothing
-    here, so without a `seed` its own generator is used; on a CPU one draw of it, 64 bits, is for
-    four elements, and the rate is rounded to a multiple of 2 ** -16.
+    Dropout needs one random-looking number per element, not the guarantees of the generators of
+    JAX and TensorFlow, which take about a hundred operations each. Here the number is the index of
+    the element, hashed with the state of the layer's seed generator: about ten operations, fused
+    by the compiler into the multiplication by the mask, on all devices that hold the tensor. With
+    a `seed` the masks are the same on every backend. PyTorch does not compile here, so without a
+    `seed` its own generator is used; on a CPU each of its 64-bit draws serves four elements, and
+    the rate is rounded to a multiple of 2 ** -16.
 
     Args:
         rate: float in [0, 1), the share of the elements that become 0. The others are divided by
             `1 - rate`.
-        noise_shape: None, since each element is drawn by itself.
+        noise_shape: must be None, since each element is drawn independently.
         seed: int from 0 to 2**31 - 1, or None.
         **kwargs: as in `keras.layers.Layer`.
 
     Call arguments:
         inputs: float tensor of any shape.
-        training: bool, False for the inputs as they are.
-        seed: one of `next_seeds`, of this draw. Defaults to the next one of the layer.
+        training: bool, whether to drop. False returns the inputs unchanged.
+        seed: seed of this draw, from `next_seeds`. Defaults to the next seed of the layer.
 
     Returns:
         A tensor like `inputs`.
@@ -51,7 +51,7 @@ class Dropout(keras.layers.Dropout):
     def __init__(self, rate: float, noise_shape=None, seed: int | None = None, **kwargs):
         rate = check_number("rate", rate, at_least=0, below=1)
         check_choice("noise_shape", noise_shape, [None])
-        seed = check_seed("seed", seed, none=True, bits=31)  # as many as all backends keep
+        seed = check_seed("seed", seed, none=True, bits=31)  # the most that every backend keeps
         super().__init__(rate, noise_shape, seed, **kwargs)
 
     @property
@@ -59,7 +59,7 @@ class Dropout(keras.layers.Dropout):
         return dropout.has_quick_generator() and self.seed is None and not needs_seeds()
 
     def next_seeds(self, count: int):
-        """Those of so many draws, int `(count, 2)`, or None where PyTorch's generator draws."""
+        """Return seeds of `count` draws, int `(count, 2)`, or None if PyTorch itself draws."""
         if self._drawn_by_backend and not is_traced():
             return None
         return dropout.random_bits((count, 2), self.seed_generator.next())

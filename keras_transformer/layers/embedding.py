@@ -10,22 +10,15 @@ import keras
 import numpy as np
 from keras import ops
 
-from keras_transformer.checking import (
-    check_bool,
-    check_int,
-    check_number,
-    check_range,
-    check_seed,
-    shorten,
-)
 from keras_transformer.kernels.indexing import look_up
 from keras_transformer.kernels.products import (
     bfloat16_product,
-    int4_as_int8,
+    int4_product,
     int8_product,
     takes_bfloat16,
     takes_int4,
     takes_int8,
+    takes_one_state,
 )
 from keras_transformer.kernels.values import known_values
 from keras_transformer.layers.arguments import (
@@ -36,10 +29,18 @@ from keras_transformer.layers.arguments import (
 )
 from keras_transformer.layers.remat import Rematerializable
 from keras_transformer.layers.word_vectors import read_vectors, words_by_id
+from keras_transformer.support.checking import (
+    check_bool,
+    check_int,
+    check_number,
+    check_range,
+    check_seed,
+    shorten,
+)
 
 
 class Embedding(keras.layers.Embedding):
-    """Keras's embedding, by `look_up`."""
+    """`keras.layers.Embedding` with the lookup of `kernels`."""
 
     def call(self, inputs):
         return ops.cast(look_up(self.embeddings, ops.cast(inputs, "int32")), self.compute_dtype)
@@ -53,7 +54,7 @@ def _check_scale(name: str, value):
 
 
 class _OfIds(ChecksCall):
-    """Mixin for an embedding whose ids, where their values are known, must be among its own."""
+    """Mixin for an embedding that checks the range of its ids if their values are known."""
 
     def __call__(self, inputs, *args, **kwargs):
         values = known_values(inputs)
@@ -64,13 +65,13 @@ class _OfIds(ChecksCall):
 
 
 def _table(path, words, found, vectors, missing, seed) -> tuple[np.ndarray, list[str]]:
-    """The vectors of all words in their order, and the words that the file does not have."""
+    """Return the vectors of all words in order, and the words that the file does not have."""
     row_of = {word: row for row, word in enumerate(found)}
     missing_words = [word for word in words if word not in row_of]
     if not found:
         raise ValueError(
-            f"{path} has none of the {len(words)} words, such as {shorten(words[:3])}. Are they "
-            "written as in the file, in lower case or not?"
+            f"{path} has none of the {len(words)} words, such as {shorten(words[:3])}. Write them "
+            "as in the file, for example in lower case."
         )
     if missing_words and missing == "error":
         raise ValueError(
@@ -89,7 +90,7 @@ def _table(path, words, found, vectors, missing, seed) -> tuple[np.ndarray, list
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
 class TokenEmbedding(_OfIds, Rematerializable, keras.layers.ReversibleEmbedding, Embedding):
-    """Token ids to vectors, and states back to vocabulary logits with the same matrix.
+    """Embed token ids as vectors, and project states to vocabulary logits with the same matrix.
 
     Args:
         vocabulary_size: int, number of token ids.
@@ -101,14 +102,14 @@ class TokenEmbedding(_OfIds, Rematerializable, keras.layers.ReversibleEmbedding,
 
     Call arguments:
         inputs: int `(batch, length)`, or with `reverse=True` float `(batch, length, hidden_dim)`.
-        reverse: bool, project states to logits.
+        reverse: bool, whether to project states to logits.
 
     Returns:
         Float `(batch, length, hidden_dim)`, or `(batch, length, vocabulary_size)` for logits.
 
     Raises:
-        ValueError: for ids that are not below `vocabulary_size`, in arrays of NumPy, and of JAX on
-            a CPU. Within a compiled function ids are not checked.
+        ValueError: if ids are not below `vocabulary_size`, in NumPy arrays and in JAX arrays on a
+            CPU. Within a compiled function ids are not checked.
 
     Example:
     ```python
@@ -130,7 +131,7 @@ class TokenEmbedding(_OfIds, Rematerializable, keras.layers.ReversibleEmbedding,
         "tie_weights": check_bool,
     }
 
-    # The words by id, and those of them that the file did not have: of `from_vectors` alone.
+    # The words by id, and the words missing from the file; only `from_vectors` sets these.
     vocabulary: list[str] | None = None
     missing_words: list[str] | None = None
 
@@ -147,9 +148,9 @@ class TokenEmbedding(_OfIds, Rematerializable, keras.layers.ReversibleEmbedding,
         vocabulary_size, hidden_dim, scale, tie_weights = given.values()
         super().__init__(vocabulary_size, hidden_dim, tie_weights=tie_weights, **kwargs)
         self.scale = scale
-        self.supports_masking = True  # Hidden states may carry a mask, which ends here.
+        self.supports_masking = True  # Hidden states may carry a mask; logits do not.
 
-    def check_axes(self, given):
+    def check_call(self, given):
         if given.get("reverse"):
             axes, sizes = {"inputs": (..., "hidden_dim")}, {"hidden_dim": self.output_dim}
             check_axes(type(self).__name__, axes, sizes, given)
@@ -165,35 +166,36 @@ class TokenEmbedding(_OfIds, Rematerializable, keras.layers.ReversibleEmbedding,
         seed: int | None = None,
         **kwargs,
     ) -> Self:
-        r"""The layer of word vectors that were trained elsewhere: GloVe, word2vec or fastText.
+        r"""Make a layer from a file of pretrained word vectors: GloVe, word2vec or fastText.
 
-        The layer that is returned has two attributes more, which its config and its files do not
-        keep: `vocabulary`, the words in the order of their ids, and `missing_words`, those of them
+        The returned layer has two additional attributes, which its config and its files do not
+        keep: `vocabulary`, the words in the order of their ids, and `missing_words`, the words
         that the file does not have.
 
         Args:
-            path: a file of one of the formats, which may be compressed by gzip.
+            path: a file in one of the formats, plain or compressed with gzip.
             vocabulary: words in the order of their ids, or a dict from word to id. Defaults to
-                the words of the file in its order. Words are compared as they are, so lower-case
-                yours where those of the file are.
-            format: `"glove"` (text without a header; words with spaces too), `"word2vec"` and
-                `"fasttext"` (text, with a line of the number of vectors and their width before
-                it), or `"word2vec_binary"`. `"auto"` tells them apart by the first two lines.
-            missing: what a word of `vocabulary` gets that is not in the file: `"random"`, numbers
-                drawn uniformly with the variance of the vectors that are there (Kim 2014, section
-                3.2); `"zeros"`; or `"error"`.
-            limit: int, read at most so many vectors. Published files begin with frequent words.
-            seed: int, of `missing="random"`.
+                the words of the file, in its order. Case matters: lower-case your words if the
+                words of the file are lower-case.
+            format: `"glove"` (text without a header; words may contain spaces), `"word2vec"` and
+                `"fasttext"` (text after a header line with the number of vectors and their width),
+                or `"word2vec_binary"`. `"auto"` detects the format from the first two lines.
+            missing: treatment of words of `vocabulary` that are not in the file: `"random"` draws
+                their vectors uniformly, with the variance of the vectors in the file (Kim 2014,
+                section 3.2); `"zeros"`; or `"error"`.
+            limit: int, maximum number of vectors to read. Published files begin with frequent
+                words.
+            seed: int, seed of `missing="random"`.
             **kwargs: as in the constructor, e.g. `scale`, `mask_zero`, `trainable`, `name`.
 
         Returns:
-            A built `TokenEmbedding`. Of a word that the file has twice the first vector counts.
+            A built `TokenEmbedding`. If the file has a word twice, the first vector is used.
 
         Raises:
-            FileNotFoundError: without such a file.
-            ValueError: for a file that is not whole or not of the format, with the line; a
-                vocabulary with a word twice, or none of whose words is in the file; and with
-                `missing="error"` for words that are not there.
+            FileNotFoundError: if the file does not exist.
+            ValueError: if the file is incomplete or not in the format (the message gives the
+                line), if the vocabulary has a word twice or the file has none of its words, or if
+                a word is missing and `missing="error"`.
 
         Example:
         ```python
@@ -224,7 +226,7 @@ class TokenEmbedding(_OfIds, Rematerializable, keras.layers.ReversibleEmbedding,
 
     def call(self, inputs, reverse: bool = False):
         if reverse and self._takes_one_state(inputs):
-            # With the transposed matrix XLA computes a norm before it anew for each number.
+            # With the transposed matrix XLA recomputes a preceding norm for each number.
             logits = ops.matmul(self.embeddings, ops.reshape(inputs, (-1, 1)))
             return ops.reshape(logits, (*inputs.shape[:-1], self.input_dim))
         if reverse and self._plain() and takes_bfloat16(inputs, self.embeddings):
@@ -233,39 +235,38 @@ class TokenEmbedding(_OfIds, Rematerializable, keras.layers.ReversibleEmbedding,
         return outputs if reverse else self._scaled(outputs)
 
     def _plain(self) -> bool:
-        """Whether logits are a product with the embeddings, and nothing more."""
+        """Return True if logits are simply a product with the embeddings."""
         return self.tie_weights and self.reverse_dtype is None and self.logit_soft_cap is None
 
     def _takes_one_state(self, inputs) -> bool:
-        """Whether plain logits are of one state, in float32."""
+        """Return True if the inputs are one float32 state and the logits are plain."""
         one = all(size == 1 for size in inputs.shape[:-1])
-        others = keras.backend.backend() == "torch" or takes_bfloat16(inputs, self.embeddings)
-        return one and self._plain() and not others
+        return one and self._plain() and takes_one_state(inputs, self.embeddings)
 
     def compute_mask(self, inputs, mask=None):
-        # Keras sets the mask in its own `call`, where scaling and quantization lose it again.
+        # Keras sets the mask in its own `call`; scaling and quantization would lose it.
         states = keras.backend.is_float_dtype(inputs.dtype)  # the inputs of `reverse=True`
         return None if states or not self.mask_zero else ops.not_equal(inputs, 0)
 
     def quantize(self, mode=None, type_check: bool = True, config=None):
-        # Keras refuses subclasses, which may compute otherwise. This one only scales.
+        # Keras refuses subclasses, which may compute something else. This one only scales.
         super().quantize(mode, type_check=False, config=config)
 
     def quantized_call(self, inputs, reverse: bool = False):
-        # Keras calls this one instead of `call` once the layer is quantized.
+        # Keras calls this instead of `call` once the layer is quantized.
         if reverse and self.logit_soft_cap is None and takes_int8(self, inputs):
             if not self.tie_weights:
                 return int8_product(inputs, self.reverse_embeddings, self.reverse_embeddings_scale)
             return int8_product(inputs, self._embeddings, self.embeddings_scale, axis=1)
-        if reverse and self.logit_soft_cap is None and takes_int4(self, inputs):
-            return int8_product(inputs, *int4_as_int8(self, of_logits=True))
+        if reverse and self.logit_soft_cap is None and takes_int4(self, inputs, of_logits=True):
+            return int4_product(self, inputs, of_logits=True)
         if not reverse and self.quantization_mode == "int4" and not self.lora_enabled:
             return self._scaled(self._rows_of_int4(inputs))
         outputs = super().quantized_call(inputs, reverse=reverse)
         return outputs if reverse else self._scaled(outputs)
 
     def _rows_of_int4(self, ids):
-        """As Keras's, which makes numbers of the whole table in each call."""
+        """Dequantize only the rows of `ids`; Keras dequantizes the whole table in each call."""
         flat = ops.reshape(ops.cast(ids, "int32"), (-1,))
         rows = ops.take(self._embeddings, flat, axis=0)
         rows = keras.quantizers.unpack_int4(rows, self.output_dim, axis=-1)
@@ -281,7 +282,7 @@ class TokenEmbedding(_OfIds, Rematerializable, keras.layers.ReversibleEmbedding,
         return ops.reshape(rows, (*ops.shape(ids), self.output_dim))
 
     def output_kernel(self):
-        """The matrix that logits are made with, `(vocabulary_size, hidden_dim)`."""
+        """Return the matrix that projects states to logits, `(vocabulary_size, hidden_dim)`."""
         tied = self.tie_weights
         kernel = self.embeddings if tied else ops.transpose(self.reverse_embeddings)
         return ops.cast(kernel, self.compute_dtype)
@@ -299,7 +300,7 @@ class TokenEmbedding(_OfIds, Rematerializable, keras.layers.ReversibleEmbedding,
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
 class SegmentEmbedding(_OfIds, Embedding):
-    """A vector per token type, such as first and second sentence, to add to the token's vector.
+    """Embed token types, such as first and second sentence, as vectors to add to token vectors.
 
     Args:
         num_segments: int, number of token types.
@@ -313,7 +314,7 @@ class SegmentEmbedding(_OfIds, Embedding):
         Float `(batch, length, hidden_dim)`.
 
     Raises:
-        ValueError: for ids that are not below `num_segments`, as in `TokenEmbedding`.
+        ValueError: if ids are not below `num_segments`, checked as in `TokenEmbedding`.
 
     Example:
     ```python
@@ -342,7 +343,7 @@ class SegmentEmbedding(_OfIds, Embedding):
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
 class VocabularyBias(ChecksCall, SavesArguments, keras.layers.Layer):
-    """A trained bias for each token of the vocabulary, added to the logits.
+    """Add a trained bias for each token of the vocabulary to the logits.
 
     Args:
         vocabulary_size: int, number of token ids.

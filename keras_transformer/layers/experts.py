@@ -1,4 +1,4 @@
-"""A mixture of experts in the place of the feed-forward layer."""
+"""Mixture of experts, which replaces the feed-forward layer."""
 
 from collections.abc import Callable
 from typing import ClassVar
@@ -6,23 +6,24 @@ from typing import ClassVar
 import keras
 from keras import ops
 
-from keras_transformer.checking import known_shape
-from keras_transformer.config_checks import check_gate
+from keras_transformer.config import Experts
 from keras_transformer.distribution.layout import on_each_device
-from keras_transformer.kernels.grouped import Groups
+from keras_transformer.kernels.grouped import ExpertGroups
 from keras_transformer.kernels.values import tensor_of
 from keras_transformer.layers.arguments import ChecksCall, SavesArguments, check_axes, own_layer
 from keras_transformer.layers.feed_forward import (
     FeedForward,
     activated,
     build_function,
+    check_gate,
     get_activation,
 )
-from keras_transformer.layers.remat import Rematerializable, one_piece
+from keras_transformer.layers.remat import Rematerializable, no_inner_remat
+from keras_transformer.support.checking import known_shape
 
 
 class _Projection(keras.layers.Layer):
-    """The matrices and biases of one projection of all experts."""
+    """Kernels and biases of one projection, for all experts."""
 
     def __init__(self, number: int, units: int, use_bias: bool, kernel_initializer, **kwargs):
         super().__init__(**kwargs)
@@ -39,59 +40,61 @@ class _Projection(keras.layers.Layer):
 
     def _initial(self, shape, dtype=None):
         values = self.kernel_initializer(shape, dtype=dtype)
-        # Keras takes the first axis for the width of a convolution: for as many more inputs.
+        # Keras takes the first axis for the width of a convolution and multiplies the number of
+        # inputs by it.
         scaled = isinstance(self.kernel_initializer, keras.initializers.VarianceScaling)
         return values * self.number**0.5 if scaled else values
 
     def weights_of_call(self) -> tuple:
-        """Kernel and bias, if there is one, as tensors of the compute dtype."""
+        """Return the kernel, and the bias if there is one, as tensors of the compute dtype."""
         weights = (self.kernel,) if self.bias is None else (self.kernel, self.bias)
         return tuple(tensor_of(ops.cast(weight, self.compute_dtype)) for weight in weights)
 
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
 class MixtureOfExperts(ChecksCall, SavesArguments, Rematerializable, keras.layers.Layer):
-    """Several feed-forward layers, of which each token goes through a few.
+    """Mixture of experts: several feed-forward layers, of which each token uses a few.
 
-    A router scores the experts for each token. The token goes through those with the highest
-    scores, and the outputs are added by the softmax of the scores. What is not chosen is not
-    computed, and no token is left out unless there is a capacity.
+    A router scores the experts for each token. The experts with the highest scores process it, and
+    their outputs are summed, weighted by the softmax of the scores. Other experts are not computed
+    for the token, and no token is dropped unless there is a capacity.
 
     Args:
-        num_experts: int.
+        num_experts: int, number of experts.
         expert_dim: int, width inside an expert.
-        experts_per_token: int, how many a token goes through.
-        shared_expert_dim: int, width of a further expert that all tokens go through, its output by
-            the sigmoid of a score of its own. 0 for none.
+        experts_per_token: int, number of experts that process a token.
+        shared_expert_dim: int, width of an additional expert that processes all tokens; its output
+            is weighted by the sigmoid of a score of its own. 0 makes no shared expert.
         activation: str, function or layer, see `FeedForward`. The experts share it.
         gated: bool, see `FeedForward`.
         gate_limit: float, see `FeedForward`.
-        use_bias: bool, biases in the experts.
-        router_bias: bool, a bias of the scores.
-        normalize_expert_weights: bool, the weights of a token's experts sum to 1.
-        expert_capacity_factor: float, in training an expert takes at most so many times the tokens
-            that it would have if all had as many: first choices before second ones, and the first
-            tokens of the batch before later ones. A token skips the experts that are full. None
-            for no limit, as in evaluation.
-        load_balancing_factor: float, of the loss `num_experts * sum(f * p)` that is added in
-            training, `f` the choices of an expert and `p` its mean share, both a token.
-        router_z_loss_factor: float, of the loss that is added in training, the mean square of the
-            logarithm of the sum of the exponentials of a token's scores.
+        use_bias: bool, whether the experts have biases.
+        router_bias: bool, whether the router has a bias.
+        normalize_expert_weights: bool, whether the weights of a token's experts sum to 1.
+        expert_capacity_factor: float, maximum number of tokens that an expert takes in training, as
+            a multiple of its share if tokens were spread evenly. First choices come before second
+            ones, and the first tokens of the batch before later ones. A token skips the experts
+            that are full. None disables the limit; evaluation has no limit.
+        load_balancing_factor: float, factor of the loss `num_experts * sum(f * p)` added in
+            training, with `f` the mean number of choices of an expert per token and `p` its mean
+            softmax share.
+        router_z_loss_factor: float, factor of the loss added in training that is the mean square
+            of the logsumexp of a token's scores.
         kernel_initializer: initializer of the kernels.
         **kwargs: as in `keras.layers.Layer`.
 
     Call arguments:
         inputs: float `(batch, length, dim)`.
-        mask: bool `(batch, length)`, True for real tokens. The others go through no expert, and
-            count neither for the capacity nor for the losses.
-        training: bool.
+        mask: bool `(batch, length)`, True for real tokens. Padding is not given to any expert, and
+            counts neither for the capacity nor for the losses.
+        training: bool, whether the capacity and the losses apply.
 
     Returns:
         Float `(batch, length, dim)`.
 
     Raises:
-        ValueError: for an unknown activation, an option that is out of range, or more experts a
-            token than there are.
+        ValueError: if the activation is unknown, an option is out of range, or
+            `experts_per_token` exceeds `num_experts`.
 
     Example:
     ```python
@@ -154,7 +157,7 @@ class MixtureOfExperts(ChecksCall, SavesArguments, Rematerializable, keras.layer
         self.shared = self.shared_score = None
         if shared_expert_dim:
             self.shared_score = self._dense(1, False, "shared_score")
-            with one_piece():
+            with no_inner_remat():
                 self.shared = FeedForward(
                     shared_expert_dim,
                     activation=activation,
@@ -166,20 +169,40 @@ class MixtureOfExperts(ChecksCall, SavesArguments, Rematerializable, keras.layer
                     dtype=self.dtype_policy,
                 )
 
+    @classmethod
+    def from_part(cls, part: Experts, **kwargs) -> "MixtureOfExperts":
+        """Make the layer for a part of a config; `kwargs` are the other arguments of the layer."""
+        options = {
+            n: getattr(part, n) for n in ("activation", "gated", "gate_limit", "router_bias")
+        }
+        return cls(
+            part.number,
+            part.dim,
+            part.per_token,
+            part.shared_dim,
+            use_bias=part.bias,
+            normalize_expert_weights=part.normalize_weights,
+            expert_capacity_factor=part.capacity_factor,
+            load_balancing_factor=part.load_balancing,
+            router_z_loss_factor=part.z_loss,
+            **options,
+            **kwargs,
+        )
+
     def _dense(self, units: int, use_bias: bool, name: str) -> keras.layers.Dense:
         options = {"kernel_initializer": self.kernel_initializer.clone(), "name": name}
-        with one_piece():
+        with no_inner_remat():
             return keras.layers.Dense(units, use_bias=use_bias, dtype=self.dtype_policy, **options)
 
     def _projection(self, units: int, name: str) -> _Projection:
         options = {"name": f"expert_{name}", "dtype": self.dtype_policy}
-        with one_piece():
+        with no_inner_remat():
             return _Projection(
                 self.num_experts, units, self.use_bias, self.kernel_initializer, **options
             )
 
-    def check_axes(self, given):
-        super().check_axes(given)
+    def check_call(self, given):
+        super().check_call(given)
         shape, mask = known_shape(given.get("inputs")), given.get("mask")
         if shape is not None:
             axes = {"mask": ("batch or 1", "length")}
@@ -199,7 +222,7 @@ class MixtureOfExperts(ChecksCall, SavesArguments, Rematerializable, keras.layer
         )
         for layer in of_inputs:
             if layer is not None:
-                layer.build((None, input_shape[-1]))  # They are given all tokens as rows.
+                layer.build((None, input_shape[-1]))  # The calls flatten all tokens to rows.
         self.fixed = {"dim": input_shape[-1]}
 
     def call(self, inputs, mask=None, training: bool = False):
@@ -224,7 +247,7 @@ class MixtureOfExperts(ChecksCall, SavesArguments, Rematerializable, keras.layer
         return ops.reshape(output, shape)
 
     def _routed(self, states, real, training: bool):
-        """Weights and numbers of each token's experts, `(tokens, experts_per_token)`."""
+        """Return weights and indices of each token's experts, `(tokens, experts_per_token)`."""
         scores = ops.cast(self.router(states), "float32")
         shares = ops.softmax(scores, axis=-1) if self.num_experts > 1 else ops.ones_like(scores)
         weights, chosen = ops.top_k(shares, self.experts_per_token)
@@ -261,7 +284,7 @@ class MixtureOfExperts(ChecksCall, SavesArguments, Rematerializable, keras.layer
         return ops.cast(ops.expand_dims(chosen, -1) == experts, "float32")
 
     def _within_capacity(self, chosen):
-        """The experts of each token, their number in place of those that are full."""
+        """Return the experts of each token; `num_experts` replaces an expert that is full."""
         order = ops.reshape(ops.transpose(chosen), (-1,))
         one_hot = self._one_hot(order)
         places = ops.sum(one_hot * ops.cumsum(one_hot, axis=0), axis=-1)
@@ -271,15 +294,15 @@ class MixtureOfExperts(ChecksCall, SavesArguments, Rematerializable, keras.layer
         return ops.transpose(ops.reshape(order, (self.experts_per_token, -1)))
 
     def _mixed(self, first, rows: tuple, kernels: dict):
-        """What the experts from `first` on make of the tokens that chose them."""
+        """Return the outputs of this device's experts, which are numbered from `first` on."""
         states, chosen, weights = rows
         number = kernels["output"][0].shape[0]
         if number < self.num_experts:
             chosen = chosen - first
             chosen = ops.where(chosen < 0, number, ops.minimum(chosen, number))
         weights = ops.where(chosen < number, weights, ops.zeros((), weights.dtype))
-        groups = Groups.of(chosen, number)
-        given = groups.rows(states)
+        groups = ExpertGroups.sort(chosen, number)
+        given = groups.gather(states)
         hidden = groups.product(given, *kernels["intermediate"])
         gate = groups.product(given, *kernels["gate"]) if "gate" in kernels else None
         hidden = activated(self.activation, hidden, gate, self.gate_limit)

@@ -1,4 +1,4 @@
-"""The position-wise feed-forward layer, plain, gated and residual; the table of activations."""
+"""Position-wise feed-forward layers, plain, gated and residual, and the table of activations."""
 
 import functools
 from collections.abc import Callable
@@ -7,13 +7,13 @@ from typing import Any, ClassVar
 import keras
 from keras import ops
 
-from keras_transformer.checking import check_int, shorten
-from keras_transformer.config_checks import check_gate
+from keras_transformer.config import Dense as DensePart
 from keras_transformer.kernels.activations import gelu
 from keras_transformer.layers.arguments import ChecksCall, SavesArguments, own_layer
 from keras_transformer.layers.dense import Dense
 from keras_transformer.layers.dropout import Dropout
-from keras_transformer.layers.remat import Rematerializable, one_piece
+from keras_transformer.layers.remat import Rematerializable, no_inner_remat
+from keras_transformer.support.checking import check_int, shorten
 
 _ACTIVATIONS = {
     "relu": ops.relu,
@@ -29,7 +29,7 @@ _ACTIVATIONS = {
 
 
 def get_activation(name: str) -> Callable:
-    """The activation of this name. ValueError for an unknown one."""
+    """Return the activation of this name. Raises ValueError if it is unknown."""
     if not isinstance(name, str) or name not in _ACTIVATIONS:
         raise ValueError(
             f"Unknown activation {shorten(name)}. Known are: {', '.join(map(repr, _ACTIVATIONS))}."
@@ -38,7 +38,7 @@ def get_activation(name: str) -> Callable:
 
 
 def activated(activation: str | Callable, hidden, gate=None, limit: float | None = None):
-    """What is between the projections: the activation, of the gate if there is one."""
+    """Return `activation(gate) * hidden`, or `activation(hidden)` if there is no gate."""
     activation = activation if callable(activation) else get_activation(activation)
     if gate is None:
         return activation(hidden)
@@ -47,30 +47,38 @@ def activated(activation: str | Callable, hidden, gate=None, limit: float | None
     return activation(gate) * hidden
 
 
+def check_gate(gated: bool, gate_limit: float | None) -> None:
+    """Raise ValueError if `gate_limit` is given without a gate."""
+    if gate_limit is not None and not gated:
+        raise ValueError(
+            f"`gate_limit` needs `gated`, received gate_limit={gate_limit} with gated=False."
+        )
+
+
 def build_function(function: Any, input_shape) -> None:
-    """Make the weights of an activation, if it is a layer without them."""
+    """Build an activation if it is a layer that is not built yet."""
     if isinstance(function, keras.layers.Layer) and not function.built:
         function.build(input_shape)
 
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
 class FeedForward(ChecksCall, SavesArguments, Rematerializable, keras.layers.Layer):
-    """Two projections with an activation between, at each position alone.
+    """Two projections with an activation in between, applied to each position separately.
 
     `output(activation(intermediate(x)))`, or gated `output(activation(gate(x)) * intermediate(x))`.
 
     Args:
-        intermediate_dim: int, the width between.
-        output_dim: int, width of the output. Defaults to that of the input.
+        intermediate_dim: int, width between the projections.
+        output_dim: int, width of the output. Defaults to the width of the input.
         activation: `"relu"`, `"gelu"` (exact), `"gelu_tanh"`, `"silu"`, `"tanh"`, `"sigmoid"`,
             `"mish"`, `"quick_gelu"` (`x * sigmoid(1.702 x)`) or `"relu_squared"`; or a function or
-            layer of your own. A layer belongs to one feed-forward layer: a second one that is given
-            it has a copy, with weights of its own.
-        gated: bool.
-        gate_limit: float, with `gated` alone: the input of the activation is at most this, the
-            linear branch is clipped to it on both sides, and 1 is added to that branch (gpt-oss,
+            layer of your own. A layer belongs to one feed-forward layer: if it is given to a second
+            one, that one uses a copy, with weights of its own.
+        gated: bool, whether a third projection, the gate, multiplies the intermediate states.
+        gate_limit: float, requires `gated`: the input of the activation is clipped from above to
+            this value, the linear branch on both sides, and 1 is added to that branch (gpt-oss,
             Agarwal et al. 2025).
-        use_bias: bool.
+        use_bias: bool, whether the projections have biases.
         kernel_initializer: initializer of the kernels.
         **kwargs: as in `keras.layers.Layer`.
 
@@ -81,8 +89,8 @@ class FeedForward(ChecksCall, SavesArguments, Rematerializable, keras.layers.Lay
         Float `(..., output_dim)`.
 
     Raises:
-        ValueError: for an unknown activation, an option that is out of range, or inputs of another
-            width than the first ones.
+        ValueError: if the activation is unknown, an option is out of range, or the width of the
+            inputs differs from the first call.
 
     Example:
     ```python
@@ -125,8 +133,14 @@ class FeedForward(ChecksCall, SavesArguments, Rematerializable, keras.layers.Lay
         self.intermediate_dense = self._projection(intermediate_dim, "intermediate")
         self.gate_dense = self._projection(intermediate_dim, "gate") if gated else None
 
+    @classmethod
+    def from_part(cls, part: DensePart, **kwargs) -> "FeedForward":
+        """Make the layer for a part of a config; `kwargs` are the other arguments of the layer."""
+        options = {n: getattr(part, n) for n in ("activation", "gated", "gate_limit")}
+        return cls(part.dim, use_bias=part.bias, **options, **kwargs)
+
     def _projection(self, units: int, name: str) -> Dense:
-        with one_piece():
+        with no_inner_remat():
             return Dense(
                 units,
                 use_bias=self.use_bias,
@@ -155,16 +169,16 @@ class FeedForward(ChecksCall, SavesArguments, Rematerializable, keras.layers.Lay
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
 class ResidualFeedForward(FeedForward):
-    """A feed-forward layer and a linear one beside it, to another width.
+    """Feed-forward layer with a linear projection as its residual, to another width.
 
     `dropout(output(activation(intermediate(x)))) + residual(x)`.
 
     Args:
-        intermediate_dim: int, the width between.
+        intermediate_dim: int, width between the projections.
         output_dim: int, width of the output.
-        activation: as of `FeedForward`.
-        use_bias: bool.
-        dropout: float, rate of what the feed-forward layer gives.
+        activation: as in `FeedForward`.
+        use_bias: bool, whether the projections have biases.
+        dropout: float, dropout rate of the feed-forward layer's output.
         kernel_initializer: initializer of the kernels.
         **kwargs: as in `keras.layers.Layer`.
 
@@ -175,7 +189,7 @@ class ResidualFeedForward(FeedForward):
         Float `(..., output_dim)`.
 
     Raises:
-        ValueError: for an unknown activation.
+        ValueError: if the activation is unknown.
 
     Example:
     ```python
@@ -207,7 +221,7 @@ class ResidualFeedForward(FeedForward):
             **kwargs,
         )
         self.residual_dense = self._projection(output_dim, "residual")
-        with one_piece():
+        with no_inner_remat():
             self.dropout_layer = Dropout(dropout, dtype=self.dtype_policy)
 
     def build(self, input_shape):

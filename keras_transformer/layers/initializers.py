@@ -1,4 +1,4 @@
-"""The values that the weights of a config begin with."""
+"""Initializers of a model's weights, as its config says."""
 
 import keras
 import numpy as np
@@ -9,9 +9,9 @@ from keras_transformer.kernels.programs import to_tensor
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
 class HostZeros(keras.initializers.Zeros):
-    """Zeros, for weights that are about to be loaded: random numbers would take seconds.
+    """Zeros for weights that are about to be loaded, for which random numbers would take seconds.
 
-    They are made on the host: on a device each shape would be a compiled program.
+    The zeros are made on the host: on a device each shape would need a compiled program.
     """
 
     def __call__(self, shape, dtype=None):
@@ -23,7 +23,7 @@ class HostZeros(keras.initializers.Zeros):
 def kernel_initializer(
     config: TransformerConfig, initializer=None
 ) -> keras.initializers.Initializer:
-    """The initializer of every projection: that of the config, or the one that is given."""
+    """Return the initializer of projections: the given one, or else the config's."""
     if initializer is not None:
         return keras.initializers.get(initializer)
     if config.initializer_range is None:
@@ -34,7 +34,7 @@ def kernel_initializer(
 def embedding_initializer(
     config: TransformerConfig, initializer=None
 ) -> keras.initializers.Initializer:
-    """The initializer of every embedding, likewise."""
+    """Return the initializer of embeddings: the given one, or else the config's."""
     if initializer is not None:
         return keras.initializers.get(initializer)
     stddev = config.initializer_range or config.hidden_dim**-0.5

@@ -1,30 +1,28 @@
-"""The normalizations of a block, by the name that a config has for them."""
+"""Norms of a block, by their names in a config."""
 
 import functools
 
 import keras
 from keras import ops
 
-from keras_transformer.config_checks import check_head_norm
-
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
 class RMSNormalizationPlusOne(keras.layers.RMSNormalization):
-    """Root-mean-square normalization, times one more than its weight (Gemma)."""
+    """Root-mean-square norm that multiplies by its weight plus one (Gemma)."""
 
     def build(self, input_shape):
         shape = (input_shape[self.axis],)
         self.scale = self.add_weight(name="scale", shape=shape, initializer="zeros")
 
     def call(self, x):
-        # In float32: near to 1 half precision has few numbers.
+        # In float32: half precision has few numbers near 1.
         scale = 1 + ops.cast(self.scale, "float32")
         return ops.rms_normalization(x, scale=scale, axis=self.axis, epsilon=self.epsilon)
 
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
 class HeadNormalization(keras.layers.LayerNormalization):
-    """LayerNorm of each head's states `(..., heads, head_dim)`, by a weight of its own, no bias."""
+    """LayerNorm of each head's states `(..., heads, head_dim)`, with own weights and no bias."""
 
     def build(self, input_shape):
         self.gamma = self.add_weight(name="gamma", shape=input_shape[-2:], initializer="ones")
@@ -38,9 +36,9 @@ class HeadNormalization(keras.layers.LayerNormalization):
 class BatchNormalization(keras.layers.BatchNormalization):
     """Batch normalization of each feature, over all places of all rows (PatchTST).
 
-    Its moving averages keep nine tenths of what they were in a step of training, as those of
-    PyTorch do. Keras's default keeps 99 hundredths. Where its weights are frozen, one by one too,
-    it normalizes by the averages, and they stay.
+    Its moving averages keep 0.9 of their value in a training step, as in PyTorch; Keras's default
+    keeps 0.99. If its weights are frozen, even one by one, it normalizes by the averages and leaves
+    them unchanged.
     """
 
     def __init__(self, momentum: float = 0.9, **kwargs):
@@ -60,7 +58,7 @@ _KINDS = {
 
 
 def make_normalization(kind: str, epsilon: float, **kwargs) -> keras.layers.Layer:
-    """The layer for a name in `config.NORMALIZATIONS`. ValueError for another kind."""
+    """Make the norm of a name in `config.NORMALIZATIONS`. Raises ValueError if it is unknown."""
     if kind not in _KINDS:
         known = ", ".join(map(repr, _KINDS))
         raise ValueError(f"Unknown normalization {kind!r}. Known are: {known}.")
@@ -70,14 +68,30 @@ def make_normalization(kind: str, epsilon: float, **kwargs) -> keras.layers.Laye
 
 
 def normalized(norm: keras.layers.Layer, x, training: bool):
-    """What a normalization makes of states, told whether it trains where that matters.
+    """Apply a norm to states, passing `training` if the norm depends on it.
 
-    A block that is computed again, in the backward pass, is within no call that says it.
+    A block that is recomputed in the backward pass is not within a call that sets `training`.
     """
     return norm(x, training=training) if isinstance(norm, BatchNormalization) else norm(x)
 
 
 def make_head_normalization(kind: str, epsilon: float, **kwargs) -> keras.layers.Layer:
-    """The layer with a weight for each head. ValueError for another kind than a LayerNorm."""
-    check_head_norm(kind)
+    """Make a norm with a weight for each head. Raises ValueError if it is not a LayerNorm."""
+    if kind not in ("layer_norm", "layer_norm_no_bias"):
+        raise ValueError(
+            "`query_key_norm_per_head` needs `query_key_norm` and a LayerNorm, 'layer_norm' or "
+            f"'layer_norm_no_bias', received {kind!r}."
+        )
     return HeadNormalization(epsilon=epsilon, center=False, **kwargs)
+
+
+def unit_vectors(vectors):
+    """Return vectors divided by their lengths, over the last axis, like `keras.ops.normalize`.
+
+    A zero vector stays zero and has no gradient; with Keras it is NaN on JAX and PyTorch.
+    """
+    squares = ops.sum(ops.square(vectors), axis=-1, keepdims=True)
+    there = squares > 0
+    lengths = ops.rsqrt(ops.where(there, squares, ops.ones_like(squares)))
+    lengths = ops.minimum(lengths, 1.0 / keras.config.epsilon())
+    return ops.where(there, vectors * lengths, ops.zeros_like(vectors))

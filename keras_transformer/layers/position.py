@@ -1,5 +1,6 @@
 """Positions: added to the embeddings, or rotated into queries and keys."""
 
+import functools
 import math
 from collections.abc import Sequence
 from typing import ClassVar
@@ -8,57 +9,59 @@ import keras
 import numpy as np
 from keras import ops
 
-from keras_transformer.checking import known_shape
-from keras_transformer.config import ROTARY_SCALINGS
+from keras_transformer.config import ROTARY_SCALINGS, Axial, Learned, Rotary, Side, Sinusoidal
+from keras_transformer.kernels.indexing import look_up
+from keras_transformer.kernels.rotary import rotate
 from keras_transformer.layers.arguments import ChecksCall, SavesArguments, checked_options
 from keras_transformer.layers.embedding import Embedding
 from keras_transformer.layers.remat import Rematerializable
+from keras_transformer.support.checking import check_int, known_shape
 
 
 def sequence_positions(inputs):
-    """Positions 0, 1, 2, ... of the second axis of `inputs`, int `(1, length)`."""
+    """Return the positions 0, 1, 2, ... of the second axis of `inputs`, int `(1, length)`."""
     return ops.expand_dims(ops.arange(ops.shape(inputs)[1], dtype="int32"), 0)
 
 
 def row_lengths(positions, padding=None):
-    """How many tokens each row has, int `(batch,)`: by the positions of those that are real."""
+    """Return the number of tokens of each row, int `(batch,)`, from its real tokens' positions."""
     if padding is not None:
         positions = ops.where(ops.cast(padding, "bool"), positions, 0)
     return ops.max(positions, axis=1) + 1
 
 
 def _for_each_row(table, inputs):
-    """The vectors `(batch or 1, length, dim)` of positions for every row of `inputs`.
+    """Broadcast the vectors `(batch or 1, length, dim)` of positions to the rows of `inputs`.
 
-    Keras's merging layers take a batch of 1 in one input for the batch of the output.
+    Keras's merging layers would take a batch of 1 in one input for the batch of the output.
     """
     shape = ops.shape(inputs)
     return ops.broadcast_to(table, (shape[0], shape[1], table.shape[-1]))
 
 
-# Arrays of layers whose positions are added.
+# Axes of the call arguments of layers that add positions.
 _ADDED = {"inputs": ("batch", "length", "dim"), "positions": ("batch or 1", "length")}
 
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
 class SinusoidalPosition(ChecksCall, SavesArguments, Rematerializable, keras.layers.Layer):
-    """Sine and cosine waves of geometrically growing wavelength, to add to the embeddings.
+    """Sine and cosine waves of geometrically growing wavelengths, to add to the embeddings.
 
-    `PE(pos, 2i) = sin(pos / max_wavelength^(2i/d))`, `PE(pos, 2i+1)` the cosine of the same.
+    `PE(pos, 2i) = sin(pos / max_wavelength^(2i/d))`, and `PE(pos, 2i+1)` is the cosine of the same.
 
     Args:
         max_wavelength: float, the longest wavelength divided by 2 pi.
-        interleaved: bool, sines and cosines alternate; False for all sines before all cosines.
+        interleaved: bool, whether sines and cosines alternate. False puts all sines first.
         offset: int, added to every position. Some published models count from 2.
-        inclusive: bool, the last wavelength is the longest one: the exponent is `2i/(d-2)`.
+        inclusive: bool, whether the last wavelength is the longest: the exponent is `2i/(d-2)`.
         **kwargs: as in `keras.layers.Layer`.
 
     Call arguments:
-        inputs: float `(batch, length, hidden_dim)`, for its shape and dtype. `hidden_dim` even.
+        inputs: float `(batch, length, hidden_dim)`, for its shape and dtype, with an even width.
         positions: optional int `(batch or 1, length)`. Defaults to 0, 1, 2, ...
 
     Returns:
-        Float `(batch, length, hidden_dim)`: what the caller adds to `inputs`.
+        Float `(batch, length, hidden_dim)`, to be added to `inputs`.
 
     Raises:
         ValueError: if `hidden_dim` is odd, `inputs` have another rank, or an option is out of
@@ -99,11 +102,18 @@ class SinusoidalPosition(ChecksCall, SavesArguments, Rematerializable, keras.lay
         self.inclusive = inclusive
         self.supports_masking = True
 
+    @classmethod
+    def from_part(cls, part: Sinusoidal, side: Side, **kwargs) -> "SinusoidalPosition":
+        """Make the layer for a part of a config; `kwargs` are the other arguments of the layer."""
+        kwargs.pop("embeddings_initializer", None)
+        values = {"interleaved": part.interleaved, "inclusive": part.inclusive}
+        return cls(offset=part.offset, **values, **kwargs)
+
     def build(self, inputs_shape=None, positions_shape=None):
         pass  # There are no weights.
 
-    def check_axes(self, given):
-        super().check_axes(given)
+    def check_call(self, given):
+        super().check_call(given)
         *_, dim = known_shape(given.get("inputs")) or (None,)
         if dim is not None and dim % 2:
             raise ValueError(f"Sinusoidal positions need an even last dimension, received {dim}.")
@@ -115,7 +125,7 @@ class SinusoidalPosition(ChecksCall, SavesArguments, Rematerializable, keras.lay
         positions = sequence_positions(inputs) if positions is None else positions
         positions = positions if self.offset == 0 else positions + self.offset
         longest = self.max_wavelength ** (dim / (dim - 2) if self.inclusive else 1.0)
-        # In float32: at position 500 bfloat16 would already be wrong by a whole step.
+        # In float32: at position 500, bfloat16 would be off by a whole step.
         waves = _angles(positions, _frequencies(dim, longest))
         table = ops.stack([ops.sin(waves), ops.cos(waves)], axis=-1 if self.interleaved else -2)
         shape = ops.shape(waves)
@@ -128,12 +138,12 @@ class SinusoidalPosition(ChecksCall, SavesArguments, Rematerializable, keras.lay
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
 class LearnedPosition(ChecksCall, Rematerializable, Embedding):
-    """A trained vector per position, to add to the embeddings.
+    """Trained vector per position, to add to the embeddings.
 
     Args:
         max_sequence_length: int, number of positions.
         hidden_dim: int, width of a vector.
-        offset: int, rows of the table before that of position 0. Some published models have them.
+        offset: int, number of table rows before the row of position 0, as in some published models.
         **kwargs: as in `keras.layers.Embedding`.
 
     Call arguments:
@@ -141,7 +151,7 @@ class LearnedPosition(ChecksCall, Rematerializable, Embedding):
         positions: optional int `(batch or 1, length)`. Defaults to 0, 1, 2, ...
 
     Returns:
-        Float `(batch, length, hidden_dim)`: what the caller adds to `inputs`.
+        Float `(batch, length, hidden_dim)`, to be added to `inputs`.
 
     Raises:
         ValueError: if the sequence is longer than `max_sequence_length`, `inputs` have another
@@ -168,24 +178,31 @@ class LearnedPosition(ChecksCall, Rematerializable, Embedding):
         super().__init__(max_sequence_length + offset, hidden_dim, **kwargs)
         self.offset = offset
         self.fixed = {"dim": hidden_dim}
-        self.uncounted = 0  # so many tokens of a sequence have no position of their own
+        self.uncounted = 0  # number of tokens of a sequence without a position of their own
         self.supports_masking = True
 
+    @classmethod
+    def from_part(cls, part: Learned, side: Side, **kwargs) -> "LearnedPosition":
+        """Make the layer for a part of a config; `kwargs` are the other arguments of the layer."""
+        return cls(
+            side.num_positions, side.added_dim, part.offset, name="position_embedding", **kwargs
+        )
+
     def compute_mask(self, inputs, mask=None):
-        return mask  # Of what the vectors are added to: a sum has a mask if all its terms have one.
+        return mask  # The embeddings' mask: a sum has a mask only if all its terms have one.
 
     def call(self, inputs, positions=None):
         return _for_each_row(super().call(self._checked(inputs, positions)), inputs)
 
     def quantized_call(self, inputs, positions=None):
-        # Keras calls this one instead of `call` once the layer is quantized.
+        # Keras calls this instead of `call` once the layer is quantized.
         table = super().quantized_call(self._checked(inputs, positions))
         return _for_each_row(table, inputs)
 
     def _checked(self, inputs, positions):
-        """The positions to look up, if there is a vector for each."""
+        """Return the positions to look up. Raises ValueError if the sequence is too long."""
         length, longest = inputs.shape[1], self.input_dim - self.offset
-        counted = length - self.uncounted if isinstance(length, int) else 0  # on JAX it is symbolic
+        counted = length - self.uncounted if isinstance(length, int) else 0  # may be symbolic
         if counted > longest:
             raise ValueError(
                 f"The sequence has {counted} tokens, but there are learned positions for "
@@ -208,53 +225,128 @@ class LearnedPosition(ChecksCall, Rematerializable, Embedding):
 
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
-class RotaryEmbedding(ChecksCall, SavesArguments, Rematerializable, keras.layers.Layer):
-    """Rotates pairs of features of queries and keys by an angle that grows with the position.
+class AxialPosition(ChecksCall, SavesArguments, Rematerializable, keras.layers.Layer):
+    """Trained vectors of the row and the column of a position, to add to the embeddings.
 
-    Feature `i` is paired with `i + dim / 2`, or interleaved `2 i` with `2 i + 1`. The product of a
-    rotated query and a rotated key depends on the distance of their positions alone.
+    The first half of the features is the row's vector, the second the column's.
 
     Args:
-        base: float, wavelength base.
-        dim: int, the number of features that are rotated, the first ones. None for all. Of an odd
-            number one more is rotated, but the wavelengths are those of the number itself.
-        scaling: str, how the angles grow more slowly for sequences longer than in training. A pair
-            that turns often within `original_length` tells near positions apart and stays as it
-            is; one that turns seldom has its angle divided by `factor`:
+        rows: int, number of rows of the grid of positions.
+        columns: int, number of columns: position `p` is in row `p // columns`.
+        embeddings_initializer: initializer of the vectors.
+        **kwargs: as in `keras.layers.Layer`.
+
+    Call arguments:
+        inputs: float `(batch, length, hidden_dim)`, for its shape and dtype, with an even width.
+        positions: optional int `(batch or 1, length)`. Defaults to 0, 1, 2, ...
+
+    Returns:
+        Float `(batch, length, hidden_dim)`, to be added to `inputs`.
+
+    Raises:
+        ValueError: if the sequence has more positions than the grid, or the width is odd.
+
+    Example:
+    ```python
+    from keras_transformer.layers.position import AxialPosition
+    from keras import ops
+
+    added = AxialPosition(rows=2, columns=3)(ops.zeros((1, 6, 8)))
+    assert bool(ops.all(added[0, 0, :4] == added[0, 2, :4]))  # both in the first row
+    ```
+
+    Source: Kitaev et al. 2020, "Reformer", section 5, with the published model's axial positions.
+    """
+
+    option_rules: ClassVar = {
+        name: functools.partial(check_int, at_least=1) for name in ("rows", "columns")
+    }
+    axes = _ADDED
+
+    def __init__(self, rows: int, columns: int, embeddings_initializer="uniform", **kwargs):
+        super().__init__(**kwargs)
+        self.counts = (rows, columns)
+        self.embeddings_initializer = keras.initializers.get(embeddings_initializer)
+        self.supports_masking = True
+
+    @classmethod
+    def from_part(cls, part: Axial, side: Side, **kwargs) -> "AxialPosition":
+        """Make the layer for a part of a config; `kwargs` are the other arguments of the layer."""
+        return cls(part.rows, part.columns, name="position_embedding", **kwargs)
+
+    def build(self, inputs_shape, positions_shape=None):
+        if inputs_shape[-1] % 2:
+            raise ValueError(f"Axial positions need an even width, received {inputs_shape[-1]}.")
+        self.rows, self.columns = (
+            self.add_weight((count, inputs_shape[-1] // 2), self.embeddings_initializer, name=name)
+            for count, name in zip(self.counts, ("rows", "columns"), strict=True)
+        )
+
+    def call(self, inputs, positions=None):
+        rows, columns = self.counts
+        length = inputs.shape[1]
+        if positions is None and isinstance(length, int) and length > rows * columns:
+            raise ValueError(
+                f"The sequence has {length} tokens, but there are axial positions for "
+                f"{rows * columns} only. Truncate the input, or enlarge the grid."
+            )
+        places = sequence_positions(inputs) if positions is None else positions
+        places = ops.clip(places, 0, rows * columns - 1)
+        halves = (look_up(self.rows, places // columns), look_up(self.columns, places % columns))
+        return _for_each_row(ops.cast(ops.concatenate(halves, axis=-1), inputs.dtype), inputs)
+
+    def compute_output_shape(self, inputs_shape, positions_shape=None):
+        return inputs_shape
+
+
+@keras.saving.register_keras_serializable(package="keras_transformer")
+class RotaryEmbedding(ChecksCall, SavesArguments, Rematerializable, keras.layers.Layer):
+    """Rotate pairs of features of queries and keys by an angle proportional to the position.
+
+    Feature `i` is paired with `i + dim / 2`, or if interleaved `2 i` with `2 i + 1`. The product of
+    a rotated query and a rotated key depends only on the distance of their positions.
+
+    Args:
+        base: float, base of the wavelengths.
+        dim: int, number of features to rotate, from the first. None rotates all. If it is odd, one
+            more feature is rotated, with the wavelengths of the odd number.
+        scaling: str, slows the growth of the angles for sequences longer than in training. Pairs
+            that turn often within `original_length` distinguish near positions and stay unchanged;
+            for pairs that turn seldom the angle is divided by `factor`:
             `"linear"`: every angle is divided (Chen et al. 2023, section 3.2);
-            `"llama3"`: below `min_turns` turns divided, above `max_turns` not, and between them
-            in proportion to the turns (Grattafiori et al. 2024, section 3.4.3);
-            `"yarn"`: likewise in proportion to the pair's number, and scores are raised by
-            `(0.1 ln(factor) + 1)^2` (Peng et al. 2023, sections 3.2 to 3.4);
+            `"llama3"`: angles below `min_turns` turns are divided, above `max_turns` they are not,
+            and in between the turns interpolate (Grattafiori et al. 2024, section 3.4.3);
+            `"yarn"`: between the two bounds the number of the pair interpolates, and scores are
+            multiplied by `(0.1 ln(factor) + 1)^2` (Peng et al. 2023, sections 3.2 to 3.4);
             `"dynamic"`: in rows longer than `original_length` the base grows with the length;
-            `"longrope"`: each pair's angle is divided by a factor of its own, and in rows longer
-            than `original_length` by another one; scores are raised by
+            `"longrope"`: each pair's angle is divided by its own factor, and by another one in rows
+            longer than `original_length`; scores are multiplied by
             `1 + ln(factor) / ln(original_length)` (Ding et al. 2024, section 3).
-            With the last two, tokens in a cache keep the angles that they got when their row was
-            shorter, as in Transformers, but for its Phi-3, which computes the cache anew where the
-            row passes `original_length`.
-        factor: float, how many times longer the sequences are.
+            With the last two, tokens in a cache keep the angles from when their row was shorter, as
+            in Transformers, except for its Phi-3, which recomputes the cache when the row passes
+            `original_length`.
+        factor: float, ratio of the new to the original sequence length.
         min_turns, max_turns: float, numbers of turns within `original_length`.
         original_length: int, the longest sequence in training.
-        truncate: bool, of `"yarn"`: the pairs that the proportion is between are whole numbers.
-        interleaved: bool, neighbouring features are pairs (GPT-J).
-        short_factors, long_factors: list of float, the divisors of each pair, of `"longrope"`.
+        truncate: bool, whether `"yarn"` rounds the bounds of its interpolation to whole pairs.
+        interleaved: bool, whether neighbouring features form pairs (GPT-J).
+        short_factors, long_factors: list of float, the divisors of each pair for `"longrope"`.
         **kwargs: as in `keras.layers.Layer`.
 
     Call arguments:
         inputs: float `(batch, length, heads, head_dim)`.
         positions: optional int `(batch, length)`. Defaults to 0, 1, 2, ...
-        lengths: optional int `(batch,)`, how many tokens each row has so far, for `"dynamic"` and
-            `"longrope"`. Defaults to its greatest position and 1.
+        lengths: optional int `(batch,)`, number of tokens of each row so far, for `"dynamic"` and
+            `"longrope"`. Defaults to the row's greatest position plus 1.
 
     Returns:
         Float, the shape of `inputs`.
 
     Raises:
-        ValueError: for `inputs` of another rank; for more features to rotate than there are, or
-            an odd number of all; for an option that is out of range; for an unknown scaling, one
-            without `original_length`, or a factor without scaling; for factors that are not one for
-            each pair, or not of `"longrope"`; for `"llama3"` without turns between its bounds.
+        ValueError: if `inputs` have another rank, `dim` exceeds the number of features or all
+            features are rotated and their number is odd, an option is out of range, the scaling is
+            unknown or lacks `original_length`, a factor is given without scaling, the factors are
+            not one per pair or not for `"longrope"`, or `"llama3"` has no turns between its bounds.
 
     Example:
     ```python
@@ -305,8 +397,8 @@ class RotaryEmbedding(ChecksCall, SavesArguments, Rematerializable, keras.layers
             )
         if scaling is None and factor != 1:
             raise ValueError(
-                f"factor={factor} of rotary positions does nothing without `scaling`: give it, one "
-                f"of {known}."
+                f"factor={factor} of rotary positions does nothing without `scaling`. Give one of "
+                f"{known}."
             )
         if scaling not in (None, "linear") and not original_length:
             raise ValueError(f"scaling={scaling!r} of rotary positions needs `original_length`.")
@@ -332,15 +424,31 @@ class RotaryEmbedding(ChecksCall, SavesArguments, Rematerializable, keras.layers
         self.interleaved = interleaved
         self.short_factors = short_factors
         self.long_factors = long_factors
-        # Whether the angles of all tokens depend on how many there are.
+        # Whether the angles of all tokens depend on the number of tokens.
         self.by_length = scaling in ("dynamic", "longrope")
-        self.built = True  # There is nothing to build, and `quantize` wants all built.
+        self.built = True  # There is nothing to build, but `quantize` requires built layers.
 
-    def check_axes(self, given):
-        super().check_axes(given)
+    @classmethod
+    def from_part(cls, part: Rotary, **kwargs) -> "RotaryEmbedding":
+        """Make the layer for a part of a config; `kwargs` are the other arguments of the layer."""
+        values = {"base": part.base, "dim": part.dim, "interleaved": part.interleaved}
+        if part.scaling is not None:
+            values |= part.scaling.values()
+            values["scaling"] = values.pop("method")
+            values["min_turns"] = values.pop("low_freq_factor")
+            values["max_turns"] = values.pop("high_freq_factor")
+        return cls(**values, **kwargs)
+
+    def check_call(self, given):
+        super().check_call(given)
         *_, width = known_shape(given.get("inputs")) or (None,)
+        if width is not None:
+            self.check_width(width)
+
+    def check_width(self, width: int) -> None:
+        """Raise ValueError if heads of this width cannot be rotated."""
         dim = width if self.dim is None else self.dim
-        if width is not None and 2 * -(-dim // 2) > width:
+        if 2 * -(-dim // 2) > width:
             raise ValueError(
                 f"Rotary positions need an even number of features, at most the head size {width}, "
                 f"received {dim}."
@@ -350,36 +458,26 @@ class RotaryEmbedding(ChecksCall, SavesArguments, Rematerializable, keras.layers
         width = inputs.shape[-1]
         dim = width if self.dim is None else self.dim
         frequencies = self.frequencies(dim)
-        pairs = len(frequencies)
         positions = sequence_positions(inputs) if positions is None else positions
         if self.by_length:
             lengths = row_lengths(positions) if lengths is None else lengths
             frequencies = self._of_lengths(lengths, frequencies, dim)
         angles = ops.expand_dims(_angles(positions, frequencies), 2)
-        x = ops.cast(inputs, "float32")
-        turned, rest = x[..., : 2 * pairs], x[..., 2 * pairs :]
-        first, second = turned[..., :pairs], turned[..., pairs:]
-        if self.interleaved:
-            first, second = turned[..., ::2], turned[..., 1::2]
         sin, cos = ops.sin(angles), ops.cos(angles)
         raised = self.raised
         if raised != 1:
             sin, cos = sin * raised, cos * raised
-        parts = [first * cos - second * sin, second * cos + first * sin]
-        if self.interleaved:
-            parts = [ops.reshape(ops.stack(parts, axis=-1), ops.shape(turned))]
-        rotated = ops.concatenate([*parts, rest] if 2 * pairs < width else parts, axis=-1)
-        return ops.cast(rotated, inputs.dtype)
+        return rotate(inputs, sin, cos, self.interleaved)
 
     def frequencies(self, dim: int) -> np.ndarray:
-        """The angle of each pair of `dim` features from one position to the next, `(pairs,)`.
+        """Return the angle of each pair of `dim` features per position, `(pairs,)`.
 
-        Where the length of a row decides, those before it does.
+        If the angles depend on the length of a row, these are the angles of short rows.
         """
         frequencies = _frequencies(dim, self.base)
         if self.scaling is None or self.by_length:
             return frequencies
-        kept = np.zeros(len(frequencies))  # the share of a frequency that is not divided
+        kept = np.zeros(len(frequencies))  # share of a frequency that is not divided
         if self.scaling == "llama3":
             turns = self.original_length * frequencies / (2 * math.pi)
             kept = (turns - self.min_turns) / (self.max_turns - self.min_turns)
@@ -398,12 +496,12 @@ class RotaryEmbedding(ChecksCall, SavesArguments, Rematerializable, keras.layers
         return frequencies * (kept + (1 - kept) / self.factor)
 
     def _of_lengths(self, lengths, frequencies: np.ndarray, dim: int):
-        """The frequencies in rows of these lengths, float32 `(batch, 1, pairs)`."""
+        """Return the frequencies in rows of these lengths, float32 `(batch, 1, pairs)`."""
         longer = ops.cast(lengths, "float32")[:, None, None] / self.original_length
         if self.scaling == "dynamic":
             growth = self.factor * ops.maximum(longer, 1.0) - (self.factor - 1)
             exponents = -np.arange(0, dim, 2) / max(dim - 2, 1)
-            # As tensors: with an array a traced product would be a constant on PyTorch.
+            # Tensors: with a NumPy array a traced product would be a constant on PyTorch.
             exponents, plain = (
                 ops.convert_to_tensor(x, "float32") for x in (exponents, frequencies)
             )
@@ -420,7 +518,7 @@ class RotaryEmbedding(ChecksCall, SavesArguments, Rematerializable, keras.layers
 
     @property
     def raised(self) -> float:
-        """What queries and keys each are multiplied by."""
+        """Factor by which queries and keys are multiplied."""
         if self.factor <= 1 or self.scaling not in ("yarn", "longrope"):
             return 1.0
         if self.scaling == "yarn":
@@ -432,11 +530,11 @@ class RotaryEmbedding(ChecksCall, SavesArguments, Rematerializable, keras.layers
 
 
 def _frequencies(dim: int, base: float) -> np.ndarray:
-    """The angle of each pair of features from one position to the next, `(dim / 2,)`."""
+    """Return the angle of each pair of features per position, `(dim / 2,)`."""
     return np.power(base, -np.arange(0, dim, 2, dtype="float64") / dim)
 
 
 def _angles(positions, frequencies: np.ndarray):
-    """Position times frequency in float32, `(batch, length, dim / 2)`."""
+    """Return position times frequency in float32, `(batch, length, dim / 2)`."""
     frequencies = ops.convert_to_tensor(frequencies, dtype="float32")
     return ops.expand_dims(ops.cast(positions, "float32"), -1) * frequencies

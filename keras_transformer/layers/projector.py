@@ -1,4 +1,4 @@
-"""From states of an encoder to states of a decoder, as a config says."""
+"""Projection of encoder states to the width of a decoder."""
 
 import keras
 
@@ -7,22 +7,22 @@ from keras_transformer.layers.dense import Dense
 from keras_transformer.layers.feed_forward import FeedForward
 from keras_transformer.layers.initializers import kernel_initializer
 from keras_transformer.layers.normalization import make_normalization
-from keras_transformer.layers.remat import one_piece
+from keras_transformer.layers.remat import no_inner_remat
 
 
 class Projector(keras.layers.Layer):
-    """One or two linear layers, at each state alone, by the config's `projector`.
+    """One or two linear layers, applied to each state, as the config's `projector` says.
 
     Args:
         config: `TransformerConfig` of kind `"seq2seq"` with a `placeholder_id`.
-        initializer: of all kernels, in place of that of the config.
+        initializer: initializer of all kernels. Defaults to the config's.
         **kwargs: as in `keras.layers.Layer`.
 
     Call arguments:
-        inputs: float `(batch, length, width of the encoder)`.
+        inputs: float `(batch, length, encoder width)`.
 
     Returns:
-        Float `(batch, length, width of the decoder)`.
+        Float `(batch, length, decoder width)`.
 
     Source: Liu et al. 2023, "Improved Baselines with Visual Instruction Tuning", section 3.2; one
     layer: Liu et al. 2023, "Visual Instruction Tuning", section 4.1.
@@ -33,23 +33,23 @@ class Projector(keras.layers.Layer):
         encoder, decoder = config.sides[-2:]
         self._widths = encoder.hidden_dim, decoder.hidden_dim
         options = {
-            "use_bias": config.projector_bias,
+            "use_bias": config.projector.bias,
             "kernel_initializer": kernel_initializer(decoder, initializer),
             "dtype": self.dtype_policy,
         }
         self.norm = None
-        with one_piece():
-            if config.projector == "mlp":
+        with no_inner_remat():
+            if config.projector.type == "mlp":
                 self.dense = FeedForward(
                     self._widths[1],
                     self._widths[1],
-                    config.projector_activation,
+                    config.projector.activation,
                     name="mlp",
                     **options,
                 )
             else:
                 self.dense = Dense(self._widths[1], name="output", **options)
-            if config.projector == "normalized":
+            if config.projector.type == "normalized":
                 self.norm = make_normalization(
                     encoder.normalization,
                     encoder.normalization_epsilon,
@@ -67,4 +67,4 @@ class Projector(keras.layers.Layer):
         return x if self.norm is None else self.norm(x)
 
     def rematerialized_call(self, layer_call, *args, **kwargs):
-        return layer_call  # Little beside the blocks.
+        return layer_call  # Recomputing it would save little.

@@ -1,24 +1,24 @@
-"""From the states of a side to one vector, as the config of the side says."""
+"""Pooling of the states of a side to one vector, as the config of the side says."""
 
 import keras
 from keras import ops
 
 from keras_transformer.config import TransformerConfig
-from keras_transformer.layers.attention import MultiHeadAttention
+from keras_transformer.layers.attention.multi_head_attention import MultiHeadAttention
 from keras_transformer.layers.feed_forward import FeedForward
 from keras_transformer.layers.initializers import embedding_initializer, kernel_initializer
 from keras_transformer.layers.normalization import make_normalization
-from keras_transformer.layers.remat import one_piece
+from keras_transformer.layers.remat import no_inner_remat
 
 
 class AttentionPooling(keras.layers.Layer):
-    """One state of all: what a trained query gathers of them, and a feed-forward layer behind it.
+    """Attention of a trained query to all states, followed by a feed-forward layer.
 
     `x + f(norm(x))`, with `x` the attention of the query to the states.
 
     Args:
         config: `TransformerConfig` of the side: heads, widths, activation, normalization.
-        initializer: of all weights, in place of those of the config.
+        initializer: initializer of all weights. Defaults to the config's initializers.
         **kwargs: as in `keras.layers.Layer`.
 
     Call arguments:
@@ -39,7 +39,7 @@ class AttentionPooling(keras.layers.Layer):
             "kernel_initializer": kernel_initializer(config, initializer),
             "dtype": self.dtype_policy,
         }
-        with one_piece():
+        with no_inner_remat():
             self.attention = MultiHeadAttention(
                 config.num_heads, config.head_dim, name="attention", **options
             )
@@ -72,11 +72,11 @@ class AttentionPooling(keras.layers.Layer):
 
 
 class SideVector(keras.layers.Layer):
-    """The vector of each row of a side: one of its states, or what is gathered of all, projected.
+    """Vector of each row of a side: one of its states, or all of them pooled, then projected.
 
     Args:
         config: `TransformerConfig` of the side, with its `vector_pooling`.
-        initializer: of all weights, in place of those of the config.
+        initializer: initializer of all weights. Defaults to the config's initializers.
         **kwargs: as in `keras.layers.Layer`.
 
     Call arguments:
@@ -136,4 +136,4 @@ class SideVector(keras.layers.Layer):
         return x if self.projection is None else self.projection(x)
 
     def rematerialized_call(self, layer_call, *args, **kwargs):
-        return layer_call  # Little beside the blocks.
+        return layer_call  # Recomputing it would save little.

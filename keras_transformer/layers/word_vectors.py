@@ -1,4 +1,4 @@
-"""Files of word vectors: those of GloVe, word2vec and fastText, read line by line."""
+"""Readers of word vector files of GloVe, word2vec and fastText, line by line."""
 
 import gzip
 import itertools
@@ -10,17 +10,18 @@ from typing import BinaryIO
 
 import numpy as np
 
-from keras_transformer.checking import check_int, shorten
-from keras_transformer.files import check_file
+from keras_transformer.support.checking import check_int, shorten
+from keras_transformer.support.files import check_file
 
 FORMATS = ("auto", "glove", "word2vec", "word2vec_binary", "fasttext")
 _LONGEST_LINE = 2**24
 _LONGEST_WORD = 2**16
 _WIDEST = 2**16
-# GloVe has no header, and some of its words have spaces, which make lines longer and never shorter.
+# Number of lines read to find the width, which GloVe does not state. The shortest line decides,
+# since some words contain spaces.
 _LINES_FOR_WIDTH = 1000
 
-# A word, its vector, and where it stands.
+# A word and its vector.
 Row = tuple[str, Sequence[float] | np.ndarray]
 
 
@@ -30,23 +31,23 @@ def read_vectors(
     wanted: Collection[str] | None = None,
     limit: int | None = None,
 ) -> tuple[list[str], np.ndarray]:
-    """Words and their vectors, in the order of the file.
+    """Read words and their vectors, in the order of the file.
 
-    Of a word that stands there more than once the first vector counts. Words are UTF-8; bytes that
-    are not (some published files of word2vec cut words within a character) become U+FFFD.
+    If a word occurs more than once, its first vector is used. Words are UTF-8; invalid bytes (some
+    published word2vec files cut words within a character) become U+FFFD.
 
     Args:
-        path: a file, which may be compressed by gzip.
-        format: one of `FORMATS`; `"auto"` tells them apart by the first two lines.
+        path: a file, plain or compressed with gzip.
+        format: one of `FORMATS`; `"auto"` detects the format from the first two lines.
         wanted: the words to keep. Defaults to all.
-        limit: int, how many lines, or words of a binary file, are read at most.
+        limit: int, maximum number of lines to read, or of words in a binary file.
 
     Returns:
         A list of words, and float32 `(words, width)`.
 
     Raises:
-        FileNotFoundError: without such a file.
-        ValueError: for an unknown format, and a file that is not whole or not of the format.
+        FileNotFoundError: if the file does not exist.
+        ValueError: if the format is unknown, or the file is incomplete or not in the format.
     """
     if format not in FORMATS:
         known = ", ".join(map(repr, FORMATS))
@@ -70,10 +71,10 @@ def read_vectors(
 
 
 def words_by_id(vocabulary: Sequence[str] | Mapping[str, int]) -> list[str]:
-    """The words in the order of their ids, each once.
+    """Return the words in the order of their ids, each once.
 
     Raises:
-        ValueError: for a word given twice, what is no word, and ids that are not 0, 1, 2, ...
+        ValueError: if a word is repeated or not a string, or the ids are not 0, 1, 2, ...
     """
     if isinstance(vocabulary, Mapping):
         ids = sorted(vocabulary.values())
@@ -93,22 +94,22 @@ def words_by_id(vocabulary: Sequence[str] | Mapping[str, int]) -> list[str]:
         if not isinstance(word, str):
             raise ValueError(f"`vocabulary` must hold strings, received {shorten(word)}.")
         if word in seen:
-            raise ValueError(f"`vocabulary` has {shorten(word)} twice, so that it has two ids.")
+            raise ValueError(f"`vocabulary` has {shorten(word)} twice. Give each word one id.")
         seen.add(word)
     if not words:
-        raise ValueError("`vocabulary` is empty. Give words, or None for those of the file.")
+        raise ValueError("`vocabulary` is empty. Give words, or None to use the words of the file.")
     return words
 
 
 def _kept(rows: Iterator[Row], wanted: Collection[str] | None) -> tuple[list[str], array]:
-    """The first row of each wanted word. An array of bytes grows without a second copy of all."""
+    """Keep the first row of each wanted word. An array of bytes grows without a second copy."""
     words, values = {}, array("f")
     missing = None if wanted is None else set(wanted)
     for word, vector in rows:
         if word in words or (missing is not None and word not in missing):
             continue
         words[word] = None
-        with np.errstate(over="ignore"):  # infinite then, which the caller refuses
+        with np.errstate(over="ignore"):  # it becomes infinite, which the caller refuses
             values.frombytes(np.asarray(vector, "float32").tobytes())
         if missing is not None:
             missing.discard(word)
@@ -124,7 +125,7 @@ def _open(path: str | os.PathLike) -> BinaryIO:
 
 
 def _header(line: bytes) -> tuple[int, int] | None:
-    """The number of vectors and their width, where a line says it."""
+    """Return the number of vectors and their width if a line states them, else None."""
     fields = line.split()
     if len(fields) != 2 or not all(field.isdigit() for field in fields):
         return None
@@ -145,15 +146,15 @@ def _format(path: str | os.PathLike) -> str:
 
 
 def _parsed(line: bytes, width: int) -> Row:
-    """A line of text. What has spaces is the word: a line is split from the right."""
+    """Parse a line of text, split from the right since the word may contain spaces."""
     word, *numbers = line.rstrip(b"\r\n ").rsplit(b" ", width)
     if len(numbers) != width:
-        raise ValueError(f"it has {len(numbers)} numbers behind a word")
+        raise ValueError(f"it has {len(numbers)} numbers after a word")
     return word.decode("utf-8", "replace"), [float(number) for number in numbers]
 
 
 def _lines(path: str | os.PathLike, file: BinaryIO, width: int, first: int) -> Iterator[Row]:
-    """The rows of the lines of a file, the first of which has this number."""
+    """Yield the rows of the lines of a file; `first` is the number of the first line."""
     for number in itertools.count(first):
         line = file.readline(_LONGEST_LINE)
         if not line:
@@ -165,12 +166,12 @@ def _lines(path: str | os.PathLike, file: BinaryIO, width: int, first: int) -> I
         except ValueError as error:
             raise ValueError(
                 f"{path}, line {number}: a word and {width} numbers were expected, but {error}. "
-                "Is it a file of word vectors, and whole?"
+                "Check that the file holds word vectors and is complete."
             ) from None
 
 
 def _text_rows(path: str | os.PathLike) -> tuple[int, Iterator[Row]]:
-    """Those of word2vec and fastText: a header, and a line for each word."""
+    """Read the text format of word2vec and fastText: a header, and a line for each word."""
     count, width = _checked_header(path)
 
     def rows():
@@ -187,7 +188,7 @@ def _text_rows(path: str | os.PathLike) -> tuple[int, Iterator[Row]]:
 
 
 def _glove_rows(path: str | os.PathLike) -> tuple[int, Iterator[Row]]:
-    """Those of GloVe: a line for each word, whose width is that of the shortest."""
+    """Read the format of GloVe: a line for each word; the shortest line tells the width."""
     with _open(path) as file:
         lines = [file.readline(_LONGEST_LINE) for _ in range(_LINES_FOR_WIDTH)]
     fields = [line.rstrip(b"\r\n ").count(b" ") for line in lines if line.strip()]
@@ -203,7 +204,7 @@ def _glove_rows(path: str | os.PathLike) -> tuple[int, Iterator[Row]]:
 
 
 def _binary_rows(path: str | os.PathLike) -> tuple[int, Iterator[Row]]:
-    """Those of word2vec: a header, and for each word the word, a space, and float32 numbers."""
+    """Read word2vec's binary format: a header, then each word, a space, and float32 numbers."""
     count, width = _checked_header(path)
 
     def rows():

@@ -3,14 +3,15 @@
 from typing import TYPE_CHECKING
 
 from keras_transformer.config import TransformerConfig
-from keras_transformer.kerashub_names import missing
 from keras_transformer.models.backbone import Backbone
-from keras_transformer.models.block_run import BlockRun
 from keras_transformer.models.decoder import Decoder, DecoderBase
 from keras_transformer.models.dual_encoder import DualEncoder
 from keras_transformer.models.encoder import Encoder
+from keras_transformer.models.runtime.runtime import Runtime
+from keras_transformer.models.runtime.state import InterruptSafe
 from keras_transformer.models.seq2seq import Seq2Seq
-from keras_transformer.models.state import KeepsState
+from keras_transformer.models.stack import ForwardContext
+from keras_transformer.support.former_names import renamed
 
 _BACKBONES = {"encoder": Encoder, "decoder": Decoder, "seq2seq": Seq2Seq, "dual": DualEncoder}
 
@@ -18,13 +19,13 @@ _BACKBONES = {"encoder": Encoder, "decoder": Decoder, "seq2seq": Seq2Seq, "dual"
 def build_backbone(
     config: TransformerConfig, dtype=None, name: str | None = None, initializer=None
 ) -> Backbone:
-    """A backbone of the class that `config.kind` says.
+    """Build a backbone of the class that `config.kind` selects.
 
     Args:
         config: `TransformerConfig`.
         dtype: dtype or dtype policy.
         name: str.
-        initializer: initializer of all kernels and embeddings. Defaults to those of the config;
+        initializer: initializer of all kernels and embeddings. Defaults to the config's;
             `layers.initializers.HostZeros()` suits weights that are about to be loaded.
 
     Returns:
@@ -46,21 +47,24 @@ def build_backbone(
 
 __all__ = [
     "Backbone",
-    "BlockRun",
     "Decoder",
     "DecoderBase",
     "DualEncoder",
     "Encoder",
-    "KeepsState",
+    "ForwardContext",
+    "InterruptSafe",
+    "Runtime",
     "Seq2Seq",
     "build_backbone",
 ]
 
 
-if not TYPE_CHECKING:  # so that a type checker sees a wrong name
+_FORMER = {"BlockRun": "ForwardContext", "KeepsState": "InterruptSafe"}
+
+if not TYPE_CHECKING:  # so that a type checker reports wrong names
 
     def __getattr__(name: str):
-        raise missing(__name__, name, __all__)
+        return renamed(__name__, name, _FORMER, __all__)
 
 
 def __dir__() -> list[str]:

@@ -1,4 +1,4 @@
-"""What every backbone shares: the config, the token embedding, presets, checks of the input."""
+"""Base class of all backbones: config, token embedding, presets and checks of the input."""
 
 import os
 from collections.abc import Mapping
@@ -8,40 +8,41 @@ import keras
 from keras import ops
 
 from keras_transformer.config import TransformerConfig
-from keras_transformer.config_vectors import refuse_vectors
 from keras_transformer.distribution.layout import check_config
-from keras_transformer.kerashub_names import ForeignNames, check_options
-from keras_transformer.kernels.products import quick_products
-from keras_transformer.kernels.values import is_behind
+from keras_transformer.kernels.products import onednn_matmul_scope
+from keras_transformer.kernels.values import is_right_padded
 from keras_transformer.layers.embedding import TokenEmbedding, VocabularyBias
-from keras_transformer.layers.initializers import embedding_initializer
+from keras_transformer.layers.feed_forward import get_activation
+from keras_transformer.layers.initializers import embedding_initializer, kernel_initializer
+from keras_transformer.layers.normalization import make_normalization
+from keras_transformer.layers.remat import no_inner_remat
 from keras_transformer.layers.stems import STEMS, Input, Stem, TokenStem
-from keras_transformer.models.before_logits import output_transform, state_projection
-from keras_transformer.models.block_run import COLLECTED, OpaqueCache
+from keras_transformer.layers.vector import SideVector
 from keras_transformer.models.inputs import check_dtype, check_ids, check_inputs, named_inputs
-from keras_transformer.models.quantized import refuse_quantized
-from keras_transformer.models.stack import Stack
-from keras_transformer.models.state import KeepsState
-from keras_transformer.models.turns import ThreadSafe, Turns, reads
-from keras_transformer.notebook import model_table
-from keras_transformer.process import tune_once
-from keras_transformer.registry import bound
+from keras_transformer.models.runtime.quantized import refuse_quantized
+from keras_transformer.models.runtime.read_write_lock import ReadWriteLock, reads
+from keras_transformer.models.runtime.runtime import Runtime
+from keras_transformer.models.stack import COLLECTED, OpaqueCache, Stack
+from keras_transformer.support.foreign_names import check_options
+from keras_transformer.support.notebook import model_table
+from keras_transformer.support.process import tune_once
+from keras_transformer.support.registry import bound
 
 
-class Backbone(ForeignNames, ThreadSafe, KeepsState, keras.Model):
-    """Token ids to hidden states. `Encoder`, `Decoder`, `Seq2Seq` and `DualEncoder` are the kinds.
+class Backbone(Runtime):
+    """Base class of `Encoder`, `Decoder`, `Seq2Seq` and `DualEncoder`: inputs to hidden states.
 
-    All weights exist after construction. `Backbone.from_preset` picks the kind by the config.
+    All weights exist after construction. `Backbone.from_preset` picks the class by the config.
 
     In a functional model a backbone and its methods `logits`, `pool` and `encode` are one layer:
-    each method is a call of the backbone with another `part`. So a file of the model has its
-    weights once. (Its sub-layers, called by themselves, would be further layers there.)
+    each method is a call of the backbone with another `part`, so that a file of the model has its
+    weights once. (Sub-layers that are called directly would be further layers there.)
 
     Args:
         config: `TransformerConfig`.
         dtype: dtype or dtype policy, e.g. `"mixed_bfloat16"`. Defaults to Keras's.
         name: str.
-        initializer: initializer of all kernels and embeddings. Defaults to those of the config.
+        initializer: initializer of all kernels and embeddings. Defaults to the config's.
         tokens: bool, whether the model has a token embedding.
     """
 
@@ -66,17 +67,18 @@ class Backbone(ForeignNames, ThreadSafe, KeepsState, keras.Model):
                 f"{type(self).__name__} needs a config of kind={self.kind!r}, received "
                 f"{config.kind!r}. `keras_transformer.models.build_backbone` picks the class."
             )
-        refuse_vectors(config)
+        if config.kind != "dual" and any(s.only_side.bidirectional for s in config.sides):
+            raise ValueError(f"`bidirectional` needs kind='dual', received kind={config.kind!r}.")
         check_config(config)
         check_dtype(dtype)
-        tune_once()  # Before the first array: JAX asks no later.
+        tune_once()  # before the first array, since JAX reads these settings only once
         super().__init__(dtype=dtype, name=name or self.kind, autocast=False, **kwargs)
         self.config = config
-        self.turns = Turns()
-        self.family: str | None = None  # The published family that the weights came from.
-        self.generation_config: dict | None = None  # What Transformers generates by with them.
+        self.weights_lock = ReadWriteLock()
+        self.family: str | None = None  # The published family that the weights come from.
+        self.generation_config: dict | None = None  # Options of Transformers for generation.
         self.initializer = initializer
-        # The last side is the one whose states become logits.
+        # The states of the last side become logits.
         self.token_embedding = self.output_bias = None
         if tokens:
             self.token_embedding = self._token_embedding(
@@ -94,7 +96,7 @@ class Backbone(ForeignNames, ThreadSafe, KeepsState, keras.Model):
         if side.vocabulary_size < 1:
             raise ValueError(
                 "`vocabulary_size` must be at least 1 for a model of tokens, received "
-                f"{side.vocabulary_size}. It is that of the tokenizer."
+                f"{side.vocabulary_size}. It is the size of the tokenizer's vocabulary."
             )
         return TokenEmbedding(
             side.vocabulary_size,
@@ -109,7 +111,7 @@ class Backbone(ForeignNames, ThreadSafe, KeepsState, keras.Model):
     def _side(
         self, config: TransformerConfig, token_embedding, cross_dim: int | None = None, name=None
     ) -> tuple[Stem | None, Stack]:
-        """Stem and stack of a side. They share the name that weight files have for the side."""
+        """Make the stem and the stack of a side. Both have the side's name in weight files."""
         options = {"initializer": self.initializer, "dtype": self.dtype_policy}
         options["name"] = name or config.kind
         if config.stem is not None:
@@ -129,7 +131,7 @@ class Backbone(ForeignNames, ThreadSafe, KeepsState, keras.Model):
         if self.output_bias is not None:
             self.output_bias.build((None, None, self.config.sides[-1].vocabulary_size))
         for stem, stack in self.sides.values():
-            if not stem.built:  # One of a saved model is.
+            if not stem.built:  # a saved model's stem is built already
                 stem.build((None, None))
             stack.build((None, None, stack.config.hidden_dim))
 
@@ -140,23 +142,24 @@ class Backbone(ForeignNames, ThreadSafe, KeepsState, keras.Model):
         inputs = self.checked_inputs(inputs, continues=cache is not None)
         if cache is not None:
             kwargs["cache"] = OpaqueCache(cache)
-        check_options(type(self).__name__, kwargs, ())
+        if kwargs.keys() - {"training"}:
+            check_options(type(self).__name__, kwargs, ())
         collect = kwargs.get("collect", ())
         wrong = collect if isinstance(collect, str) else sorted({*collect} - {*COLLECTED})
         if wrong:
             raise ValueError(
-                "`collect` is a tuple, which may hold 'states' and 'attention', and 'queries' and "
-                f"'keys' of it, received {wrong!r}."
+                "`collect` must be a tuple of 'states', 'attention', 'queries' and "
+                f"'keys', received {wrong!r}."
             )
         return super().__call__(inputs, *args, **kwargs)
 
     def rematerialized_call(self, layer_call, *args, **kwargs):
-        return layer_call  # The whole model recomputed saves nothing: its blocks are by themselves.
+        return layer_call  # Recomputing the whole model saves nothing: its blocks do it themselves.
 
     def compute_output_spec(
         self, inputs, cache=None, first_only=False, collect=(), part="states", training=None
     ):
-        # Stated, not traced: a length that is not known yet has no place among learned positions.
+        # Computed here, since learned positions cannot be traced with an unknown length.
         untold = self.token_embedding is None and part == "states"
         if cache is not None or collect or untold:
             given = {"cache": cache} if cache is not None else {}
@@ -169,24 +172,24 @@ class Backbone(ForeignNames, ThreadSafe, KeepsState, keras.Model):
         return keras.KerasTensor(shape, dtype=self.compute_dtype)
 
     def without_unseen_padding(self, inputs: dict, weights=None) -> dict:
-        """The inputs without the mask of padding that causality hides from all real tokens.
+        """Drop masks whose padding is hidden from all real tokens by causality.
 
-        The kernel of causal attention then needs no mask. Only the states of padding differ, so it
-        is for callers that use those of real tokens alone, as `weights`, one a position, show.
+        The kernel of causal attention then needs no mask. This changes the states of padding, so
+        the mask stays if `weights`, one per position, show that the caller uses such a state.
         """
         causal = [
             prefix
             for prefix, (_, stack) in self.sides.items()
-            # Experts count the tokens that are real.
+            # Experts count the real tokens.
             if stack.blocks[0].causal and not any(block.has_experts for block in stack.blocks)
         ]
         names = {f"{prefix}padding_mask" for prefix in causal}
-        unseen = {name for name in names if is_behind(inputs.get(name), weights)}
+        unseen = {name for name in names if is_right_padded(inputs.get(name), weights)}
         return {name: array for name, array in inputs.items() if name not in unseen}
 
     @property
     def sides(self) -> dict[str, tuple[Stem, Stack]]:
-        """Stem and stack of each side by the prefix of its inputs, in the order of the pass."""
+        """Stem and stack of each side, by the prefix of its inputs, in the order they are run."""
         return {}
 
     @property
@@ -199,7 +202,7 @@ class Backbone(ForeignNames, ThreadSafe, KeepsState, keras.Model):
 
     @property
     def input_arrays(self) -> tuple[Input, ...]:
-        """The arrays that the model takes: names, dtypes and shapes, as its stems say."""
+        """Names, dtypes and shapes of the arrays that the model takes, from its stems."""
         return tuple(
             each._replace(name=prefix + each.name)
             for prefix, arrays, _ in self._inputs_of_sides()
@@ -208,30 +211,30 @@ class Backbone(ForeignNames, ThreadSafe, KeepsState, keras.Model):
 
     @property
     def id_inputs(self) -> tuple[str, ...]:
-        """The names of the arrays that must be there: token ids, or what a stem takes for them."""
+        """Names of the required arrays: token ids, or the arrays that a stem takes instead."""
         return tuple(each.name for each in self.input_arrays if each.required)
 
     @property
     def cache_layers(self) -> list[tuple]:
-        """Of each layer that a cache keeps: key and value heads, their width, and the window.
+        """Tuples `(key_value_heads, head_dim, window)`, one for each cached layer.
 
-        A window of None, or none given, keeps everything.
+        With a window of None, or without one, the cache keeps all tokens.
         """
-        layers = self.config.side("decoder").layers
-        return [(layer.num_key_value_heads, layer.head_dim, layer.reach) for layer in layers]
+        side = self.config.decoder
+        return [block.mixer.cached(side.hidden_dim) for block in side.blocks]
 
     def prompt_tokens(self, inputs):
-        """The ids and the mask that generation starts from."""
+        """Return the ids and the mask that generation starts from."""
         name = self.id_inputs[-1]
         mask = inputs.get(name.replace("token_ids", "padding_mask"))
         return inputs[name], as_mask(inputs[name], mask)
 
     def step_inputs(self, tokens) -> dict:
-        """The inputs of one further step, with `tokens` int `(rows, 1 or branches)`."""
+        """Return the inputs of one more step for `tokens`, int `(rows, 1 or branches)`."""
         return {self.id_inputs[-1]: tokens}
 
     def _part_shape(self, part: str, inputs) -> tuple:
-        """The shape of what the method of this name returns for symbolic inputs."""
+        """Return the output shape of the method with this name for symbolic inputs."""
         sides = self.config.sides
         if part == "encode":
             return (*inputs["token_ids"].shape, self.source_dim)
@@ -241,14 +244,14 @@ class Backbone(ForeignNames, ThreadSafe, KeepsState, keras.Model):
         return (*inputs.shape[:-1], sides[-1].vocabulary_size)
 
     def logits(self, hidden_states):
-        """Vocabulary logits of states, `(..., embedding_dim)` to `(..., vocabulary_size)`.
+        """Compute vocabulary logits, `(..., embedding_dim)` to `(..., vocabulary_size)`.
 
-        With `token_projection` the states are those of the blocks, `(..., hidden_dim)`.
+        With `token_projection` the blocks' states, `(..., hidden_dim)`, are projected first.
         """
         if isinstance(hidden_states, keras.KerasTensor):
             return self(hidden_states, part="logits")
         hidden_states = self._before_logits(hidden_states)
-        with quick_products(hidden_states):
+        with onednn_matmul_scope(hidden_states):
             logits = self.token_embedding(hidden_states, reverse=True)
         logits = logits if self.output_bias is None else self.output_bias(logits)
         cap = self.config.logit_soft_cap
@@ -256,15 +259,15 @@ class Backbone(ForeignNames, ThreadSafe, KeepsState, keras.Model):
 
     @property
     def logits_are_a_product(self) -> bool:
-        """Whether logits are the product that `output_projection` gives, and a bias."""
+        """Whether logits are the product of `output_projection`, plus a bias."""
         quantized = self.token_embedding.quantization_mode is not None
         capped = self.config.logit_soft_cap is not None
         return type(self).logits is Backbone.logits and not quantized and not capped
 
     def output_projection(self, hidden_states):
-        """States and kernel `(vocabulary_size, embedding_dim)`: the logits are their product.
+        """Return states and the kernel `(vocabulary_size, embedding_dim)` that maps them to logits.
 
-        The bias is to be added. For a loss that does not need all logits at once.
+        The bias is not included. Useful for a loss that does not need all logits at once.
         """
         return self._before_logits(hidden_states), self.token_embedding.output_kernel()
 
@@ -281,17 +284,17 @@ class Backbone(ForeignNames, ThreadSafe, KeepsState, keras.Model):
         further: tuple[str, ...] = (),
         taker: str | None = None,
     ) -> dict[str, Any]:
-        """A dict of arrays by their names here, see `models.inputs`.
+        """Check the inputs and return a dict of arrays under this package's names.
 
         Args:
-            inputs: dict of arrays or tensors; Transformers' names are known too.
+            inputs: dict of arrays or tensors; Transformers' names are accepted too.
             continues: bool, whether there is a cache: then an encoder's tokens may be missing.
             further: names that a task takes beside the backbone's.
             taker: str, the class that errors name. Defaults to the backbone's.
 
         Raises:
-            ValueError: for unknown or missing names, shapes that do not agree, and values of NumPy
-                arrays that are out of range.
+            ValueError: if names are unknown or missing, shapes do not agree, or values of NumPy
+                arrays are out of range.
         """
         names = (*(each.name for each in self.input_arrays), *further)
         encoded = isinstance(inputs, Mapping) and inputs.get("encoder_states") is not None
@@ -303,10 +306,10 @@ class Backbone(ForeignNames, ThreadSafe, KeepsState, keras.Model):
         return inputs
 
     def needed_inputs(self, inputs, needed: tuple[str, ...]) -> tuple[str, ...]:
-        return needed  # One of two sides may be enough, see `DualEncoder`.
+        return needed  # one of two sides may be enough, see `DualEncoder`
 
     def check_ids(self, **ids) -> None:
-        """ValueError if NumPy ids are no integers, not in the vocabulary, or too long a row."""
+        """Raise ValueError if NumPy ids are not integers of the vocabulary or too long."""
         most = max((x for *_, x in self._inputs_of_sides()), key=lambda x: x.vocabulary_size)
         for name, array in ids.items():
             check_ids(name, array, most)
@@ -319,23 +322,22 @@ class Backbone(ForeignNames, ThreadSafe, KeepsState, keras.Model):
         dtype=None,
         **config_overrides: Any,
     ) -> Self:
-        """The backbone of a preset.
+        """Load the backbone of a preset.
 
         Args:
             preset: a bundled name, a local directory, or `"hf://org/name[@revision]"`.
             load_weights: bool, False for fresh weights.
             dtype: dtype or dtype policy of the model, whatever the stored dtype.
-            **config_overrides: values of the config to change, e.g. `dropout=0.0`. With weights
-                only those that they do not depend on: `dropout`, `attention_dropout`,
-                `initializer_range` and, except for learned positions, `max_sequence_length`.
+            **config_overrides: config values to change, e.g. `dropout=0.0`. With weights only
+                values that they do not depend on: `dropout`, `attention_dropout`,
+                `initializer_range` and, except with learned positions, `max_sequence_length`.
 
         Returns:
             `Encoder`, `Decoder`, `Seq2Seq` or `DualEncoder`, as the preset's config says.
 
         Raises:
-            ValueError: for an unknown preset (nearest names are suggested), a config or weights
-                that do not fit, a value that is not that of the weights, or a preset of another
-                kind than `cls`.
+            ValueError: if the preset is unknown (the nearest names are suggested) or of another
+                kind than `cls`, or if the config, the weights or an override do not fit.
 
         Example:
         ```python
@@ -351,11 +353,11 @@ class Backbone(ForeignNames, ThreadSafe, KeepsState, keras.Model):
 
     @reads
     def save_to_preset(self, directory: str | os.PathLike, dtype: str | None = None) -> None:
-        """Writes config and weights into `directory`, which `from_preset` then reads.
+        """Write config and weights to `directory`, which `from_preset` can then read.
 
         Args:
-            directory: path, made if missing. Nothing half-written stays after a failure.
-            dtype: stored dtype, e.g. `"float16"`. Defaults to that of the weights.
+            directory: path, made if missing. A failure leaves nothing half-written.
+            dtype: stored dtype, e.g. `"float16"`. Defaults to the dtype of the weights.
         """
         bound("save_preset")(directory, backbone=self, dtype=dtype)
 
@@ -392,7 +394,85 @@ class Backbone(ForeignNames, ThreadSafe, KeepsState, keras.Model):
 
 
 def as_mask(ids, padding_mask):
-    """The padding mask as bool, all True where none is given."""
+    """Return the padding mask as bool, all True if it is None."""
     if padding_mask is None:
         return ops.ones(ops.shape(ids), dtype="bool")
     return ops.cast(padding_mask, "bool")
+
+
+def dense(
+    name: str, units: int, config: TransformerConfig, initializer, dtype, **options
+) -> keras.layers.Dense:
+    """Make a dense layer with the initial weights of a config."""
+    initial = kernel_initializer(config, initializer)
+    return keras.layers.Dense(units, kernel_initializer=initial, name=name, dtype=dtype, **options)
+
+
+def state_projection(config: TransformerConfig, initializer, dtype) -> keras.layers.Dense | None:
+    """Make the projection of states to the embedding's width, None without `token_projection`."""
+    if not config.token_projection:
+        return None
+    units = config.embedding_dim
+    return dense("state_projection", units, config, initializer, dtype, use_bias=False)
+
+
+def output_transform(config: TransformerConfig, initializer, dtype) -> list[keras.layers.Layer]:
+    """Make the layers of `output_transform`, an empty list if the config has none.
+
+    Source: Devlin et al. 2018, "BERT", the head of masked language models as published.
+    """
+    if config.output_transform is None:
+        return []
+    activation = get_activation(config.output_transform)
+    with no_inner_remat():
+        norm = make_normalization(
+            config.normalization,
+            config.normalization_epsilon,
+            name="output_transform_norm",
+            dtype=dtype,
+        )
+        transform = dense(
+            "output_transform",
+            config.hidden_dim,
+            config,
+            initializer,
+            dtype,
+            activation=activation,
+        )
+    return [transform, norm]
+
+
+class HasVector:
+    """Mixin for a backbone with one side: `pool` makes one vector from the states of a row."""
+
+    def make_vector(self) -> SideVector | None:
+        """Make the vector layer, named after the side; None if the config has no pooling."""
+        if self.config.vector_pooling is None:
+            return None
+        options = {"name": self.config.kind, "dtype": self.dtype_policy}
+        return SideVector(self.config, self.initializer, **options)
+
+    def pool(self, hidden_states, token_ids=None):
+        """Pool the states of each row to a vector, `(batch, vector_width)`, as the config says.
+
+        Args:
+            hidden_states: float `(batch, length, hidden_dim)`, the states of the backbone.
+            token_ids: int `(batch, length)`, for the pooling `"end"`.
+
+        Raises:
+            ValueError: if the backbone has no vectors, or `"end"` lacks the ids.
+        """
+        if isinstance(hidden_states, keras.KerasTensor):
+            both = {"hidden_states": hidden_states, "token_ids": token_ids}
+            return self(hidden_states if token_ids is None else both, part="pool")
+        if self.vector is None:
+            raise ValueError(
+                f"This {type(self).__name__} has no vectors: its config has no `vector_pooling`."
+            )
+        if token_ids is None and self.config.vector_pooling == "end":
+            raise ValueError("vector_pooling='end' needs the `token_ids` of the states.")
+        return self.vector(hidden_states, token_ids=token_ids)
+
+    def _pool_part(self, inputs):
+        """Run `pool` as a part of `call`."""
+        return self.pool(**inputs) if isinstance(inputs, Mapping) else self.pool(inputs)

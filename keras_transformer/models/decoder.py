@@ -6,22 +6,21 @@ import keras
 
 from keras_transformer.config import TransformerConfig
 from keras_transformer.layers.stems import TokenStem
-from keras_transformer.models.backbone import Backbone
-from keras_transformer.models.block_run import BlockRun
-from keras_transformer.models.side_vector import HasVector
+from keras_transformer.models.backbone import Backbone, HasVector
+from keras_transformer.models.stack import ForwardContext
 
 
 class DecoderBase(Backbone):
-    """The base class of a decoder of your own, which any task of decoders takes.
+    """Base class for a decoder of your own, which works with any task for decoders.
 
-    A subclass makes its layers in `__init__`, ends it with `self.build()`, and has a `call` of
-    inputs and an optional cache, in which `BlockRun` calls the blocks. The config decides the token
-    embedding, the logits (of states of width `hidden_dim`), the limit of learned positions and
-    what a cache keeps: `num_layers` times `num_key_value_heads` of `head_dim`, with the `window` of
-    each, or what the property `cache_layers` of the subclass says. Its other values are for the
-    subclass to use.
+    A subclass makes its layers in `__init__`, ends it with `self.build()`, and has a `call` that
+    takes inputs and an optional cache and calls the blocks through `ForwardContext`. The config
+    determines the token embedding, the logits (from states of width `hidden_dim`), the limit of
+    learned positions and the contents of a cache: `num_layers` times `num_key_value_heads` of
+    `head_dim`, with the `window` of each layer, unless the subclass has its own property
+    `cache_layers`. The subclass may use the config's other values.
 
-    It is saved in Keras's formats. A preset, which holds values only, cannot hold it.
+    Keras's file formats can save such a model. A preset cannot, since it holds no code.
 
     Args:
         config: `TransformerConfig` of kind `"decoder"`.
@@ -50,7 +49,7 @@ class DecoderBase(Backbone):
 
         def call(self, inputs, cache=None, training=False):
             x = self.token_embedding(inputs["token_ids"])
-            run = kt.models.BlockRun(x, inputs, cache)
+            run = kt.models.ForwardContext(x, inputs, cache)
             for block in self.blocks:
                 x = run(block, x, training=training)
             return run.outputs(self.norm(x))
@@ -69,7 +68,7 @@ class DecoderBase(Backbone):
     def build(self, input_shape=None):
         super().build(input_shape)
         if not self.sides:
-            # By a call without numbers, which builds the layers of a subclass.
+            # A symbolic call builds the layers of a subclass.
             ids = keras.KerasTensor((1, 2), "int32")
             keras.Model.compute_output_spec(self, {"token_ids": ids})
 
@@ -78,14 +77,16 @@ class DecoderBase(Backbone):
         cached = kwargs.get("cache") is not None
         if cached and "cache" not in inspect.signature(self.call).parameters:
             raise ValueError(
-                f"{name} cannot generate: its `call` takes no `cache`. It is to be `call(self, "
-                "inputs, cache=None, training=False)`, and hands the cache to `models.BlockRun`."
+                f"{name} cannot generate: its `call` takes no `cache`. Write it as `call(self, "
+                "inputs, cache=None, training=False)`, and pass the cache to "
+                "`models.ForwardContext`."
             )
         result = super().__call__(inputs, *args, **kwargs)
         if cached and not isinstance(result, tuple):
             raise ValueError(
-                f"{name} cannot generate: with a cache its `call` is to return the updated one "
-                "beside the states. End it with `return run.outputs(states)` of `models.BlockRun`."
+                f"{name} cannot generate: with a cache its `call` must return the updated cache "
+                "beside the states. End it with `return run.outputs(states)` of "
+                "`models.ForwardContext`."
             )
         return result
 
@@ -111,11 +112,11 @@ class Decoder(HasVector, DecoderBase):
             `(batch, length)`.
         cache: optional `generation.Cache` that the tokens continue.
         part: str, what to compute: `"states"`, or from given states `"logits"` or, with a
-            `vector_pooling` in the config, `"pool"`, as the methods of these names.
+            `vector_pooling` in the config, `"pool"`, like the methods of these names.
 
     Returns:
-        The last hidden state, float `(batch, length, hidden_dim)`, and the updated cache when
-        one was given.
+        The last hidden state, float `(batch, length, hidden_dim)`, and with a cache also the
+        updated cache.
 
     Example:
     ```python
@@ -159,6 +160,6 @@ class Decoder(HasVector, DecoderBase):
     ):
         if part != "states":
             return {"pool": self._pool_part, "logits": self.logits}[part](inputs)
-        run = BlockRun(inputs["token_ids"], inputs, cache, collect)
+        run = ForwardContext(inputs["token_ids"], inputs, cache, collect)
         embedded = self.stem(inputs, cache_positions=run.cache_positions, training=training)
         return self.decoder(embedded.states, run=run, training=training)

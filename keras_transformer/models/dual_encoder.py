@@ -1,4 +1,4 @@
-"""The backbone of images and texts side by side (CLIP-like)."""
+"""The backbone for images and texts side by side (CLIP-like)."""
 
 import math
 from collections.abc import Mapping
@@ -7,20 +7,20 @@ import keras
 from keras import ops
 
 from keras_transformer.config import TransformerConfig
-from keras_transformer.layers.unit_vectors import unit_vectors
+from keras_transformer.layers.normalization import unit_vectors
 from keras_transformer.layers.vector import SideVector
 from keras_transformer.models.backbone import Backbone
-from keras_transformer.models.block_run import BlockRun
 from keras_transformer.models.inputs import published_name
+from keras_transformer.models.stack import ForwardContext
 
-# What the scale and the bias of similarities are before training, without a bias and with one:
+# Initial log scale of similarities without a bias, log scale with a bias, and bias:
 # Radford et al. 2021, section 2.5, and Zhai et al. 2023, section 3.
 _SCALE, _SCALE_WITH_BIAS, _BIAS = math.log(1 / 0.07), math.log(10), -10.0
 _MOST = math.log(100)
 
 
 class AtMost(keras.constraints.Constraint):
-    """Keeps a weight from growing beyond a number."""
+    """Constrain a weight to be at most a given number."""
 
     def __init__(self, most: float):
         self.most = most
@@ -34,10 +34,10 @@ class AtMost(keras.constraints.Constraint):
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
 class DualEncoder(Backbone):
-    """An encoder of images and one of texts, whose vectors are of one space.
+    """An image encoder and a text encoder with vectors in a common space.
 
-    The side of images is the config's `encoder`, that of texts its `decoder`, whose tokens see
-    those before them, or all with `bidirectional`.
+    The image side is the config's `encoder`, the text side its `decoder`, whose tokens see earlier
+    tokens, or all tokens with `bidirectional`.
 
     Args:
         config: `TransformerConfig` of kind `"dual"`.
@@ -45,13 +45,13 @@ class DualEncoder(Backbone):
         name: str.
 
     Call arguments:
-        inputs: dict of `images`, float `(batch, height, width, channels)`, or of `token_ids` int
-            `(rows, length)` and optionally `padding_mask` bool, `position_ids` int likewise; or of
-            both, of as many rows or not.
+        inputs: dict of `images`, float `(batch, height, width, channels)`, or of `token_ids`, int
+            `(rows, length)`, and optionally `padding_mask`, bool, and `position_ids`, int, of the
+            same shape; or of both, whose numbers of rows may differ.
 
     Returns:
-        A dict of float `(rows, vector_width)` for what was given: `"images"`, `"texts"`. The
-        vectors are of any length; `similarity` normalizes them.
+        A dict of float `(rows, vector_width)`, `"images"`, `"texts"` or both, as given. The
+        vectors are not normalized; `similarity` normalizes them.
 
     Example:
     ```python
@@ -120,7 +120,7 @@ class DualEncoder(Backbone):
         return [("", stem.inputs, stack.config) for stem, stack in self.sides.values()]
 
     def needed_inputs(self, inputs, needed):
-        """Images or texts, or both."""
+        """Return the required inputs: images or texts, or both."""
         if not isinstance(inputs, Mapping):
             return needed
         given = {published_name(name) for name, each in inputs.items() if each is not None}
@@ -149,7 +149,7 @@ class DualEncoder(Backbone):
             if next(each.name for each in stem.inputs if each.required) not in inputs:
                 continue
             embedded = stem(inputs, training=training)
-            run = BlockRun(embedded.states, embedded._asdict(), collect=collect)
+            run = ForwardContext(embedded.states, embedded._asdict(), collect=collect)
             alone = side == "images" and stack.config.vector_pooling == "first" and not collect
             options = {"first_only": True} if alone else {}
             states = stack(embedded.states, run=run, training=training, **options)
@@ -160,10 +160,10 @@ class DualEncoder(Backbone):
         return (vectors, collected) if collect else vectors
 
     def similarity(self, image_vectors, text_vectors):
-        """How well images and texts go together, float32 `(images, texts)`.
+        """Compute the similarity of each image and each text, float32 `(images, texts)`.
 
-        The cosine of each two vectors times the trained scale, plus the bias of a config with
-        `similarity_bias`: the logits of the contrastive losses.
+        It is the cosine of a pair times the trained scale, plus a trained bias if the config has
+        `similarity_bias`. The contrastive losses take these numbers as their logits.
 
         Args:
             image_vectors: float `(images, vector_width)`.

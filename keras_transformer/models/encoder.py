@@ -6,11 +6,10 @@ from keras import ops
 from keras_transformer.config import TransformerConfig
 from keras_transformer.layers.initializers import kernel_initializer
 from keras_transformer.layers.normalization import make_normalization
-from keras_transformer.layers.remat import one_piece
+from keras_transformer.layers.remat import no_inner_remat
 from keras_transformer.layers.stems import Stem
-from keras_transformer.models.backbone import Backbone
-from keras_transformer.models.block_run import BlockRun
-from keras_transformer.models.side_vector import HasVector
+from keras_transformer.models.backbone import Backbone, HasVector
+from keras_transformer.models.stack import ForwardContext
 
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
@@ -21,17 +20,17 @@ class Encoder(HasVector, Backbone):
         config: `TransformerConfig` of kind `"encoder"`.
         dtype: dtype or dtype policy.
         name: str.
-        stem: `layers.stems.Stem`, which makes states of other inputs than token ids.
+        stem: `layers.stems.Stem`, which makes states from other inputs than token ids.
 
     Call arguments:
         inputs: dict of `token_ids` int `(batch, length)`, `padding_mask` bool
             `(batch, length)`, and optionally `segment_ids`, `position_ids`, `pack_ids`, int
             `(batch, length)`, and `token_embeddings` float `(batch, length, embedding_dim)`; or of
             the arrays that the stem takes.
-        first_only: bool, for a classifier: the state of the first token alone. The last block is
-            then computed for that token only, which saves most of it.
-        part: str, what to compute: `"states"`, or from given states `"pool"` or `"logits"`, as the
-            methods of these names.
+        first_only: bool, for classifiers: return the state of the first token alone. The last
+            block is then computed for that token only, which saves most of the block's work.
+        part: str, what to compute: `"states"`, or from given states `"pool"` or `"logits"`, like
+            the methods of these names.
 
     Returns:
         The last hidden state, float `(batch, length, hidden_dim)`; with `first_only`
@@ -81,7 +80,7 @@ class Encoder(HasVector, Backbone):
                 dtype=self.dtype_policy,
             )
         if config.pooler:
-            with one_piece():
+            with no_inner_remat():
                 self.pooler = keras.layers.Dense(
                     config.hidden_dim,
                     activation="tanh",
@@ -122,15 +121,22 @@ class Encoder(HasVector, Backbone):
         if part != "states":
             return {"pool": self._pool_part, "logits": self.logits}[part](inputs)
         embedded = self.stem(inputs, training=training)
-        run = BlockRun(embedded.states, embedded._asdict(), collect=collect)
+        run = ForwardContext(embedded.states, embedded._asdict(), collect=collect)
         return self.encoder(embedded.states, run=run, first_only=first_only, training=training)
 
     def pool(self, hidden_states, token_ids=None):
-        """The state of the first token, `(batch, hidden_dim)`, through the pooler if any.
+        """Pool the states of each row to a vector, `(batch, hidden_dim)`.
 
-        With `mean_pooler` the normalized mean of the states that are of no token of the stem; with
-        a `vector_pooling` the vector `(batch, vector_width)` that it says, for `"end"` of the
-        `token_ids` too.
+        By default the vector is the state of the first token, after the `pooler` if the config has
+        one. With `mean_pooler` it is the normalized mean of the states, without tokens of the stem;
+        with `vector_pooling` it is the vector of this pooling, `(batch, vector_width)`.
+
+        Args:
+            hidden_states: float `(batch, length, hidden_dim)`, the states of the backbone.
+            token_ids: int `(batch, length)`, for the pooling `"end"` only.
+
+        Raises:
+            ValueError: if the pooling is `"end"` and `token_ids` are missing.
         """
         if self.vector is not None or isinstance(hidden_states, keras.KerasTensor):
             return super().pool(hidden_states, token_ids)

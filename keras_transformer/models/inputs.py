@@ -1,7 +1,7 @@
-"""The dict of arrays that a model takes: names, shapes and values, before anything is computed.
+"""Checks of a model's dict of input arrays: names, shapes and values, before computing anything.
 
-Names are checked in every call. Values are checked of arrays of NumPy, which are in the memory of
-the host: what a compiled step gets has none yet.
+Names are checked in every call. Values are checked in NumPy arrays only, which are in the host's
+memory: the tensors of a compiled step have no values yet.
 """
 
 import contextlib
@@ -11,7 +11,9 @@ from typing import Any
 import keras
 import numpy as np
 
-from keras_transformer.checking import (
+from keras_transformer.config import TransformerConfig
+from keras_transformer.layers.stems import Input
+from keras_transformer.support.checking import (
     agree,
     check_range,
     describe,
@@ -20,12 +22,10 @@ from keras_transformer.checking import (
     shorten,
     show_shape,
 )
-from keras_transformer.config import TransformerConfig
-from keras_transformer.layers.stems import Input
 
 _DTYPES = ("float32", "float16", "bfloat16", "mixed_float16", "mixed_bfloat16")
 
-# What Transformers calls the same arrays.
+# Transformers' names of the same arrays.
 _PUBLISHED_NAMES = {
     "input_ids": "token_ids",
     "attention_mask": "padding_mask",
@@ -34,9 +34,9 @@ _PUBLISHED_NAMES = {
 
 
 def check_dtype(dtype: Any) -> None:
-    """Raise ValueError unless it is None, or a dtype policy or its name, of floats."""
+    """Raise ValueError unless `dtype` is None, a float dtype policy, or the name of a policy."""
     policy = None
-    with contextlib.suppress(ValueError, TypeError, AttributeError):  # Keras says less.
+    with contextlib.suppress(ValueError, TypeError, AttributeError):  # Keras's errors say less
         policy = dtype if dtype is None else keras.dtype_policies.get(dtype)
     if dtype is not None and (policy is None or "float" not in str(policy.compute_dtype)):
         raise ValueError(
@@ -46,30 +46,30 @@ def check_dtype(dtype: Any) -> None:
 
 
 def published_name(name: Any) -> Any:
-    """What an array that Transformers calls `name` is called here; any other name as it is."""
+    """Return this package's name of an array that Transformers calls `name`, else `name`."""
     return _PUBLISHED_NAMES.get(name, name) if isinstance(name, str) else name
 
 
 _HINT_FOR_TEXTS = (
-    " Texts are no part of a dict: they go as they are to the verbs of a task, such as "
-    "`fit(texts, labels)`, `predict(texts)` and, of a task that writes, `generate(texts)`."
+    " Texts do not go into a dict: pass them as they are to the methods of a task, such as "
+    "`fit(texts, labels)`, `predict(texts)` and, if the task generates, `generate(texts)`."
 )
 
 
 def named_inputs(
     inputs: Any, names: tuple[str, ...], needed: tuple[str, ...], taker: str
 ) -> dict[str, Any]:
-    """The arrays by the names that they have here. Those that are None are left out.
+    """Return the arrays under this package's names, without those that are None.
 
     Args:
-        inputs: what was given for a dict of arrays. The names of Transformers are known too.
-        names: those that are known.
-        needed: those that must be there.
-        taker: str, the class that takes them, as errors call it.
+        inputs: the argument that should be a dict of arrays. Transformers' names are accepted too.
+        names: known names.
+        needed: required names.
+        taker: str, the class that takes the arrays, as errors call it.
 
     Raises:
-        ValueError: for what is not a dict, a name that is not known, or one that is missing.
-        TypeError: for None.
+        ValueError: if it is not a dict, or a name is unknown or missing.
+        TypeError: if it is None.
     """
     if inputs is None:
         raise TypeError(
@@ -86,7 +86,9 @@ def named_inputs(
     for name, array in inputs.items():
         own = published.get(name, name) if isinstance(name, str) else name
         if own != name and own in inputs:
-            raise ValueError(f"`{name}` is `{own}` here, and both were given: give one.")
+            raise ValueError(
+                f"`{name}` and `{own}` are two names of one array, received both. Give one."
+            )
         if own not in names:
             unknown.append(own)
         elif array is not None:
@@ -102,7 +104,7 @@ def named_inputs(
         labels = " Labels are `y`." if unknown[0] in ("label", "labels") else ""
         raise ValueError(
             f"{taker} takes no {shorten(unknown[0])}.{nearest(unknown[0], names)}{labels} It takes "
-            f"a dict with {', '.join(map(repr, names))}. Leave out what is for something else."
+            f"a dict with {', '.join(map(repr, names))}. Leave out arrays for other purposes."
         )
     return named
 
@@ -115,13 +117,13 @@ def _is_text(value: Any) -> bool:
 def check_inputs(
     inputs: Mapping[str, Any], arrays: tuple[Input, ...], prefix: str, config: TransformerConfig
 ) -> None:
-    """ValueError for arrays of a side that it would take, and compute nonsense of.
+    """Raise ValueError if the shape or the values of an array would give meaningless states.
 
     Args:
-        inputs: arrays or tensors by name, as `named_inputs` gives them.
-        arrays: those that the stem of the side takes.
-        prefix: of their names, such as `"encoder_"`.
-        config: that of the side.
+        inputs: arrays or tensors by name, as returned by `named_inputs`.
+        arrays: the arrays that the stem of the side takes.
+        prefix: prefix of their names, such as `"encoder_"`.
+        config: the config of the side.
     """
     main = next((prefix + array.name for array in arrays if array.required), None)
     like = None if inputs.get(main) is None else _shape_of(main, inputs[main])
@@ -145,12 +147,12 @@ def check_inputs(
             of_places = known.name == "global_positions"
             if of_places and like is not None and isinstance(like[1], int):
                 check_range(
-                    name, array, -1, like[1] - 1, "none has -1, and the rows have the places"
+                    name, array, -1, like[1] - 1, "-1 is an empty place, and rows have the places"
                 )
 
 
 def check_states(name: str, states: Any, width: int) -> None:
-    """ValueError for what is not float `(batch, length, width)`."""
+    """Raise ValueError unless the states are float `(batch, length, width)`."""
     shape = _shape_of(name, states)
     fits = shape is None or (len(shape) == 3 and shape[2] in (None, width))
     if not fits or (isinstance(states, np.ndarray) and states.dtype.kind not in "fV"):
@@ -161,7 +163,7 @@ def check_states(name: str, states: Any, width: int) -> None:
 
 
 def check_ids(name: str, array: np.ndarray, config: TransformerConfig) -> None:
-    """ValueError for ids that are no integers, not in the vocabulary, or too long a row."""
+    """Raise ValueError unless ids are integers of the vocabulary and the rows are not too long."""
     if array.dtype.kind not in "iu":
         raise ValueError(
             f"`{name}` must hold token ids, which are integers, received {array.dtype}."
@@ -182,7 +184,7 @@ def check_ids(name: str, array: np.ndarray, config: TransformerConfig) -> None:
 
 
 def check_positions(name: str, positions: Any, ids: Any) -> None:
-    """ValueError for `positions` that are not int `(batch, count)`, places in the rows of `ids`."""
+    """Raise ValueError unless `positions` are int `(batch, count)`, places in rows of `ids`."""
     shape, like = _shape_of(name, positions), _shape_of("ids", ids)
     if shape is not None and (len(shape) != 2 or (like and not agree(shape[:1], like[:1]))):
         raise ValueError(
@@ -194,7 +196,7 @@ def check_positions(name: str, positions: Any, ids: Any) -> None:
 
 
 def _published(names: tuple[str, ...]) -> dict[str, str]:
-    """Transformers' names for those of `names`. Of two sides, those of the encoder are bare."""
+    """Map Transformers' names to the ones in `names`; names without prefix are the encoder's."""
     published = dict(_PUBLISHED_NAMES)
     if "decoder_token_ids" in names:
         published = {theirs: f"encoder_{own}" for theirs, own in _PUBLISHED_NAMES.items()}
@@ -214,7 +216,7 @@ def _check_shape(name: str, shape: tuple, known: Input) -> None:
 
 
 def _shape_of(name: str, array: Any) -> tuple | None:
-    """The shape of an array or a tensor; None where TensorFlow does not know it yet."""
+    """Return the shape of an array or tensor; None if TensorFlow does not know it yet."""
     if isinstance(array, (list, tuple)) or not hasattr(array, "shape"):
         raise ValueError(
             f"`{name}` must be an array, received a {type(array).__name__}. Pad the rows to one "
@@ -224,7 +226,7 @@ def _shape_of(name: str, array: Any) -> tuple | None:
 
 
 def _check_values(name: str, known: Input, array: np.ndarray, config: TransformerConfig) -> None:
-    """ValueError for values out of range. One pass over the array."""
+    """Raise ValueError if values are out of range, in one pass over the array."""
     kind = known.name
     if kind == "token_ids":
         check_ids(name, array, config)
@@ -236,7 +238,7 @@ def _check_values(name: str, known: Input, array: np.ndarray, config: Transforme
         most = max(config.segment_vocabulary_size, 1) - 1
         check_range(name, array, 0, most, "the model has the segments")
     elif kind == "position_ids":
-        # RoBERTa counts what is not padding from 0, and padding is one before that.
+        # RoBERTa counts real tokens from 0, and padding is one before that.
         least = 0 if config.position_padding_id is None else -1
         learned = config.position == "learned"
         most = config.max_sequence_length - 1 if learned else np.iinfo("int32").max
@@ -248,7 +250,7 @@ def _check_values(name: str, known: Input, array: np.ndarray, config: Transforme
             raise ValueError(f"`{name}` must hold finite floats, received {held}.")
     elif kind in ("pack_ids", "global_positions"):
         most = np.iinfo("int32").max
-        check_range(name, array, -1, most, "padding has -1, and the rows packed have numbers")
+        check_range(name, array, -1, most, "padding is -1, and packed rows have the numbers")
     else:
         limits = np.iinfo("int32")
         check_range(name, array, limits.min, limits.max, "int32 has the numbers")

@@ -8,18 +8,18 @@ from keras_transformer.layers.arguments import refuse_unused
 from keras_transformer.layers.projector import Projector
 from keras_transformer.layers.stems import Input
 from keras_transformer.models.backbone import Backbone
-from keras_transformer.models.block_run import BlockRun
+from keras_transformer.models.feature_merger import PREFIX_MASK, FeatureMerger, PlaceholderTokens
 from keras_transformer.models.inputs import check_states
-from keras_transformer.models.placing import PREFIX_MASK, Places, Placing
+from keras_transformer.models.stack import ForwardContext
 
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
 class Seq2Seq(Backbone):
-    """An encoder-decoder: the decoder attends to the encoded source and to its own past.
+    """An encoder-decoder: the decoder attends to the encoded source and to earlier tokens.
 
     Both share one token embedding. With a `placeholder_id` the decoder does not attend to the
-    source: the encoder's states, projected, stand in the place of its placeholder tokens. With a
-    `source` in the config the encoder attends to the states of a further one, such as an image that
+    source; instead the projected states of the encoder replace its placeholder tokens. With a
+    `source` in the config the encoder attends to the states of a third side, such as an image that
     its text asks about.
 
     Args:
@@ -28,22 +28,22 @@ class Seq2Seq(Backbone):
         name: str.
 
     Call arguments:
-        inputs: dict of `encoder_token_ids` int `(batch, source_length)`,
-            `encoder_padding_mask` bool likewise, `decoder_token_ids` int
-            `(batch, target_length)`, `decoder_padding_mask` bool likewise. With a cache that
-            was filled before, the encoder's two are not needed; `encoder_states` may be given in
-            place of `encoder_token_ids`, and the mask is of them then. For packed rows also
+        inputs: dict of `encoder_token_ids` int `(batch, source_length)`, `encoder_padding_mask`
+            bool of the same shape, `decoder_token_ids` int `(batch, target_length)`, and
+            `decoder_padding_mask` bool of the same shape. The encoder's two arrays are not needed
+            once a cache is filled. `encoder_states` may be given instead of `encoder_token_ids`,
+            and the encoder's mask then belongs to them. For packed rows also
             `encoder_position_ids`, `encoder_pack_ids`, `decoder_position_ids`, `decoder_pack_ids`,
-            int likewise: a target token sees the source tokens of its own document. With
-            `placeholder_visibility="prompt"` also `decoder_prefix_mask`, bool likewise, the tokens
-            of the prompt. With a `source` also its arrays, such as `source_images`.
+            int of the same shapes: a target token sees the source tokens of its own document. With
+            `placeholder_visibility="prompt"` also `decoder_prefix_mask`, bool, the tokens of the
+            prompt. With a `source` also its arrays, such as `source_images`.
         cache: optional `generation.Cache` that the decoder tokens continue.
         part: str, what to compute: `"states"`; from given states `"logits"`; or `"encode"`, from a
-            dict of the arguments of that method.
+            dict of the arguments of the method `encode`.
 
     Returns:
-        The decoder's last hidden state, float `(batch, target_length, hidden_dim)`, and the
-        updated cache when one was given.
+        The decoder's last hidden state, float `(batch, target_length, hidden_dim)`, and with a
+        cache also the updated cache.
 
     Example:
     ```python
@@ -81,17 +81,17 @@ class Seq2Seq(Backbone):
             width = source[0].hidden_dim
         self.encoder_stem, self.encoder = self._side(encoder, shared, width)
         self.projector, self.source_dim = None, encoder.hidden_dim
-        if config.projector != "none":
+        if config.projector is not None:
             self.source_dim = decoder.hidden_dim
             self.projector = Projector(
                 config, self.initializer, name="projector", dtype=self.dtype_policy
             )
-        self.places = places = Places.of(config)
+        self.placeholder_tokens = places = PlaceholderTokens.from_config(config)
         self.decoder_stem, self.decoder = self._side(
             decoder, self.token_embedding, self.source_dim if places is None else None
         )
         self._checked_config = decoder
-        if places is not None:  # of an id that may be none of the vocabulary, without positions
+        if places is not None:  # placeholders may be outside the vocabulary and have no positions
             self._checked_config = decoder.replace(
                 max_sequence_length=decoder.max_sequence_length + places.count * places.apart,
                 vocabulary_size=max(decoder.vocabulary_size, places.token + 1),
@@ -131,33 +131,36 @@ class Seq2Seq(Backbone):
         inputs = super().checked_inputs(inputs, *args, **kwargs)
         if "encoder_states" in inputs:
             check_states("encoder_states", inputs["encoder_states"], self.source_dim)
-        if self.places is not None and not {"encoder_states", self.id_inputs[0]}.isdisjoint(inputs):
+        if self.placeholder_tokens is not None and not {
+            "encoder_states",
+            self.id_inputs[0],
+        }.isdisjoint(inputs):
             self._check_placed(inputs)
         return inputs
 
     def _check_placed(self, inputs) -> None:
-        """ValueError for ids that the states of the encoder do not fit."""
+        """Raise ValueError unless the ids fit the states of the encoder."""
         ids, mask = inputs["decoder_token_ids"], inputs.get("decoder_padding_mask")
-        self.places.check("decoder_token_ids", ids, mask)
-        if self.places.visibility == "prompt" and "decoder_prefix_mask" not in inputs:
+        self.placeholder_tokens.check("decoder_token_ids", ids, mask)
+        if self.placeholder_tokens.visibility == "prompt" and "decoder_prefix_mask" not in inputs:
             raise ValueError(
                 "The tokens of a prompt see each other: give `decoder_prefix_mask`, bool like the "
-                "ids, True for placeholders and prompt and False for what follows on them."
+                "ids, True for placeholders and prompt and False for the tokens after them."
             )
 
     def prompt_tokens(self, inputs):
         ids, mask = super().prompt_tokens(inputs)
         most = self.decoder.config.vocabulary_size - 1
-        return (ids if self.places is None else ops.minimum(ids, most)), mask
+        return (ids if self.placeholder_tokens is None else ops.minimum(ids, most)), mask
 
     def encode(
         self, token_ids=None, padding_mask=None, training: bool = False, position_ids=None,
         pack_ids=None, **arrays,
     ):  # fmt: skip
-        """What the decoder is given, float `(batch, source_length, width)`.
+        """Encode the source to the decoder's input, float `(batch, source_length, width)`.
 
-        The encoder's states, with a `projector` as wide as the decoder's. `arrays` are those of an
-        encoder that reads no tokens, by their names.
+        The result holds the encoder's states, with a `projector` in the width of the decoder.
+        `arrays` are the named inputs of an encoder that does not read tokens.
         """
         inputs = {"token_ids": token_ids, "padding_mask": padding_mask}
         inputs |= {"position_ids": position_ids, "pack_ids": pack_ids, **arrays}
@@ -166,13 +169,13 @@ class Seq2Seq(Backbone):
             return self(inputs, part="encode", training=training)
         if self.source is not None:
             raise ValueError(
-                "The encoder attends to a `source`, of which `encode` knows nothing: call the "
+                "The encoder attends to a `source`, which `encode` does not take: call the "
                 "model with the arrays of all sides."
             )
         return self._encoded(inputs, {}, (), training)[0]
 
     def _encoded(self, inputs, source, collect, training):
-        """What the decoder is given, the mask of it, and what was collected, by its names."""
+        """Return the decoder's view of the source, its mask, and the collected values by name."""
         options = {"collect": collect, "training": training}
         attended, before = {}, {}
         if self.source is not None:
@@ -186,10 +189,10 @@ class Seq2Seq(Backbone):
         return states, mask, {**before, **found}
 
     def _of_side(self, name, inputs, collect, training, **attended):
-        """The states of a side that is read, their mask, and what was collected."""
+        """Return the states of a side that is read, their mask, and the collected values."""
         stem, stack = self.sides[f"{name}_"]
         embedded = stem(inputs, training=training)
-        run = BlockRun(embedded.states, embedded._asdict(), collect=collect)
+        run = ForwardContext(embedded.states, embedded._asdict(), collect=collect)
         found = stack(embedded.states, run=run, training=training, **attended)
         states, *collected = found if collect else (found,)
         named = {f"{name}_{key}": each for of in collected for key, each in of.items()}
@@ -219,10 +222,10 @@ class Seq2Seq(Backbone):
         elif any(each.required and each.name in source for each in self.encoder_stem.inputs):
             read = before[0] if before else {}
             states, mask, collected = self._encoded(source, read, collect, training)
-        if self.places is not None:
+        if self.placeholder_tokens is not None:
             result = self._with_placed(states, target, cache, collect, training)
         else:
-            run = BlockRun(target["token_ids"], target, cache, collect)
+            run = ForwardContext(target["token_ids"], target, cache, collect)
             positions = run.cache_positions
             embedded = self.decoder_stem(target, cache_positions=positions, training=training)
             result = self.decoder(
@@ -238,16 +241,16 @@ class Seq2Seq(Backbone):
         return result
 
     def _with_placed(self, states, target, cache, collect, training):
-        """What the decoder gives of tokens, some of which are states of the encoder."""
-        count = self.places.count
+        """Run the decoder on tokens some of which are replaced by encoder states."""
+        count = self.placeholder_tokens.count
         if states is not None and states.shape[1] not in (None, count):
             raise ValueError(
                 f"An input has {states.shape[1]} states of the encoder, and {count} are placed: "
-                "the images of this model are of one size, that of the `stem` in its config."
+                "the images of this model have one size, given by the `stem` in its config."
             )
-        placing = Placing(self.places, target, states)
-        target = {**target, "prefix": placing.prefix}
-        run = BlockRun(target["token_ids"], target, cache, collect)
-        inputs, positions = placing.stem_inputs(run.cache_positions)
+        merger = FeatureMerger(self.placeholder_tokens, target, states)
+        target = {**target, "prefix": merger.prefix}
+        run = ForwardContext(target["token_ids"], target, cache, collect)
+        inputs, positions = merger.stem_inputs(run.cache_positions)
         embedded = self.decoder_stem(inputs, cache_positions=positions, training=training)
-        return self.decoder(placing.put(embedded.states), run=run, training=training)
+        return self.decoder(merger.put(embedded.states), run=run, training=training)

@@ -1,120 +1,219 @@
-"""From embedded inputs to hidden states: the blocks and the final normalization."""
+"""Blocks and final normalization, from embedded inputs to hidden states."""
 
+import dataclasses
 import functools
+from collections.abc import Mapping
 from typing import Any
 
 import keras
 from keras import ops
 
-from keras_transformer.config import OPTIONS, TransformerConfig
+from keras_transformer.config import TransformerConfig
+from keras_transformer.config.structure import block_order
+from keras_transformer.layers.arguments import call_unchecked, pack_outputs
+from keras_transformer.layers.attention.masking import AttentionMask
+from keras_transformer.layers.attention.score_bias import LazyBias
 from keras_transformer.layers.decoder import DecoderBlock
-from keras_transformer.layers.disentangled import RelativeEmbedding
 from keras_transformer.layers.encoder import EncoderBlock
-from keras_transformer.layers.grid import GridBias
 from keras_transformer.layers.initializers import kernel_initializer
-from keras_transformer.layers.masking import Visibility
 from keras_transformer.layers.normalization import make_normalization
+from keras_transformer.layers.parts import layer_of
 from keras_transformer.layers.position import sequence_positions
-from keras_transformer.layers.position_bias import ALiBi, PairBias, RelativePositionBias
-from keras_transformer.layers.remat import one_piece
-from keras_transformer.models.block_run import BlockRun
-from keras_transformer.structure import block_order
+from keras_transformer.layers.remat import no_inner_remat
+
+# The allowed values of a backbone's `collect`: intermediate results of a pass.
+COLLECTED = ("states", "attention", "queries", "keys")
 
 
-def block_options(config: TransformerConfig) -> dict[str, Any]:
-    """The arguments of a block for the flat config of a layer: the values of the same names."""
-    options = {name: getattr(config, name) for name in EncoderBlock.options if name in OPTIONS}
-    if config.position == "rotary":
-        rotary = [name for name in OPTIONS if name.startswith("rotary_")]
-        options["rotary"] = {n.removeprefix("rotary_"): getattr(config, n) for n in rotary}
-    return options
+@dataclasses.dataclass(frozen=True)
+class OpaqueCache:
+    """A cache wrapped in one object, as Keras refuses arguments with both tensors and numbers."""
+
+    cache: Any
+
+
+class ForwardContext:
+    """One pass of tokens through the blocks of a decoder, with or without a cache.
+
+    Use it in the `call` of a decoder of your own, see `DecoderBase`. Without a cache each block
+    gets the padding mask, the positions and the documents of the inputs. With a cache, the tokens
+    follow those in the cache, and each block gets its keys and values and writes new ones.
+
+    Args:
+        x: `(batch, length)` or `(batch, length, dim)`, tokens or their states, used for its shape.
+        inputs: the inputs of the decoder, of which `padding_mask`, `position_ids`, `pack_ids` and
+            `prefix` are read, see `AttentionMask`.
+        cache: the argument of `call`, or None.
+        collect: tuple of `"states"`, `"attention"`, `"queries"` and `"keys"`, what to collect from
+            each block: its inputs, its attention weights, and for each head the normalized and
+            rotated projections whose products are the attention scores.
+
+    Attributes:
+        visibility: `layers.AttentionMask`, which tokens see which. With a cache, `visibilities`
+            holds one for each group of it, and this is the first of them.
+        grid: ints, rows and columns of the grid that the states form, or None.
+        positions: int `(batch, length)`, the position of each token in its row, for layers that
+            are added to the embedding; None means 0, 1, 2, ...
+
+    Example: see `DecoderBase`.
+    """
+
+    def __init__(self, x, inputs: Mapping[str, Any], cache=None, collect: tuple[str, ...] = ()):
+        self.grid = inputs.get("grid")
+        self.cache = cache = cache.cache if isinstance(cache, OpaqueCache) else cache
+        self.collected: dict[str, list] = {name: [] for name in collect}
+        self._kept: list = []
+        names = ("padding_mask", "pack_ids", "position_ids", "global_positions")
+        padding, packs, positions, of_all = map(inputs.get, names)
+        self.visibility = AttentionMask(
+            padding,
+            query_pack=packs,
+            query_positions=positions,
+            global_positions=of_all,
+            prefix=inputs.get("prefix"),
+        )
+        self.visibilities = {None: self.visibility}
+        if cache is not None:
+            self.cache = cache.reserve(x, padding)
+            self.visibilities = {
+                key: visibility._replace(query_pack=packs, prefix=inputs.get("prefix"))
+                for key, visibility in self.cache.visibilities(ops.shape(x)[1]).items()
+            }
+            self.visibility = next(iter(self.visibilities.values()))
+
+    @property
+    def positions(self):
+        return self.visibility.query_positions
+
+    @property
+    def group(self) -> int | None:
+        """Key in `visibilities` of the next block."""
+        return None if self.cache is None else self.cache.group_of(len(self._kept))
+
+    @property
+    def cache_positions(self):
+        """Positions that the cache counts; None without a cache."""
+        return None if self.cache is None else self.positions
+
+    def __call__(self, block, x, checked: bool = False, **options):
+        """Call a block, an `EncoderBlock` or a `DecoderBlock`, and return its states.
+
+        Args:
+            block: the block. Blocks are called in the same order in every pass; a block that is
+                called twice counts as two.
+            x: float `(batch, length, dim)`.
+            checked: bool, whether the states and options are known to fit the block, for example
+                because an equal block has checked them. It then does not check them again.
+            **options: further arguments of the block, e.g. `training`.
+        """
+        visibility = self.visibilities[self.group]
+        if self.cache is None and block.rotary is None:
+            visibility = visibility._replace(query_positions=None)
+        if block.pattern is None or not block.pattern.takes_global_positions:
+            visibility = visibility._replace(global_positions=None)
+        options = {"visibility": visibility, **options}
+        if "states" in self.collected:
+            self.collected["states"].append(x)
+        within = [name for name in ("queries", "keys") if name in self.collected]
+        if "attention" in self.collected:
+            options["return_attention_scores"] = True
+        if within:
+            options["return_projections"] = True
+        if self.cache is not None:
+            options["cache"] = self.cache.layer(len(self._kept))
+        result = call_unchecked(block, x, **options) if checked else block(x, **options)
+        if self.cache is not None:
+            *result, kept = result
+            self._kept.append(kept)
+        if within:
+            *result, projections = result
+            for side, given in projections.items():
+                for name in within:
+                    self._collect(side, name, given[name])
+        if "attention" in self.collected:
+            *result, weights = result
+            for side, given in weights.items():
+                self._collect(side, "attention", given)
+        return result[0] if isinstance(result, (tuple, list)) else result
+
+    def _collect(self, side: str, name: str, given) -> None:
+        """Append the results of one attention layer to those of earlier blocks."""
+        name = name if side == "self" else f"cross_{name}"
+        self.collected.setdefault(name, []).append(given)
+
+    def outputs(self, x, source=None):
+        """Return the states, and the updated cache and the collected values, if there are any.
+
+        Args:
+            x: float `(batch, length, dim)`.
+            source: bool `(batch, source_length)`, the mask of the given encoder states.
+        """
+        if "states" in self.collected:
+            self.collected["states"].append(x)
+        cache = None if self.cache is None else self.cache.with_layers(self._kept, source)
+        return pack_outputs(x, cache, self.collected or None)
 
 
 class Stack(keras.layers.Layer):
-    """The blocks of an encoder or of a decoder, and the normalization behind them.
+    """The blocks of an encoder or a decoder, and the normalization after them.
 
     Args:
-        config: `TransformerConfig` of a side, whose kind says which blocks they are.
-        cross_dim: int, the width of the encoder states that its blocks attend to. None for blocks
-            without cross-attention.
-        initializer: of all kernels, in place of that of the config.
-        **kwargs: as in `keras.layers.Layer`.
+        config: `TransformerConfig` of a side, whose kind decides the type of the blocks.
+        cross_dim: int, the width of the encoder states that its blocks attend to. None omits
+            cross-attention.
+        initializer: initializer of all kernels, in place of the config's.
+        **kwargs: see `keras.layers.Layer`.
 
     Call arguments:
         inputs: float `(batch, length, hidden_dim)`, the states of a stem.
-        run: `BlockRun`, the pass that they are of.
-        encoder_states, encoder_padding_mask, encoder_pack_ids: for cross-attention.
-        first_only: bool, the state of the first token alone, `(batch, 1, hidden_dim)`: the last
-            block is computed for that token and no other. Encoder blocks only.
+        run: `ForwardContext`, the pass that they belong to.
+        encoder_states, encoder_padding_mask, encoder_pack_ids: inputs of cross-attention.
+        first_only: bool, return the state of the first token alone, `(batch, 1, hidden_dim)`: the
+            last block is computed for that token only. Encoder blocks only.
 
     Returns:
-        What `run.outputs` gives: float `(batch, length, hidden_dim)`, then the updated cache and
-        what was collected, where the run has them.
+        The result of `run.outputs`: float `(batch, length, hidden_dim)`, then the updated cache
+        and the collected values, if the run has them.
     """
 
     def __init__(
         self, config: TransformerConfig, cross_dim: int | None = None, initializer=None, **kwargs
     ):
-        # What a cache keeps in fewer bytes is not to be cast to the compute dtype.
+        # A cache may have a smaller dtype, and must not be cast to the compute dtype.
         super().__init__(autocast=False, **kwargs)
         self.config = config
         self.cross_dim = cross_dim
         self.supports_masking = True
         causal = config.kind == "decoder" and not config.bidirectional
+        self.side = side = config.only_side
         self.position_bias = self.group_bias = self.relative_embedding = self.final_norm = None
         self.grid_bias = None
-        if config.grid_bias:
-            own = config.grid_bias == "own"
-            self.grid_bias = GridBias(
-                config.num_heads,
-                config.stem.grid(config.stem.image_size),
-                config.num_layers if own else None,
-                name="grid_bias",
+        kernel = kernel_initializer(config, initializer)
+        if side.score_bias is not None:
+            make = functools.partial(
+                layer_of(side.score_bias).from_part,
+                side.score_bias,
+                side,
+                causal,
                 dtype=self.dtype_policy,
             )
-        if config.relative_bias:
-            make_bias = functools.partial(
-                RelativePositionBias,
-                config.num_heads,
-                num_buckets=config.relative_num_buckets,
-                max_distance=config.relative_max_distance,
-                bidirectional=not causal,
-                dtype=self.dtype_policy,
-            )
-            with one_piece():
-                self.position_bias = make_bias(name="relative_bias")
-                if config.global_block_size is not None:
-                    self.group_bias = make_bias(name="group_relative_bias")
-        elif config.position == "alibi":
-            self.position_bias = ALiBi(
-                config.num_heads,
-                scale=config.alibi_scale,
-                rounded=config.alibi_rounded,
-                dtype=self.dtype_policy,
-            )
-        if config.disentangled:
-            self.relative_embedding = RelativeEmbedding(
-                config.hidden_dim,
-                num_buckets=config.relative_num_buckets,
-                max_distance=config.relative_max_distance,
-                normalization=config.normalization,
-                normalization_epsilon=config.normalization_epsilon,
-                embeddings_initializer=kernel_initializer(config, initializer),
-                name="relative_embedding",
-                dtype=self.dtype_policy,
-            )
-        kind, further = EncoderBlock, {}
-        if causal or cross_dim is not None:
-            kind = DecoderBlock
-            further = {"cross_attention": cross_dim is not None, "causal": causal}
+            with no_inner_remat():
+                setattr(self, side.score_bias.slot, make(embeddings_initializer=kernel))
+                if getattr(side.attention.pattern, "group_size", None) is not None:
+                    self.group_bias = make(name="group_relative_bias")
         self.order = block_order(config)
+        # Files name the blocks by their class.
+        kind, options = EncoderBlock, {}
+        if causal or cross_dim is not None:
+            kind, options = DecoderBlock, {"causal": causal}
+            options["cross_attention"] = cross_dim is not None
         self.blocks = [
             kind(
-                **block_options(config.layer(i)),
-                **further,
+                side.layer(i),
                 kernel_initializer=kernel_initializer(config, initializer),
                 name=f"layer_{i}",
                 dtype=self.dtype_policy,
+                **options,
             )
             for i in range(max(self.order) + 1)
         ]
@@ -138,7 +237,7 @@ class Stack(keras.layers.Layer):
     def call(
         self,
         inputs,
-        run: BlockRun,
+        run: ForwardContext,
         encoder_states=None,
         encoder_padding_mask=None,
         encoder_pack_ids=None,
@@ -149,11 +248,13 @@ class Stack(keras.layers.Layer):
         if encoder_states is not None:
             packs = None if encoder_pack_ids is None else run.visibility.query_pack
             options["encoder_states"] = encoder_states
-            options["cross_visibility"] = Visibility(encoder_padding_mask, packs, encoder_pack_ids)
+            options["cross_visibility"] = AttentionMask(
+                encoder_padding_mask, packs, encoder_pack_ids
+            )
             if run.cache is not None and encoder_padding_mask is None:
                 encoder_padding_mask = ops.ones(ops.shape(encoder_states)[:2], "bool")
         elif run.cache is not None and run.cache.source.shape[1] != 0:
-            options["cross_visibility"] = Visibility(run.cache.source)
+            options["cross_visibility"] = AttentionMask(run.cache.source)
         x = inputs
         biases, of_parts = self._biases(x, run)
         if self.relative_embedding is not None:
@@ -164,27 +265,28 @@ class Stack(keras.layers.Layer):
             if first_only and i == len(self.order) - 1:
                 options["first_only"] = True
             block = self.blocks[block]
-            in_part = block.window is not None and of_parts is not None
-            bias = of_parts if in_part else biases[run.space]
+            in_part = block.pattern is not None and of_parts is not None
+            bias = of_parts if in_part else biases[run.group]
             bias = bias if on_grid is None else on_grid[i % len(on_grid)]
-            x = run(block, x, bias=bias, **options)
+            # The first block checks what the stem made; the others get the same.
+            x = run(block, x, checked=i > 0, bias=bias, **options)
         x = x if self.final_norm is None else self.final_norm(x)
         return run.outputs(x, encoder_padding_mask)
 
-    def _biases(self, x, run: BlockRun):
-        """The bias of all pairs in each space of a cache, and that for blocks with a window."""
+    def _biases(self, x, run: ForwardContext):
+        """Return the bias of all pairs in each cache group, and the bias of windowed blocks."""
         biases, of_parts = dict.fromkeys(run.visibilities), None
         if self.position_bias is None:
             return biases, None
         if run.cache is None and "attention" not in run.collected:
-            of_parts = PairBias(self.position_bias, run.positions, self.group_bias)
-            if all(block.window is not None for block in self.blocks):
+            of_parts = LazyBias(self.position_bias, run.positions, self.group_bias)
+            if all(block.pattern is not None for block in self.blocks):
                 return biases, of_parts
         queries = sequence_positions(x) if run.positions is None else run.positions
-        for space, visibility in run.visibilities.items():
+        for group, visibility in run.visibilities.items():
             keys = visibility.key_positions
-            biases[space] = self.position_bias(queries, queries if keys is None else keys)
+            biases[group] = self.position_bias(queries, queries if keys is None else keys)
         return biases, of_parts
 
     def rematerialized_call(self, layer_call, *args, **kwargs):
-        return layer_call  # All blocks recomputed at once save nothing: each one is by itself.
+        return layer_call  # Recomputing all blocks at once saves nothing: each does it itself.

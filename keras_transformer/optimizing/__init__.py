@@ -1,4 +1,4 @@
-"""The dtype that is fastest here: `optimize` measures those that there are."""
+"""Choice of a task's fastest dtype on this machine: `optimize` measures all that work here."""
 
 from keras_transformer.optimizing.modes import MODES
 from keras_transformer.optimizing.result import Measured, Optimized

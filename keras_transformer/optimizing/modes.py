@@ -1,24 +1,24 @@
-"""The ways in which a task may be held: its dtype, and the order of its weights in memory."""
+"""Modes of a task: its dtype, and the memory layout of its weights."""
 
 import warnings
 
 import keras
 
-from keras_transformer.checking import check_choice
-from keras_transformer.models.packed import packs
+from keras_transformer.models.runtime.packed import packs
+from keras_transformer.support.checking import check_choice
 from keras_transformer.tasks import Task
 
 PACKED = "-packed"
 _DTYPES = ("float32", "bfloat16", "int8", "int4")
-# A mode that comes later here takes more memory for the same numbers, or moves outputs further.
+# A mode later in this list takes more memory for the same numbers, or changes outputs more.
 MODES = (*_DTYPES, *(dtype + PACKED for dtype in _DTYPES if dtype != "int4"))
 
 
 def load(task_class: type[Task], preset, mode: str) -> Task:
-    """The task of a preset in a mode, with no second task in memory.
+    """Load the task of a preset in a mode, without a second task in memory.
 
     Raises:
-        ValueError: for a mode that the task, or the backend, does not have.
+        ValueError: if the task or the backend does not support the mode.
     """
     check_choice("mode", mode, MODES)
     dtype = mode.removesuffix(PACKED)
@@ -33,16 +33,16 @@ def load(task_class: type[Task], preset, mode: str) -> Task:
 
 
 def make(task: Task, mode: str, made: dict[str, Task]) -> Task:
-    """The task in a mode, with weights of its own, or the backbone that another of `made` has.
+    """Return the task in a mode, with copied weights or the backbone of another task in `made`.
 
     Raises:
-        ValueError: for a mode that the task, or the backend, does not have.
+        ValueError: if the task or the backend does not support the mode.
     """
     dtype = mode.removesuffix(PACKED)
     if mode == dtype:
         return task if dtype == "float32" else _copy(task, dtype)
     _check_packs(task)
-    if task.generates:  # it has no weights beside the backbone's
+    if task.generates:  # it has no weights outside of the backbone
         packed = _again(task, (made.get(dtype) or make(task, dtype, made)).backbone)
     else:
         packed = _copy(task, dtype)
@@ -56,23 +56,23 @@ def _check_packs(task: Task) -> None:
 
 
 def _copy(task: Task, dtype: str) -> Task:
-    """A copy that computes in `dtype`, or whose weights are quantized to it."""
+    """Return a copy that computes in `dtype`, or with weights quantized to an integer `dtype`."""
     quantized = dtype.startswith("int")
     config = keras.saving.serialize_keras_object(task.backbone)
     if not quantized:
         config["config"]["dtype"] = dtype
     copy = _again(task, keras.saving.deserialize_keras_object(config))
     for mine, given in zip(copy.weights, task.weights, strict=True):
-        mine.assign(keras.ops.convert_to_numpy(given))  # a copy: JAX gives arrays away in training
+        mine.assign(keras.ops.convert_to_numpy(given))  # a copy: JAX donates arrays in training
     if quantized:
         copy.quantize(dtype)
     return copy
 
 
 def _again(task: Task, backbone) -> Task:
-    """The task of another backbone."""
+    """Return the same task on another backbone."""
     with warnings.catch_warnings():
-        # Its head is fresh here, and is filled.
+        # A new head warns of its initial weights, but callers assign weights to it.
         warnings.simplefilter("ignore")
         argument = None if task.processor is None else task.processor.argument
         again = type(task)(backbone, argument, **task.task_values(), name=task.name)

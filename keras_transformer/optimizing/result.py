@@ -1,4 +1,4 @@
-"""What was measured, and what was taken."""
+"""Results of `optimize`: the measurements, and the chosen mode."""
 
 import dataclasses
 
@@ -8,19 +8,19 @@ from keras_transformer.tasks import Task
 
 @dataclasses.dataclass(frozen=True)
 class Measured:
-    """A mode of a task, measured.
+    """Measurement of one mode of a task.
 
     Fields:
-        mode: str, of `MODES`.
+        mode: str, a name in `MODES`.
         seconds: float, the median time of the work; None if the mode does not work here.
-        rate: float, tokens a second, of rows that were read or of new tokens; rows a second of
-            what is no text.
-        memory: int, bytes of the weights, with the second copy of packed ones. What int8 and int4
-            multiply on PyTorch and a CPU is kept beside them, a byte for each number.
-        difference: float, the most that a probability moved from float32; of outputs that are no
-            classes or tokens, the most that a number did.
-        agreement: float, the share of the same likeliest classes or tokens as in float32; of other
-            outputs the mean cosine with those in float32.
+        rate: float, tokens read or generated per second; rows per second for inputs other than
+            text.
+        memory: int, bytes of the weights, including the second copy of packed ones. With PyTorch on
+            a CPU, int8 and int4 keep an additional byte per number for their products.
+        difference: float, the largest change of a probability from float32; for outputs other than
+            classes or tokens, the largest change of a number.
+        agreement: float, the share of rows or tokens whose most likely class or token is the same
+            as in float32; for other outputs, the mean cosine similarity with float32.
         reason: str, why the mode does not work here; `""` if it does.
     """
 
@@ -35,14 +35,14 @@ class Measured:
 
 @dataclasses.dataclass(frozen=True)
 class Optimized:
-    """What `optimize` took, and why. It prints as a table.
+    """Choice of `optimize`, with its measurements. It prints as a table.
 
     Fields:
-        task: the task in the mode that was taken: the one given for `"float32"`, else a copy, or
-            for `"float32-packed"` a task of the same backbone.
-        mode: str, of `MODES`.
+        task: the task in the chosen mode: the given task for `"float32"`, otherwise a copy, or for
+            `"float32-packed"` a task with the same backbone.
+        mode: str, a name in `MODES`.
         table: tuple of `Measured`, in the order of `MODES`.
-        work: str, what was measured.
+        work: str, a description of the measured work.
     """
 
     task: Task

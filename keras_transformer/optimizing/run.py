@@ -1,4 +1,4 @@
-"""The fastest of the modes of a task, as it is measured here."""
+"""Measure the modes of a task and choose the fastest."""
 
 import math
 import statistics
@@ -8,7 +8,11 @@ from typing import Any
 
 import keras
 
-from keras_transformer.checking import (
+from keras_transformer.models.runtime.quantized import refuse_quantized
+from keras_transformer.optimizing.modes import MODES, PACKED, make
+from keras_transformer.optimizing.result import Measured, Optimized
+from keras_transformer.optimizing.work import Work, work_of
+from keras_transformer.support.checking import (
     check_choice,
     check_flag,
     check_int,
@@ -16,14 +20,10 @@ from keras_transformer.checking import (
     describe,
     shorten,
 )
-from keras_transformer.models.quantized import refuse_quantized
-from keras_transformer.optimizing.modes import MODES, PACKED, make
-from keras_transformer.optimizing.result import Measured, Optimized
-from keras_transformer.optimizing.work import Work, work_of
 from keras_transformer.tasks import Task
 from keras_transformer.training import lora
 
-# What takes less time than this share of another's is faster. The rest is noise.
+# A mode counts as faster if it takes less than this share of another's time, to ignore noise.
 _FASTER = 0.95
 
 
@@ -39,37 +39,38 @@ def optimize(
     rounds: int = 5,
     verbose: bool = True,
 ) -> Optimized:
-    """The task in the dtype that is fastest on this machine and backend, measured.
+    """Return the task in the dtype that is measured to be fastest on this machine and backend.
 
-    Each mode is run once to compile, and then in turns with the others, `rounds` times: a machine
-    that others use slows all of them. A task that generates is timed while it does, greedily;
-    another by `predict`. The mode of the least median is taken, but a later one of `MODES` only if
-    it takes 5 % less time than those before it.
+    Each mode is run once to compile, and then `rounds` times in turn with the others, so that load
+    from other programs affects all modes equally. A task that generates is timed in greedy
+    generation, any other task in `predict`. The mode with the smallest median time is chosen, but a
+    later mode in `MODES` only if it takes 5 % less time than the modes before it.
 
-    The task that is given stays as it is. While it measures, there are copies of it in memory,
-    three quarters of its own size for bfloat16 and int8.
+    The given task is not changed. Copies of the task are in memory meanwhile: together three
+    quarters of its own size for bfloat16 and int8.
 
     Args:
-        task: a task in float32, before `quantize`. One that generates reads tokens.
-        x: what is measured, as `predict` or `generate` takes it: texts, ids or arrays. Defaults to
-            one batch of random tokens. How far outputs move is worth what `x` is worth.
-        batch_size: int, rows of a batch.
-        length: int, tokens of a random row, or of a prompt. Defaults to 64, or to what the model
-            takes if that is less.
-        new_tokens: int, tokens that a task that generates adds to each row.
-        modes: names of `MODES` to choose among; float32, which the others are compared with, is
-            always measured. Defaults to all.
-        least_agreement: float from 0 to 1: no mode is taken that agrees less with float32, see
-            `Measured`.
+        task: a task in float32, before `quantize`. If it generates, it must read tokens.
+        x: input to measure, as for `predict` or `generate`: texts, ids or arrays. Defaults to one
+            batch of random tokens. The measured changes of outputs are meaningful only if `x` is
+            realistic.
+        batch_size: int, rows in a batch.
+        length: int, tokens in a random row, or in a prompt. Defaults to 64, or to the model's limit
+            if that is less.
+        new_tokens: int, tokens to generate for each row, if the task generates.
+        modes: list of names in `MODES` to choose among; float32 is always measured, as the
+            reference. Defaults to all.
+        least_agreement: float from 0 to 1. Modes that agree less with float32 are not chosen, see
+            `agreement` of `Measured`.
         rounds: int, how often each mode is measured.
-        verbose: bool, show a progress bar, and print the result.
+        verbose: bool, whether to show a progress bar and print the result.
 
     Returns:
-        `Optimized`: the task in its fastest mode, the mode's name, and all that was measured.
+        `Optimized`: the task in its fastest mode, the mode's name, and all measurements.
 
     Raises:
-        ValueError: for a task that is not in float32, is quantized or has adapters; for unknown
-            modes or sizes; for a task without tokens and no `x`.
+        ValueError: if the task is not in float32, is quantized or has adapters; if a mode is
+            unknown or a size invalid; or if the task does not read tokens and `x` is not given.
 
     Example:
     ```python
@@ -106,7 +107,7 @@ def optimize(
 
 
 def check_task(task: Any) -> None:
-    """ValueError for what is no task, or one that is not in float32 alone."""
+    """Raise ValueError if `task` is not a task in float32 without quantization and adapters."""
     if not isinstance(task, Task):
         raise ValueError(f"`task` must be a task, received {describe(task)}.")
     refuse_quantized(task, "give `optimize` the task before `quantize`")
@@ -115,7 +116,7 @@ def check_task(task: Any) -> None:
     policy = task.dtype_policy
     if (policy.compute_dtype, policy.variable_dtype) != ("float32", "float32"):
         raise ValueError(
-            f"`task` must be in float32, which the other modes are compared with, received one of "
+            f"`task` must be in float32, with which the other modes are compared, received one in "
             f"{policy.name}: load it without `dtype`."
         )
 
@@ -131,7 +132,7 @@ def _checked_modes(task: Task, modes: Sequence[str] | None) -> tuple[str, ...]:
 
 
 def _made(task: Task, names: Sequence[str], work: Work) -> tuple[dict[str, Task], dict[str, str]]:
-    """The task in those modes that work, each run once, and why others do not."""
+    """Return a task for each mode that works, run once, and reasons why other modes do not work."""
     made, reasons = {"float32": task}, {}
     work.run(task)
     for name in names[1:]:
@@ -139,7 +140,7 @@ def _made(task: Task, names: Sequence[str], work: Work) -> tuple[dict[str, Task]
             candidate = make(task, name, made)
             work.run(candidate)
         except (ValueError, NotImplementedError, RuntimeError, TypeError) as error:
-            # Of a backend's own errors the first line says what is missing; more is a trace.
+            # The first line of a backend's error says what is missing; the rest is a stack trace.
             reasons[name] = str(error).strip().splitlines()[0] if str(error) else repr(error)
         else:
             made[name] = candidate
@@ -147,7 +148,7 @@ def _made(task: Task, names: Sequence[str], work: Work) -> tuple[dict[str, Task]
 
 
 def _times(made: dict[str, Task], work: Work, rounds: int, verbose: bool) -> dict[str, list]:
-    """The seconds of each round of each mode."""
+    """Return the seconds of each round of each mode."""
     bar = keras.utils.Progbar(rounds * len(made), unit_name="run") if verbose else None
     times: dict[str, list[float]] = {name: [] for name in made}
     for _ in range(rounds):
@@ -169,7 +170,7 @@ def _measured(work: Work, name: str, candidate: Task, whole: Task, times: list[f
 
 
 def _bytes(weight: keras.Variable) -> int:
-    """Keras packs two numbers of int4 in an int8 itself."""
+    """Return the bytes of a weight. Quantized int4 weights are int8 variables of half the size."""
     dtype = keras.backend.standardize_dtype(weight.dtype)
     bits = 8 if dtype == "bool" else int("".join(filter(str.isdigit, dtype)))
     return math.prod(weight.shape) * bits // 8

@@ -1,12 +1,12 @@
-"""What is timed of a task, and how its outputs are compared."""
+"""Workloads that `optimize` times, and the comparison of their outputs."""
 
 from typing import Any
 
 import keras
 import numpy as np
 
-from keras_transformer.checking import check_int, describe
-from keras_transformer.generation.rules import Rules
+from keras_transformer.generation.rules.rules import Rules
+from keras_transformer.support.checking import check_int, describe
 from keras_transformer.tasks import CausalLM, Seq2SeqLM, Task
 
 _LENGTH = 64
@@ -14,7 +14,7 @@ _SMALLEST = 1e-30
 
 
 class Predicting:
-    """`predict` of `inputs`, `rows` of them with `length` tokens each; None for no tokens."""
+    """Workload of `predict`: `rows` rows of `inputs`, with `length` tokens each (None: unknown)."""
 
     def __init__(self, inputs: Any, batch_size: int, rows: int, length: int | None):
         self.inputs, self.batch_size, self.rows, self.length = inputs, batch_size, rows, length
@@ -24,7 +24,11 @@ class Predicting:
         return task.predict(self.inputs, batch_size=self.batch_size, verbose=0)
 
     def compare(self, task: Task, whole: Task) -> tuple[float, float]:
-        """The largest difference of outputs from those of `whole`, and how far they agree."""
+        """Return the largest difference from the outputs of `whole`, and the agreement with them.
+
+        For classes and tokens, probabilities and the likeliest class are compared; for other
+        outputs, numbers and their cosine similarity.
+        """
         found, wanted = (
             [np.asarray(x, "float64") for x in keras.tree.flatten(self.run(each))]
             for each in (task, whole)
@@ -44,7 +48,7 @@ class Predicting:
 
 
 class Generating:
-    """`generate` of prompts, exactly `new_tokens` greedily for each."""
+    """Workload of greedy `generate`: a batch of prompts, each continued by `new_tokens` tokens."""
 
     def __init__(self, prompts: list[list[int]], batch_size: int, new_tokens: int):
         self.prompts, self.batch_size, self.new_tokens = prompts, batch_size, new_tokens
@@ -61,7 +65,10 @@ class Generating:
         )
 
     def compare(self, task, whole) -> tuple[float, float]:
-        """Of the text that `whole` writes: probabilities of its tokens, and the likeliest."""
+        """Return the largest difference of token probabilities, and the share of equal best tokens.
+
+        Both are measured on the text that `whole` generates.
+        """
         if self._written is None:
             self._written = self.run(whole)
         pairs = list(zip(self.prompts, self._written, strict=True))
@@ -85,35 +92,35 @@ Work = Predicting | Generating
 
 
 def work_of(task: Task, x: Any, batch_size: int, length: int | None, new_tokens: int) -> Work:
-    """What is measured of a task: with `x`, or with random tokens in its place."""
+    """Return the workload of a task, with `x` or with random tokens."""
     if task.generates and not isinstance(task, CausalLM | Seq2SeqLM):
         raise ValueError(
-            f"`optimize` measures what generates from tokens, CausalLM and Seq2SeqLM, received a "
+            f"`optimize` measures generation only for CausalLM and Seq2SeqLM, received a "
             f"{type(task).__name__}. Quantize a copy and compare it: see docs/faster.md."
         )
     if x is not None and length is not None:
-        raise ValueError("`length` is of random tokens: leave it out where `x` is given.")
+        raise ValueError("`length` is the length of random tokens: leave it out if `x` is given.")
     if task.generates:
-        prompts = _random(task, batch_size, length, new_tokens).tolist() if x is None else x
-        rows, _, single = task._prompt_ids(prompts)
+        prompts = random_tokens(task, batch_size, length, new_tokens).tolist() if x is None else x
+        rows, _, single = task.generator.prompt_ids(prompts)
         if single:
             raise ValueError(f"`x` must be a list of prompts, received {describe(x)}.")
         return Generating(rows, batch_size, new_tokens)
     if x is not None:
         return Predicting(x, batch_size, _count_rows(x), None)
-    names = task.intake.id_inputs
+    names = task.input_interface.id_inputs
     if any(name.split("encoder_")[-1].split("decoder_")[-1] != "token_ids" for name in names):
         raise ValueError(
-            f"{type(task).__name__} takes {', '.join(names)}, which random tokens are not: give "
-            "`x`, what `predict` takes."
+            f"{type(task).__name__} takes {', '.join(names)}, which random tokens cannot replace: "
+            "give `x`, as for `predict`."
         )
-    ids = _random(task, batch_size, length, 0)
+    ids = random_tokens(task, batch_size, length, 0)
     return Predicting(dict.fromkeys(names, ids), batch_size, *ids.shape)
 
 
-def _random(task: Task, rows: int, length: int | None, further: int) -> np.ndarray:
-    """Tokens `(rows, length)` that leave room for some more."""
-    config = task.intake.config
+def random_tokens(task: Task, rows: int, length: int | None, further: int) -> np.ndarray:
+    """Return random ids, int32 `(rows, length)`, which leave room for `further` new tokens."""
+    config = task.input_interface.config
     length = check_int("length", length, at_least=1, none=True)
     most = config.max_sequence_length - (further if task.generates else 0)
     if length is None:
@@ -123,13 +130,13 @@ def _random(task: Task, rows: int, length: int | None, further: int) -> np.ndarr
             f"length={length} is too long: the model takes {config.max_sequence_length} tokens"
             + (f", {further} of them new." if further else ".")
         )
-    low = min(4, config.vocabulary_size - 1)  # Special tokens are the first, as a rule.
+    low = min(4, config.vocabulary_size - 1)  # the first ids are usually special tokens
     shape = (rows, length)
     return np.random.default_rng(0).integers(low, config.vocabulary_size, shape, dtype="int32")
 
 
 def _count_rows(x: Any) -> int:
-    """Rows of texts, of a tuple of lists for pairs, or of a dict of arrays."""
+    """Return the number of rows in a list of texts, a tuple of lists (pairs), or named arrays."""
     first = next(iter(x.values())) if isinstance(x, dict) else x[0] if isinstance(x, tuple) else x
     try:
         return len(first)

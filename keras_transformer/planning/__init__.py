@@ -1,4 +1,4 @@
-"""What a model costs before anything is allocated: computed from its config alone."""
+"""Estimate what a model costs before anything is allocated, from its config alone."""
 
 from keras_transformer.planning.flops import flops_per_sequence, flops_per_token
 from keras_transformer.planning.memory import Memory, count_parameters

@@ -1,17 +1,17 @@
-"""What a step of training keeps between its forward and its backward pass.
+"""Bytes of activations that a training step keeps from the forward pass for the backward pass.
 
-The tensors are those that XLA keeps of the blocks of this library, counted in its compiled
-programs. They differ from those of Korthikanti et al. 2022, "Reducing Activation Recomputation in
-Large Transformer Models", section 4: factors of a normalization are copied, masks computed again.
+The tensors counted are those that XLA keeps for this library's blocks, read from its compiled
+programs. They differ from Korthikanti et al. 2022, "Reducing Activation Recomputation in Large
+Transformer Models", section 4: normalization factors are copied, and masks are recomputed.
 """
 
 import dataclasses
 
 from keras_transformer.config import TransformerConfig
-from keras_transformer.structure import sides
+from keras_transformer.config.structure import sides
 
-# Tensors of the width of the feed-forward layer: what goes into the activation, what the
-# activation computes on its way and needs again, what comes out.
+# Tensors of feed-forward width kept for each activation: its input, intermediate values that the
+# backward pass needs, and its output.
 _OF_ACTIVATION = {
     "relu": 2,
     "gelu": 3,
@@ -23,16 +23,16 @@ _OF_ACTIVATION = {
     "quick_gelu": 3,
     "relu_squared": 2,
 }
-# With a gate these are more: the linear branch and the product.
+# Additional tensors of a gated layer: the linear branch and the product.
 _OF_GATE = {"relu": 1, "relu_squared": 1}
 _OF_OTHER_GATE = 2
-# Of the logits computed at a time. On a CPU: small enough for its cache, large enough for quick
-# products. Elsewhere a share of the memory: few products, each as large as it can be.
+# Bytes of logits computed at a time. On a CPU: small enough for its cache, large enough for
+# efficient matrix products. On other devices: a share of their memory, for few and large products.
 CHUNK_BYTES = 16 * 2**20
 _LEAST_ON_DEVICE, _SHARE_OF_DEVICE = 256 * 2**20, 64
-# Positions at a time where the shape of a batch is known to the compiler alone (TensorFlow).
+# Positions per chunk if the batch shape is known only to the compiler (TensorFlow).
 _WIDTH_OF_UNKNOWN = 8
-# Of a normalization: its output, and factors of the input, broadcast.
+# Tensors kept for a normalization: its output, and the broadcast factors of its input.
 _OF_NORM = {
     "layer_norm": 3,
     "layer_norm_no_bias": 3,
@@ -45,7 +45,18 @@ _FLOAT32 = 4
 
 @dataclasses.dataclass(frozen=True)
 class Rows:
-    """The rows of a batch that one device has (`count`), lengths, and bytes of a number."""
+    """Sizes of one step: rows of a batch, sequence lengths, devices, and bytes per number.
+
+    Fields:
+        count: int, batch rows of one device.
+        batch: int, batch rows of all devices.
+        devices: int, number of devices.
+        source: int, tokens of a row; for an encoder-decoder, of the encoder's input.
+        target: int, tokens of a row of the output.
+        predicted: int, tokens of a row that are projected to the vocabulary.
+        itemsize: int, bytes of a number in the compute dtype.
+        model_parallel: int, devices that share one copy of the model.
+    """
 
     count: int
     batch: int
@@ -58,7 +69,7 @@ class Rows:
 
 
 def activations(config: TransformerConfig, rows: Rows) -> dict[str, int]:
-    """Bytes on a device that one step of training needs for its activations: fields of `Memory`."""
+    """Return the activation bytes of one training step on a device, as fields of `Memory`."""
     kept = inputs = largest = gradients = 0
     for side in sides(config):
         length, source = side.lengths(rows.source, rows.target)
@@ -80,7 +91,7 @@ def activations(config: TransformerConfig, rows: Rows) -> dict[str, int]:
 
 
 def _around(config: TransformerConfig, rows: Rows, length: int) -> int:
-    """Before the first layer of a stack and behind its last."""
+    """Return the bytes kept before the first and after the last layer of a stack."""
     tokens, item = rows.count * length, rows.itemsize
     norm = _OF_NORM[config.normalization] * item
     width = item + (norm if config.embedding_normalization else 0)
@@ -93,7 +104,7 @@ def _around(config: TransformerConfig, rows: Rows, length: int) -> int:
 
 
 def _layer(config: TransformerConfig, rows: Rows, length: int, source: int | None):
-    """What one layer keeps, and the largest of its gradients; both in bytes."""
+    """Return the bytes that one layer keeps and the bytes of its largest gradient."""
     tokens, item, parts = rows.count * length, rows.itemsize, rows.model_parallel
     sublayers = 2 if source is None else 3
     each = 2 if config.normalize_first and config.normalize_output else 1
@@ -102,7 +113,7 @@ def _layer(config: TransformerConfig, rows: Rows, length: int, source: int | Non
     residuals = sublayers
     if config.parallel_residual:  # one input, one sum
         norms, residuals = norms - (not config.share_normalization), 1
-    if config.convolution_size:  # its neighbours, what is activated, and a norm and a sum
+    if config.convolution_size:  # neighbours, activation, norm and sum
         norms += each * _OF_NORM[config.normalization]
         residuals += 1 + config.convolution_size + _OF_ACTIVATION[config.convolution_activation]
     whole = tokens * config.hidden_dim * item * (norms + residuals)
@@ -115,21 +126,23 @@ def _layer(config: TransformerConfig, rows: Rows, length: int, source: int | Non
     if config.num_experts:
         chosen = config.experts_per_token
         inner = tokens * (chosen * config.expert_dim + config.shared_expert_dim) * item
-        whole += 2 * tokens * chosen * config.hidden_dim * item  # what goes in, and comes out
+        whole += 2 * tokens * chosen * config.hidden_dim * item  # expert inputs and outputs
     count = _OF_ACTIVATION[config.activation]
     if config.gated:
         count += _OF_GATE.get(config.activation, _OF_OTHER_GATE)
     cut += inner * count
-    of_pairs = config.head_dim * item if config.score == "additive" else _FLOAT32
-    gradient = max(inner, rows.count * config.num_heads * scores * of_pairs)
+    gradient = inner
+    if config.only_side.attention is not None:
+        of_pairs = config.head_dim * item if config.score == "additive" else _FLOAT32
+        gradient = max(inner, rows.count * config.num_heads * scores * of_pairs)
     return whole + cut // parts, gradient // parts
 
 
 def _around_experts(config: TransformerConfig, rows: Rows, length: int) -> tuple[int, int]:
-    """What the loops over the experts of a layer keep besides, without rematerialization and with.
+    """Return additional bytes kept by the expert loops, without and with rematerialization.
 
-    The gradients of all their matrices, which are updated after all loops, and copies of the rows
-    that go into loops and come out of them, so many of the hidden width and of that of the experts.
+    They are the gradients of all expert matrices, which are updated after the last loop, and copies
+    of the loops' input and output rows, some of the hidden width and some of the expert width.
     """
     if not config.num_experts:
         return 0, 0
@@ -144,10 +157,14 @@ def _around_experts(config: TransformerConfig, rows: Rows, length: int) -> tuple
 
 
 def _attention(config: TransformerConfig, rows: Rows, queries: int, keys: int) -> int:
-    """Queries, keys, values and scores of all heads."""
+    """Return the bytes kept for queries, keys, values and scores of all heads."""
+    side = config.only_side
+    if side.attention is None:
+        kept = side.block.mixer.kept_numbers(side.hidden_dim)
+        return rows.count * queries * kept * rows.itemsize
     dropped = config.attention_dropout > 0
     heads, shared, size = config.num_heads, config.num_key_value_heads, config.head_dim
-    if shared == 1 and not dropped:  # the fused kernel is given one for each head
+    if shared == 1 and not dropped:  # the fused kernel takes one key head per query head
         shared = heads
     of_queries = rows.count * queries * heads * size * rows.itemsize
     of_keys = rows.count * keys * shared * size * rows.itemsize
@@ -155,16 +172,17 @@ def _attention(config: TransformerConfig, rows: Rows, queries: int, keys: int) -
     if config.query_key_norm:
         total += _OF_NORM[config.normalization] * (of_queries + of_keys)
     pairs = rows.count * heads * queries * keys
-    # The weights, and in float32 who is seen; JAX's own attention, in other precisions, keeps the
-    # scores with and without the mask, and where some are dropped there are those that are not.
+    # The attention weights are kept, and in float32 the mask. In other precisions JAX's own
+    # attention keeps the scores with and without the mask. With dropout, the scores before it are
+    # kept too.
     others = _FLOAT32 if dropped else 1 if rows.itemsize == _FLOAT32 else 2 * _FLOAT32
     total += pairs * (others + rows.itemsize)
-    if config.disentangled:  # the scores with all relative positions, and those of pairs
+    if config.disentangled:  # scores with all relative positions, and the scores of the pairs
         total += rows.count * heads * (queries + keys) * config.relative_num_buckets * rows.itemsize
         total += 2 * pairs * rows.itemsize
-    if config.score == "general":  # the queries behind the matrix
+    if config.score == "general":  # the queries multiplied by the matrix
         total += of_queries
-    elif config.score == "location":  # the keys are not read
+    elif config.score == "location":  # keys are not used
         total -= of_keys
     elif config.score == "cosine":  # all in float32, before and after the normalization
         total += 2 * (of_queries + of_keys) * _FLOAT32 // rows.itemsize + pairs * _FLOAT32
@@ -174,7 +192,10 @@ def _attention(config: TransformerConfig, rows: Rows, queries: int, keys: int) -
 
 
 def _loss(config: TransformerConfig, rows: Rows) -> int:
-    """Logits of some positions, their gradients and the kernel's, with two more of it in a loop."""
+    """Return the bytes for a chunk of logits, their gradients and the kernel gradient.
+
+    In a loop over chunks the kernel gradient counts three times.
+    """
     if not rows.predicted:
         return 0
     vocabulary = config.vocabulary_size
@@ -191,16 +212,22 @@ def _loss(config: TransformerConfig, rows: Rows) -> int:
 
 
 def chunk_bytes_of(memory: int | None, is_cpu: bool) -> int:
-    """Bytes of logits at a time on a device with so many bytes of memory, None if not known."""
+    """Return the bytes of logits to compute at a time on a device with this memory.
+
+    `memory` is None if it is unknown.
+    """
     if is_cpu:
         return CHUNK_BYTES
     return max(_LEAST_ON_DEVICE, (memory or 0) // _SHARE_OF_DEVICE)
 
 
 def positions_at_a_time(shape, vocabulary_size: int, chunk_bytes: int = CHUNK_BYTES) -> int:
-    """Positions in a chunk. Of all rows, so that a batch axis on several devices stays whole."""
+    """Return how many positions a chunk holds.
+
+    A chunk covers all rows, so that a batch axis that is sharded over devices stays whole.
+    """
     batch, length = shape[:2]
     if not isinstance(batch, int) or not isinstance(length, int):
         return _WIDTH_OF_UNKNOWN
     fitting = max(1, chunk_bytes // (4 * batch * vocabulary_size))
-    return -(-length // -(-length // fitting))  # as equal as can be
+    return -(-length // -(-length // fitting))  # chunks as equal as possible

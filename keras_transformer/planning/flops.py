@@ -1,26 +1,28 @@
-"""Floating point operations of a model: those of its matrix products, counted exactly.
+"""Floating point operations of a model, counted exactly for its matrix products.
 
-A multiplication and an addition are two. What is bound by memory (norms, softmax) is left out.
+A multiplication and an addition count as two operations. Memory-bound operations (norms, softmax)
+are not counted.
 """
 
 import math
 
-from keras_transformer.checking import check_int, describe
 from keras_transformer.config import TransformerConfig
-from keras_transformer.structure import (
+from keras_transformer.config.structure import (
     MASKED_LM_HEAD,
-    STEM,
-    TRANSFORM,
     Weight,
+    before_blocks,
     block,
     input_weights,
-    of,
+    numbers_of_a_token,
     projector_weights,
+    shaped_weights,
     sides,
+    transform,
 )
+from keras_transformer.support.checking import check_int, describe
 
-# Kernels of blocks that nothing is multiplied with once for each token: those of scores that are
-# counted with the pairs, and that of keys which are not read.
+# Block kernels that are not multiplied once per token: score kernels, which are counted with the
+# pairs, and the key kernel if keys are not used.
 _NO_PRODUCTS = (("score", "additive"), ("score", "location"), ("key", "location"))
 
 
@@ -32,13 +34,14 @@ def flops_per_token(
     target_length: int | None = None,
     **options,
 ) -> float:
-    """`flops_per_sequence` divided by the tokens of the row; its arguments and errors.
+    """Return `flops_per_sequence` divided by the number of tokens in a row.
 
-    For an encoder-decoder these are the tokens of the target, so that a source of the same length
-    gives the operations of a pair of tokens.
+    The arguments and errors are the same. For an encoder-decoder the divisor is the number of
+    target tokens: if the source has the same length, the result is the cost of one source token and
+    one target token.
 
     Returns:
-        Float.
+        Float, floating point operations.
 
     Example:
     ```python
@@ -49,7 +52,7 @@ def flops_per_token(
         kind="decoder", vocabulary_size=50_257, hidden_dim=12_288, num_layers=96, num_heads=96,
         intermediate_dim=49_152, position="learned", max_sequence_length=2048,
     )
-    # Three times two for each of 175 billion parameters, and the attention to 2,048 tokens.
+    # Three passes of two operations for each of 175 billion parameters, and attention.
     assert 1.0 < flops_per_token(gpt3, 2048) / (6 * 175e9) < 1.06
     ```
     """
@@ -67,27 +70,30 @@ def flops_per_sequence(
     first_only: bool = False,
     rematerialized: bool = False,
 ) -> int:
-    """Operations for one row of a batch, those of the products of matrices.
+    """Return the floating point operations of the matrix products for one batch row.
 
-    Attention counts every pair of tokens, also those that a mask hides, as published figures of
-    utilization do. Training is three times the forward pass.
+    Attention counts every pair of tokens, including masked pairs, as published utilization figures
+    do. Training counts as three forward passes.
 
     Args:
         config: `TransformerConfig`.
-        length: int, tokens of a row, padding included; of the source for an encoder-decoder.
-        training: bool, False for one forward pass.
-        target_length: int, tokens of the target, for an encoder-decoder. Defaults to `length`.
-        predicted_tokens: int, tokens of a row that are projected to the vocabulary. Defaults to
-            all of a decoder and none of an encoder; of a masked language model the masked ones.
-        first_only: bool, the state of an encoder's first token alone, see `Encoder`.
-        rematerialized: bool, count the forward pass of the blocks twice, for `keras.RematScope`.
+        length: int, tokens in a row, including padding; source tokens for an encoder-decoder.
+        training: bool, whether to count a training step; False counts one forward pass.
+        target_length: int, target tokens, for an encoder-decoder. Defaults to `length`.
+        predicted_tokens: int, tokens in a row that are projected to the vocabulary. Defaults to all
+            tokens for a decoder and 0 for an encoder. For a masked language model, give the number
+            of masked tokens.
+        first_only: bool, whether only the state of an encoder's first token is computed in the last
+            layer, see `Encoder`.
+        rematerialized: bool, whether the blocks run forward twice, as under `keras.RematScope`.
 
     Returns:
-        Int.
+        Int, floating point operations.
 
     Raises:
-        ValueError: for lengths below 1, a `target_length` for a model without a target, or
-            `first_only` for a decoder.
+        ValueError: if a length is below 1 or beyond learned positions, if `target_length` is given
+            for a model that is not an encoder-decoder, or if `first_only` is given for a model
+            that is not an encoder.
 
     Example:
     ```python
@@ -107,21 +113,21 @@ def flops_per_sequence(
     """
     length, target = check_lengths(config, length, target_length)
     if first_only and config.kind != "encoder":
-        raise ValueError(f"`first_only` is of an encoder, received kind={config.kind!r}.")
+        raise ValueError(f"`first_only` needs kind='encoder', received kind={config.kind!r}.")
     if predicted_tokens is None:
         predicted_tokens = 0 if config.kind == "encoder" else target
     predicted_tokens = check_int("predicted_tokens", predicted_tokens, at_least=0, at_most=target)
     blocks, others = _forward_flops(config, length, target, first_only)
     others += 2 * predicted_tokens * config.embedding_dim * config.vocabulary_size
-    others += 2 * predicted_tokens * _kernels(of(TRANSFORM, config.sides[-1]))
+    others += 2 * predicted_tokens * _kernels(shaped_weights(transform(config), config.sides[-1]))
     if config.kind == "encoder":
-        others += 2 * predicted_tokens * _kernels(of(MASKED_LM_HEAD, config))
+        others += 2 * predicted_tokens * _kernels(shaped_weights(MASKED_LM_HEAD, config))
     passes = 3 if training else 1
     return passes * (blocks + others) + (blocks if training and rematerialized else 0)
 
 
 def _forward_flops(config, length: int, target: int, first_only: bool) -> tuple[int, int]:
-    """Those of the blocks and of the stems, for one row and one pass."""
+    """Return the operations of the blocks and of the stems, for one row and one forward pass."""
     placed = config.num_placeholders or length
     blocks, stems = 0, 2 * placed * _kernels(projector_weights(config))
     for side in sides(config):
@@ -130,20 +136,23 @@ def _forward_flops(config, length: int, target: int, first_only: bool) -> tuple[
             queries = 1 if first_only and i == side.depth - 1 else tokens
             attended = [(tokens, tokens)] + ([(source, source)] if source else [])
             blocks += layer_flops(side.layer(i), queries, attended, side.source_dim)
-        stems += 2 * tokens * _kernels(of(STEM, side.config))
+        stems += 2 * tokens * _kernels(shaped_weights(before_blocks(side.side), side.config))
         for weight in input_weights(side.config):
             stems += 2 * side.config.stem.products.get(weight.path, 0) * math.prod(weight.shape)
     return blocks, stems
 
 
 def check_lengths(config: TransformerConfig, length, target_length) -> tuple[int, int]:
-    """The tokens of a row, and those that a model gives out states for. ValueError for none."""
+    """Return the length of a row and the length of the model's output, after checking them.
+
+    Raises ValueError if a length does not fit the config.
+    """
     if not isinstance(config, TransformerConfig):
         raise ValueError(f"`config` must be a TransformerConfig, received {describe(config)}.")
     if config.kind == "dual":
         raise ValueError(
-            "The sides of kind='dual' have rows of their own: give `config.side('encoder')`, of "
-            "images, or `config.side('decoder')`, of texts."
+            "The sides of kind='dual' have separate batches: give `config.side('encoder')`, for "
+            "images, or `config.side('decoder')`, for texts."
         )
     if target_length is not None and config.kind != "seq2seq":
         raise ValueError(
@@ -162,42 +171,43 @@ def check_lengths(config: TransformerConfig, length, target_length) -> tuple[int
 
 
 def decoding_flops(config: TransformerConfig, source: int, target: int) -> int:
-    """Operations for the last of `target` tokens, with keys and values of the others in a cache."""
+    """Return the operations for the last of `target` tokens, with the other keys cached."""
     side = sides(config)[-1]
     attended = [(target, 1)] + ([(source, 0)] if side.source_dim else [])
     layers = (layer_flops(side.layer(i), 1, attended, side.source_dim) for i in range(side.depth))
-    head = config.embedding_dim * config.vocabulary_size + _kernels(of(TRANSFORM, side.config))
+    head = config.embedding_dim * config.vocabulary_size + _kernels(
+        shaped_weights(transform(config), side.config)
+    )
     return sum(layers) + 2 * head
 
 
 def layer_flops(
     config: TransformerConfig, queries: int, attended: list[tuple[int, int]], source_dim: int | None
 ) -> int:
-    """Those of a layer's forward pass; `attended` keys, and those projected, of each attention."""
-    parts = dict(zip(("self_attention", "cross_attention"), attended, strict=False))
+    """Return the forward operations of one layer.
+
+    `attended` has a pair for self-attention and one for cross-attention: the number of keys, and
+    the number of keys that are projected in this call.
+    """
+    one = config.only_side.block
+    mixer, score = one.mixer, getattr(one.mixer, "score", None)
+    parts = dict(zip((mixer.name, "cross_attention"), attended, strict=False))
     total = 0
     for weight in block(config, source_dim):
-        part, name, *_ = (*weight.path.split("/"), "")  # One of the block itself has no layer.
-        once = name.startswith("position_")  # for all tokens of a batch
-        if (
-            weight.path.endswith("/kernel")
-            and not once
-            and (name, config.score) not in _NO_PRODUCTS
-        ):
+        part, name, *_ = (
+            *weight.path.split("/"),
+            "",
+        )  # a weight of the block itself has no name of a layer
+        once = name.startswith("position_")  # computed once for all tokens of a batch
+        if weight.path.endswith("/kernel") and not once and (name, score) not in _NO_PRODUCTS:
             tokens = parts[part][1] if name in ("key", "value") else queries
-            total += 2 * tokens * weight.numbers_of_a_token(config)
-    pairs = queries * sum(keys for keys, _ in attended)
-    if config.disentangled:  # queries and keys with each relative position
-        total += (
-            2
-            * (queries + attended[0][0])
-            * config.relative_num_buckets
-            * config.head_dim
-            * config.num_heads
-        )
-    return total + 2 * 2 * pairs * config.num_heads * config.head_dim
+            total += 2 * tokens * numbers_of_a_token(weight, one)
+    total += 2 * mixer.pair_products(queries, attended[0][0])
+    if source_dim is not None:
+        total += 2 * one.cross_attention.pair_products(queries, attended[1][0])
+    return total
 
 
 def _kernels(weights: list[Weight]) -> int:
-    """The sizes of the kernels of projections, together."""
+    """Return the total size of the projection kernels."""
     return sum(math.prod(w.shape) for w in weights if w.path.endswith("/kernel"))

@@ -1,17 +1,23 @@
-"""What lies in the memory of a device while a model trains or generates."""
+"""Device memory of a model while it trains or generates."""
 
 import dataclasses
 import math
 
 from keras_transformer.config import TransformerConfig
+from keras_transformer.config.structure import (
+    MASKED_LM_HEAD,
+    Weight,
+    backbone,
+    shaped_weights,
+    sides,
+)
 from keras_transformer.planning.activations import Rows, activations
 from keras_transformer.planning.meshes import numbers_on_a_device
-from keras_transformer.structure import MASKED_LM_HEAD, Weight, backbone, of, sides
 
-# Numbers that an optimizer of Keras keeps for each weight, with its default options.
+# Numbers that a Keras optimizer keeps for each number of a weight, with its default options.
 OPTIMIZER_STATES = {"adamw": 2, "adam": 2, "lion": 1, "rmsprop": 1, "sgd": 0}
 
-# Bytes of a number of the weights, and of one of the computation, by Keras's dtype policies.
+# Bytes per number of the weights and of the computation, by Keras dtype policy.
 DTYPES = {
     "float32": (4, 4),
     "mixed_bfloat16": (4, 2),
@@ -21,25 +27,25 @@ DTYPES = {
 }
 
 
-# Tokens that one call of the loop of generation adds to a row; then a window is looked after.
+# Tokens that one call of the generation loop adds to a row before the window is checked.
 LOOP_TOKENS = 64
 
 
 @dataclasses.dataclass(frozen=True)
 class Memory:
-    """Bytes on one device.
+    """Memory of one device, in bytes.
 
     Fields:
-        weights: of the model, and of the head that an encoder is trained with.
+        weights: weights of the model, and of the head that an encoder is trained with.
         optimizer: the optimizer's states.
-        gradients: of all weights.
-        embedding_gradients: of the token embedding, by the projection to the vocabulary and by
-            the tokens looked up.
-        activations: what a step keeps without rematerialization.
-        rematerialized: what it keeps with `keras.RematScope(mode="full")`.
-        layer: of that, what is there of one layer while it is computed again.
-        cache: keys and values, while a model generates.
-        copies: of the weights in the dtype of the computation, which mixed precision makes.
+        gradients: gradients of all weights.
+        embedding_gradients: gradients of the token embedding, from the projection to the vocabulary
+            and from the token lookup.
+        activations: activations that a step keeps without rematerialization.
+        rematerialized: activations that a step keeps with `keras.RematScope(mode="full")`.
+        layer: the part of `rematerialized` needed for one layer while it is recomputed.
+        cache: keys and values, during generation.
+        copies: copies of the weights in the compute dtype, which mixed precision makes.
         summed: bool, whether gradients are summed over several copies of the model.
     """
 
@@ -55,11 +61,12 @@ class Memory:
     summed: bool = False
 
     def peak(self, rematerialize: bool = False) -> int:
-        """The most that is there at a time, with activations rematerialized or not.
+        """Return the peak memory of a step, with or without rematerialized activations.
 
-        Gradients come to be where activations cease. On one device a weight is updated as soon as
-        its gradient is there, so that only those of the embedding are kept. With several copies of
-        the model gradients are kept to be summed all at once, into as many numbers again.
+        Gradients take the place of activations that are no longer needed. On one device a weight is
+        updated as soon as its gradient is known, so only the embedding gradients are kept. With
+        several copies of the model all gradients are kept and summed at once, into buffers of the
+        same size.
         """
         gradients = self.gradients if self.summed else 0
         activations = self.activations
@@ -70,9 +77,9 @@ class Memory:
 
 
 def predicted_tokens(config: TransformerConfig, length: int) -> int:
-    """Tokens of a row that a loss is taken of: all that a decoder gives out, or the masked ones.
+    """Return how many tokens of a row enter the loss: all for a decoder, 15 % for an encoder.
 
-    None of a model without tokens.
+    It is 0 for a model without tokens.
     """
     if not config.sides[-1].vocabulary_size:
         return 0
@@ -80,12 +87,12 @@ def predicted_tokens(config: TransformerConfig, length: int) -> int:
 
 
 def training_memory(config: TransformerConfig, rows: Rows, dtype: str, optimizer: str) -> Memory:
-    """Of a step of training. An encoder is trained with the head of a masked language model.
+    """Return the memory of a training step. An encoder is trained as a masked language model.
 
-    One without tokens has no head: that of classes is small beside it.
+    A model without tokens is counted without its head, since the head of a classifier is small.
     """
     masks = config.kind == "encoder" and config.vocabulary_size
-    head = of(MASKED_LM_HEAD, config) if masks else []
+    head = shaped_weights(MASKED_LM_HEAD, config) if masks else []
     weights, copies = _weights(backbone(config) + head, dtype, rows.model_parallel)
     embedding = config.vocabulary_size * config.embedding_dim // rows.model_parallel
     return Memory(
@@ -100,14 +107,14 @@ def training_memory(config: TransformerConfig, rows: Rows, dtype: str, optimizer
 
 
 def generation_memory(config: TransformerConfig, rows: Rows, dtype: str) -> Memory:
-    """Of generating up to `rows.target` tokens a row."""
+    """Return the memory for generating up to `rows.target` tokens per row."""
     weights, copies = _weights(backbone(config), dtype, rows.model_parallel)
     cache = cache_bytes(config, rows.count, rows.target, rows.source, rows.itemsize)
     return Memory(weights=weights, cache=cache // rows.model_parallel, copies=copies)
 
 
 def _weights(weights: list[Weight], dtype: str, model_parallel: int) -> tuple[int, int]:
-    """Bytes of the weights on a device, and of their copies in the dtype of the computation."""
+    """Return the bytes of the weights on a device, and of their copies in the compute dtype."""
     variable, compute = DTYPES[dtype]
     numbers = numbers_on_a_device(weights, model_parallel)
     return variable * numbers, compute * numbers if compute != variable else 0
@@ -116,17 +123,20 @@ def _weights(weights: list[Weight], dtype: str, model_parallel: int) -> tuple[in
 def cache_bytes(
     config: TransformerConfig, rows: int, slots: int, source: int = 0, itemsize: int = 4
 ) -> int:
-    """Keys and values of so many rows, see `generation.Cache.count_bytes`."""
+    """Return the bytes of cached keys and values, see `generation.Cache.count_bytes`."""
     side, total = sides(config)[-1], 0
     for i in range(side.depth):
-        layer = side.layer(i)
-        tokens = slots if layer.reach is None else min(slots, layer.reach - 1 + LOOP_TOKENS)
+        heads, width, receptive_field = side.side.layer(i).mixer.cached(side.side.hidden_dim)
+        tokens = slots if receptive_field is None else min(slots, receptive_field - 1 + LOOP_TOKENS)
         tokens += source if side.source_dim else 0
-        of_a_head = layer.head_dim * itemsize + (4 if itemsize == 1 else 0)
-        total += rows * tokens * 2 * layer.num_key_value_heads * of_a_head
+        of_a_head = width * itemsize + (4 if itemsize == 1 else 0)
+        total += rows * tokens * 2 * heads * of_a_head
     return total
 
 
 def count_parameters(config: TransformerConfig) -> int:
-    """Parameters of the backbone: `backbone.count_params()`, without the backbone."""
+    """Return the number of parameters of a backbone from its config, without building it.
+
+    It equals `backbone.count_params()`.
+    """
     return sum(math.prod(weight.shape) for weight in backbone(config))

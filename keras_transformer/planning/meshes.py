@@ -1,13 +1,13 @@
-"""Data parts and model parts: which meshes a model can lie on."""
+"""Device meshes with a data axis and a model axis that fit a model."""
 
 import math
 
 from keras_transformer.config import TransformerConfig
-from keras_transformer.structure import Weight, divided, sides
+from keras_transformer.config.structure import Weight, divided, sides
 
 
 def numbers_on_a_device(weights: list[Weight], model_parallel: int) -> int:
-    """Numbers of these weights that one device holds, by the layout of `kt.distribution`."""
+    """Return how many numbers of these weights one device holds in the `kt.distribution` layout."""
     total = 0
     for weight in weights:
         parts = 1 if weight.cut_axis(model_parallel) is None else model_parallel
@@ -16,18 +16,24 @@ def numbers_on_a_device(weights: list[Weight], model_parallel: int) -> int:
 
 
 def cut_sizes(config: TransformerConfig) -> dict[str, int]:
-    """The sizes that the model axis must divide, of all layers the greatest common divisor."""
+    """Return the sizes that the model axis must divide.
+
+    If a size differs between layers, it is the greatest common divisor of their sizes.
+    """
     sizes: dict[str, int] = {}
     for layer in (side.layer(i) for side in sides(config) for i in range(side.groups)):
-        for name in divided(layer):
-            sizes[name] = math.gcd(sizes.get(name, 0), getattr(layer, name))
+        for name, size in divided(layer).items():
+            sizes[name] = math.gcd(sizes.get(name, 0), size)
     return {name: size for name, size in sizes.items() if size}
 
 
 def model_axes(
     config: TransformerConfig, devices: int, batch_size: int, model_parallel: int | None = None
 ) -> list[int]:
-    """Sizes that the model axis can have, small ones first; or the only one that is wanted."""
+    """Return the possible sizes of the model axis in ascending order, or only `model_parallel`.
+
+    Raises ValueError if no size fits the heads and the batch.
+    """
     sizes = cut_sizes(config)
     if model_parallel is not None:
         if model_parallel > devices or devices % model_parallel:
@@ -50,13 +56,13 @@ def model_axes(
         raise ValueError(
             f"A batch of {batch_size} rows cannot be spread over a data axis of {data} ({devices} "
             f"devices, {fitting[-1]} for each copy of the model, which divides the heads). "
-            f"Choose a multiple of {data}, or other devices."
+            f"Choose a multiple of {data}, or another number of devices."
         )
     return found
 
 
 def divisors(number: int) -> list[int]:
-    """All of them, small ones first."""
+    """Return all divisors of a number in ascending order."""
     small = [n for n in range(1, math.isqrt(number) + 1) if number % n == 0]
     return sorted({*small, *(number // n for n in small)})
 

@@ -1,9 +1,9 @@
-"""A plan: what a model takes on so many devices, and how it lies on them."""
+"""Plans: the cost of a model on a number of devices, and its layout on them."""
 
 import dataclasses
 
-from keras_transformer.checking import check_bool, check_choice, check_int, check_number, describe
 from keras_transformer.config import TransformerConfig
+from keras_transformer.config.structure import sides
 from keras_transformer.planning.activations import Rows
 from keras_transformer.planning.flops import (
     check_lengths,
@@ -22,25 +22,33 @@ from keras_transformer.planning.memory import (
 )
 from keras_transformer.planning.meshes import model_axes
 from keras_transformer.planning.table import table
-from keras_transformer.structure import sides
+from keras_transformer.support.checking import (
+    check_bool,
+    check_choice,
+    check_int,
+    check_number,
+    describe,
+)
 
-_MOST = 2**31 - 1  # Devices, or rows of a batch.
+_MOST = 2**31 - 1  # devices, or batch rows
 
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """What a step of a model takes, by `make_plan`. It prints as a table.
+    """Cost and layout of one step of a model, made by `make_plan`. It prints as a table.
 
-    Fields are the arguments of `make_plan`, and:
-        parameters: int, of the backbone.
-        flops_per_token: float, of a token of training; of generating, for the last token of a row.
-        flops_per_step: int, on all devices, without rematerialization.
+    The fields are the arguments of `make_plan`, and:
+        parameters: int, number of parameters of the backbone.
+        flops_per_token: float, operations for one training token; in generation, for the last token
+            of a row.
+        flops_per_step: int, operations on all devices, without rematerialization.
         data_parallel: int, copies of the model, each with a part of the batch.
-        model_parallel: int, devices that share a copy.
+        model_parallel: int, devices that share one copy.
         memory: `Memory` of one device.
         rematerialize: bool, whether the activations fit only with rematerialization.
-        compute_seconds: float, of a step's products, or None without FLOP/s.
-        transfer_seconds: float, of what devices send each other, or None without bandwidth.
+        compute_seconds: float, seconds of a step's matrix products; None if `flops` is not given.
+        transfer_seconds: float, seconds of a step's transfers between devices; None if `bandwidth`
+            is not given.
     """
 
     config: TransformerConfig
@@ -64,24 +72,24 @@ class Plan:
 
     @property
     def peak_memory(self) -> int:
-        """Bytes that a device needs."""
+        """Bytes of memory that a device needs."""
         return self.memory.peak(self.rematerialize)
 
     @property
     def fits(self) -> bool | None:
-        """Whether the devices have the memory; None if their memory is not given."""
+        """Whether the devices have enough memory; None if `device_memory` is not given."""
         return None if self.device_memory is None else self.peak_memory <= self.device_memory
 
     @property
     def step_seconds(self) -> float | None:
-        """The time of a step, its transfers after the products; None without FLOP/s."""
+        """Seconds of a step, if transfers follow the products; None if `flops` is not given."""
         if self.compute_seconds is None:
             return None
         return self.compute_seconds + (self.transfer_seconds or 0.0)
 
     @property
     def tokens_per_step(self) -> int:
-        """Tokens of a batch; of an encoder-decoder those of the targets. Generating, the rows."""
+        """Tokens of a batch: target tokens for an encoder-decoder, one per row in generation."""
         if self.generating:
             return self.batch_size
         return self.batch_size * (self.target_length or self.length)
@@ -105,28 +113,36 @@ def make_plan(
     flops: float | None = None,
     bandwidth: float | None = None,
 ) -> Plan:
-    """Plans the training or the generation of a model, from its config alone; nothing is built.
+    """Plan the training or the generation of a model from its config alone, without building it.
 
-    An encoder is planned as a masked language model that predicts 15 % of the tokens, one of images
-    without a head. The model axis is the shortest that fits; what does not fit is rematerialized.
+    An encoder of tokens is planned as a masked language model that predicts 15 % of the tokens, an
+    encoder of images without a head. The model axis is the shortest that fits into memory. If the
+    activations do not fit, they are rematerialized.
 
     Args:
         config: `TransformerConfig`.
-        batch_size: int, rows of all devices together.
-        length: int, tokens, or states, of a row; for an encoder-decoder those that its encoder
-            reads.
-        target_length: int, tokens of the target for an encoder-decoder. Defaults to `length`.
-        devices: int.
+        batch_size: int, rows of a batch on all devices together.
+        length: int, tokens (or other states, such as patches) in a row; for an encoder-decoder, of
+            the encoder's input.
+        target_length: int, target tokens in a row of an encoder-decoder. Defaults to `length`.
+        devices: int, number of devices.
         dtype: `"float32"`, `"mixed_bfloat16"`, `"mixed_float16"`, `"bfloat16"` or `"float16"`.
         optimizer: `"adamw"`, `"adam"`, `"lion"`, `"rmsprop"` or `"sgd"`.
-        generating: bool, plan the generation of rows of `length` tokens with a cache.
-        model_parallel: int, the model axis, in place of the shortest.
-        device_memory: number of bytes that a device has.
-        flops: operations a second that a device reaches in products of matrices.
-        bandwidth: bytes a second that a device sends to others.
+        generating: bool, whether to plan generation with a cache, of rows of `length` tokens,
+            instead of training.
+        model_parallel: int, size of the model axis. Defaults to the shortest that fits.
+        device_memory: float, memory of a device in bytes. None plans without a limit.
+        flops: float, operations per second that a device reaches in matrix products. None plans
+            no time of computation.
+        bandwidth: float, bytes per second that a device sends to other devices. None plans no
+            time of transfers.
+
+    Returns:
+        `Plan`, which prints as a table.
 
     Raises:
-        ValueError: for unknown names or sizes, and axes that do not divide the batch or the heads.
+        ValueError: if a name is unknown, a size is invalid, or an axis does not divide the batch or
+            the heads.
 
     Example:
     ```python
@@ -144,8 +160,8 @@ def make_plan(
     assert plan.fits and (plan.data_parallel, plan.model_parallel) == (32, 32)
     ```
 
-    Source: Narayanan et al. 2021, "Efficient Large-Scale Language Model Training on GPU
-    Clusters", sections 3 and 5.
+    Source: Narayanan et al. 2021, "Efficient Large-Scale Language Model Training on GPU Clusters",
+    sections 3 and 5.
     """
     return _planned(
         config, batch_size, length, target_length, devices, dtype, optimizer, generating,
@@ -171,7 +187,7 @@ def _planned(
         )  # fmt: skip
         held = (dtype,) if generating else (dtype, optimizer)
         found[rows] = (generation_memory if generating else training_memory)(config, rows, *held)
-    # The shortest axis that fits; if none does, what comes nearest.
+    # The shortest axis that fits, or else the one that needs the least memory.
     rows = min(found, key=lambda rows: max(found[rows].peak(rematerialize=True), room))
     memory = found[rows]
     rematerialize = not generating and memory.peak() > room
@@ -193,7 +209,7 @@ def _planned(
 def _operations(
     config: TransformerConfig, rows: Rows, generating: bool, rematerialize: bool
 ) -> tuple[float, int, int]:
-    """Of a token, of a step, and of a step with what is computed again."""
+    """Return the operations of a token, of a step, and of a step with rematerialization."""
     if generating:
         per_token = float(decoding_flops(config, rows.source, rows.target))
         per_step = round(rows.batch * per_token)
@@ -211,8 +227,11 @@ def _operations(
 def _bytes_sent(
     config: TransformerConfig, rows: Rows, memory: Memory, rematerialize: bool, generating: bool
 ) -> float:
-    """Bytes that a device sends in a step: states along the model axis, gradients along data."""
-    numbers = 0  # of a row
+    """Return the bytes that a device sends in a step.
+
+    States are sent along the model axis, gradients along the data axis.
+    """
+    numbers = 0  # numbers of the states of one row that are sent
     for side in sides(config)[-1:] if generating else sides(config):
         tokens = 1 if generating else side.lengths(rows.source, rows.target)[0]
         sublayers = 3 if side.source_dim else 2
@@ -220,7 +239,7 @@ def _bytes_sent(
     passes = 1 if generating else 3 if rematerialize else 2
     model, data = rows.model_parallel, rows.devices // rows.model_parallel
     states = rows.count * numbers * rows.itemsize
-    # Of what is summed in a ring, each device sends this share.
+    # In a ring all-reduce, each device sends this share of the data.
     return 2 * (model - 1) / model * passes * states + 2 * (data - 1) / data * memory.gradients
 
 

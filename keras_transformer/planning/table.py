@@ -1,10 +1,10 @@
-"""A plan as people read it."""
+"""Formatting of a plan as a table."""
 
 from keras_transformer.planning.memory import OPTIMIZER_STATES
 
 
 def table(plan) -> str:
-    """The plan in lines, with units."""
+    """Format a plan as lines of text, with units."""
     lines = []
 
     def section(title, *rows):
@@ -21,9 +21,9 @@ def table(plan) -> str:
     if plan.target_length is not None:
         tokens += f" and {plan.target_length:,}"
     of = "of the target: " if plan.target_length is not None else ""
-    counted = f"{of}products of matrices, forward and backward; all pairs in attention"
+    counted = f"{of}matrix products, forward and backward; all pairs in attention"
     if plan.generating:
-        counted = "for the last token of a row: products of matrices, with a cache"
+        counted = "for the last token of a row: matrix products, with a cache"
     section(
         f"{done} a model of kind {config.kind!r}, {plan.dtype}",
         ("parameters", human(plan.parameters), f"{plan.parameters:,} of the backbone"),
@@ -47,6 +47,8 @@ def _shares(plan) -> str:
     config, parts = plan.config, plan.model_parallel
     if parts == 1:
         return "a device holds the whole model"
+    if "num_heads" not in config.flat:
+        return f"a device holds a part of {parts} of each matrix"
     shared = config.num_key_value_heads // parts
     heads = f"{config.num_heads // parts} of {config.num_heads} heads"
     if config.num_key_value_heads != config.num_heads:
@@ -64,9 +66,9 @@ def _memory_rows(plan, memory, states):
         yield "cache", size(memory.cache), "keys and values"
     else:
         yield "optimizer", size(memory.optimizer), f"{plan.optimizer}, {states} a weight"
-        held = "each used up at once, but for the embedding's"
+        held = "each used immediately, except the embedding's"
         if plan.data_parallel > 1:
-            held = "own and summed over the copies, in the place of activations"
+            held = "own and summed over the copies, replacing activations"
         yield "gradients", size(memory.gradients), held
         again, kept = (" (counted)", "") if plan.rematerialize else ("", " (counted)")
         yield "activations", size(memory.activations), f"all kept{kept}"
@@ -81,7 +83,7 @@ def _time_rows(plan):
     if plan.compute_seconds is None:
         yield "unknown", "", "give the FLOP/s of a device, and the bandwidth between devices"
         return
-    again = ", one pass forward more" if plan.rematerialize else ""
+    again = ", with one more forward pass" if plan.rematerialize else ""
     yield "products", seconds(plan.compute_seconds), f"at the FLOP/s given{again}"
     if plan.transfer_seconds is not None:
         yield "transfers", seconds(plan.transfer_seconds), "at the bandwidth given"
@@ -91,7 +93,7 @@ def _time_rows(plan):
 
 
 def human(number: float) -> str:
-    """`1.5 G` for 1,500,000,000, ready for a unit."""
+    """Format a number as `1.5 G` for 1,500,000,000, to be followed by a unit."""
     for unit in ("", "k", "M", "G", "T", "P", "E"):
         if number < 1000:
             return f"{number:.4g} {unit}"
@@ -100,7 +102,7 @@ def human(number: float) -> str:
 
 
 def size(count: float) -> str:
-    """Bytes, as `1.50 GB`."""
+    """Format a number of bytes, such as `1.50 GB`."""
     for unit in ("B", "kB", "MB", "GB"):
         if count < 1000:
             return f"{count:.0f} B" if unit == "B" else f"{count:.2f} {unit}"
@@ -109,6 +111,6 @@ def size(count: float) -> str:
 
 
 def seconds(value: float) -> str:
-    """A time, as `1.50 ms`."""
+    """Format a time, such as `1.50 ms`."""
     unit, factor = ("s", 1) if value >= 1 else ("ms", 1e3) if value >= 1e-3 else ("us", 1e6)
     return f"{value * factor:.2f} {unit}"

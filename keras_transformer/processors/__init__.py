@@ -1,4 +1,4 @@
-"""Processors: from what a user has, such as images, to arrays, and how it is saved."""
+"""Processors, which convert user data, such as images, to arrays and are saved with a model."""
 
 from keras_transformer.processors.audio import AudioProcessor
 from keras_transformer.processors.audio_files import audio_folder, read_audio

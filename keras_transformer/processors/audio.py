@@ -1,4 +1,4 @@
-"""`AudioProcessor`: recordings to frames or samples, as published models expect them."""
+"""`AudioProcessor`: converts recordings to frames or samples, as published models expect them."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -6,13 +6,6 @@ from typing import Any
 
 import numpy as np
 
-from keras_transformer.checking import (
-    check_bool,
-    check_choice,
-    check_int,
-    check_number,
-    shorten,
-)
 from keras_transformer.config import TransformerConfig
 from keras_transformer.processors.audio_files import (
     count_samples,
@@ -21,6 +14,13 @@ from keras_transformer.processors.audio_files import (
 )
 from keras_transformer.processors.media import MediaProcessor
 from keras_transformer.processors.mel import filter_bank, log_mel
+from keras_transformer.support.checking import (
+    check_bool,
+    check_choice,
+    check_int,
+    check_number,
+    shorten,
+)
 
 FEATURES = ("log_mel", "filter_bank", "waveform")
 _CLASSES = {
@@ -29,33 +29,34 @@ _CLASSES = {
     "Wav2Vec2FeatureExtractor": "waveform",
 }
 _AST = (-4.2677393, 4.5689974)
-# Samples of a waveform without a length: such are padded to multiples of it.
+# A waveform without a fixed length is padded to a multiple of this many samples.
 _PIECE = 16_000
 
 
 class AudioProcessor(MediaProcessor):
-    """Recordings to float32 arrays: of one rate and channel, as frames of frequencies or samples.
+    """Convert recordings to float32 spectrogram frames or samples, mono and at one sampling rate.
 
-    The values are those of `preprocessor_config.json`, by which published models say how their
-    inputs were made, and so is the file that it writes.
+    The options are the values of `preprocessor_config.json`, in which published models describe
+    their inputs; `save` writes the same file.
 
     Args:
-        features: `"log_mel"`, frames as of Whisper; `"filter_bank"`, as of the Audio Spectrogram
-            Transformer; `"waveform"`, the samples, as for wav2vec 2.0.
-        sampling_rate: int, samples a second; what has another rate is resampled.
-        length: int, frames, or samples of a waveform, that a recording is padded or cut to. None
-            for the longest of a batch.
-        num_bins: int, bands of frequencies of a frame.
-        window_length, hop_length: int, samples of a frame, and from one frame to the next.
-        normalize: bool, for a waveform: each is given the mean 0 and the variance 1.
-        return_attention_mask: bool, of a waveform, what its file tells Transformers of padding: it
-            is False for models like wav2vec 2.0's base, which were trained without a mask. Here a
-            recording gives what it gives alone either way.
-        mean, std: floats, of a filter bank: the mean is subtracted, and twice `std` divided by.
-            None for neither.
+        features: `"log_mel"`, frames as for Whisper; `"filter_bank"`, as for the Audio Spectrogram
+            Transformer; `"waveform"`, samples, as for wav2vec 2.0.
+        sampling_rate: int, samples per second; recordings with another rate are resampled.
+        length: int, number of frames, or of samples of a waveform, to which a recording is padded
+            or cut. Defaults to the longest in a batch.
+        num_bins: int, frequency bands in a frame.
+        window_length, hop_length: int, samples in a frame, and from one frame to the next.
+        normalize: bool, whether to normalize each waveform to mean 0 and variance 1.
+        return_attention_mask: bool, for a waveform, a value in the saved file that tells
+            Transformers whether to mask padding: False for models such as wav2vec 2.0 base, which
+            were trained without a mask. In this library the outputs of a recording never depend on
+            padding.
+        mean, std: float, for a filter bank: its values become `(x - mean) / (2 * std)`. None
+            disables this.
 
     Raises:
-        ValueError: for values out of range.
+        ValueError: if a value is out of range.
 
     Example:
     ```python
@@ -67,12 +68,13 @@ class AudioProcessor(MediaProcessor):
     assert processor([tone, (tone, 8000)]).shape == (2, 100, 40)
     ```
 
-    Source: `processors.mel` says whose features they are; the waveform: Baevski et al. 2020,
-    "wav2vec 2.0", section 2.
+    Source: see `processors.mel` for the frames; for the waveform, Baevski et al. 2020, "wav2vec
+    2.0", section 2.
     """
 
     kind = "audio processor"
     raw = "recordings"
+    reads_arrays = ("frames", "images", "samples")
     part = "feature_extractor"
     unit = "recording"
     feature = "Audio"
@@ -101,22 +103,23 @@ class AudioProcessor(MediaProcessor):
         self.normalize = check_bool("normalize", normalize)
         self.return_attention_mask = check_bool("return_attention_mask", return_attention_mask)
         if (mean is None) != (std is None):
-            raise ValueError("`mean` and `std` go together: give both, or None for both.")
+            raise ValueError("`mean` and `std` go together: give both or neither.")
         self.mean = check_number("mean", mean, none=True)
         self.std = check_number("std", std, above=0, none=True)
 
     @staticmethod
     def is_one(x: Any) -> bool:
-        """Whether `x` is a single recording."""
+        """Return whether `x` is a single recording."""
         return is_one_recording(x)
 
     def read(self, recordings: Any, places: Sequence[int] | None = None) -> list[np.ndarray]:
-        """The samples of recordings, float32, at the processor's rate.
+        """Return the samples of recordings, float32, at the processor's rate.
 
         Args:
-            recordings: a list, an array or a column of what `processors.audio_files.read_audio`
-                takes; or one of them.
-            places: their numbers in what errors call `x`. Defaults to 0, 1, 2, ...
+            recordings: a list, an array or a column of inputs of
+                `processors.audio_files.read_audio`, or one such input.
+            places: list of int, row numbers of the recordings for error messages. Defaults to 0, 1,
+                2, ...
         """
         rows = [recordings] if is_one_recording(recordings) else self.rows(recordings)
         places = range(len(rows)) if places is None else places
@@ -126,25 +129,25 @@ class AudioProcessor(MediaProcessor):
         ]
 
     def __call__(self, recordings: Any, places: Sequence[int] | None = None) -> np.ndarray:
-        """The features of recordings as one array.
+        """Return the features of recordings as one array.
 
         Args:
             recordings: as for `read`.
-            places: likewise.
+            places: as for `read`.
 
         Returns:
-            Float32 `(batch, frames, num_bins)`, or `(batch, samples)` for a waveform. What is
-            longer than `length` is cut.
+            Float32 `(batch, frames, num_bins)`, or `(batch, samples)` for a waveform. Recordings
+            longer than `length` are cut.
 
         Raises:
-            ValueError: for what is no recording, with its place.
+            ValueError: if an input is not a recording; the message has its row number.
         """
         return self.features_of(self.read(recordings, places))
 
     def counts(self, recordings: Sequence, places: Sequence[int] | None = None) -> list[int]:
-        """How many samples each recording has at the processor's rate, at most `most_samples`.
+        """Return the number of samples of each recording at the processor's rate.
 
-        Of a file it is what the file says of itself.
+        A number is at most `most_samples`. For a file it is read from the header.
         """
         places = range(len(recordings)) if places is None else places
         both = zip(places, recordings, strict=True)
@@ -152,7 +155,7 @@ class AudioProcessor(MediaProcessor):
         return [min(count, self.most_samples or count) for count in found]
 
     def features_of(self, samples: Sequence[np.ndarray], size: int | None = None) -> np.ndarray:
-        """The same, of samples as `read` gives them; waveforms are padded to `size`, if given."""
+        """Return the features of samples from `read`; waveforms are padded at least to `size`."""
         longest = max(map(len, samples))
         if self.features == "waveform":
             made = [self._normalized(row[: self.length]) for row in samples]
@@ -160,7 +163,8 @@ class AudioProcessor(MediaProcessor):
             return _padded(made, self.length or usual)
         options = (self.sampling_rate, self.num_bins, self.window_length, self.hop_length)
         if self.features == "log_mel":
-            # Silence behind a recording counts for the loudest place, so all are padded before.
+            # Pad before the transform: silence after a recording changes its last frames, and with
+            # them the loudest level, on which all levels depend.
             frames = self.length or math.ceil(longest / self.hop_length)
             size = frames * self.hop_length
             rows = (np.pad(row[:size], (0, max(size - len(row), 0))) for row in samples)
@@ -169,9 +173,9 @@ class AudioProcessor(MediaProcessor):
         return array if self.mean is None else (array - np.float32(self.mean)) / (2 * self.std)
 
     def frames_of(self, row: np.ndarray) -> np.ndarray:
-        """The frames `(frames, num_bins)` of a recording of any length, at least `length` of them.
+        """Return the frames `(frames, num_bins)` of a recording, at least `length` of them.
 
-        ValueError for other features than `"log_mel"`.
+        Raises ValueError if the features are not `"log_mel"`.
         """
         if self.features != "log_mel":
             raise ValueError(f"Windows are cut from log-mel frames, not from {self.features!r}.")
@@ -186,7 +190,7 @@ class AudioProcessor(MediaProcessor):
 
     @property
     def most_samples(self) -> int | None:
-        """Samples that a row may have before it is cut, None for any number."""
+        """Number of samples at which a recording is cut; None if it is not cut."""
         if self.length is None or self.features == "waveform":
             return self.length
         return self.length * self.hop_length
@@ -196,29 +200,26 @@ class AudioProcessor(MediaProcessor):
         if stem is not None and stem.kind == "waveform":
             if self.features != "waveform":
                 raise ValueError(
-                    f"The model reads a waveform, and the processor gives features="
-                    f"{self.features!r}."
+                    f"The model reads a waveform, but the processor has features={self.features!r}."
                 )
             return
         bins = getattr(stem, "num_bins", None)
-        size = getattr(stem, "image_size", None)  # of patches of a spectrogram
+        size = getattr(stem, "image_size", None)  # patches of a spectrogram
         if bins is None and size is not None and stem.num_channels == 1:
             bins = size[0]
         if bins is None:
-            raise ValueError(
-                "An AudioProcessor belongs to a model whose config has a `stem` of sound."
-            )
+            raise ValueError("An AudioProcessor needs a model whose config has a `stem` for audio.")
         if self.features == "waveform":
             raise ValueError(
-                f"The model reads frames, and the processor gives features={self.features!r}."
+                f"The model reads frames, but the processor has features={self.features!r}."
             )
         if bins != self.num_bins:
             raise ValueError(
-                f"The model reads frames of {bins} bands, the processor has {self.num_bins}."
+                f"The model reads frames of {bins} bands, but the processor has {self.num_bins}."
             )
 
     def values(self) -> dict[str, Any]:
-        """The content of `preprocessor_config.json`."""
+        """Return the content of `preprocessor_config.json`."""
         named = {ours: theirs for theirs, ours in _CLASSES.items()}
         values: dict[str, Any] = {
             "feature_extractor_type": named[self.features],
@@ -244,7 +245,7 @@ class AudioProcessor(MediaProcessor):
                 **sizes,
                 "feature_size": self.num_bins,
                 "chunk_length": seconds,
-                "nb_max_frames": self.length,  # None too, which is not 30 seconds
+                "nb_max_frames": self.length,  # even None: a missing value is 30 seconds
             }
         if sizes != {"n_fft": 400, "hop_length": 160}:
             values |= sizes
@@ -255,17 +256,17 @@ class AudioProcessor(MediaProcessor):
 
     @classmethod
     def from_values(cls, values: Mapping[str, Any]) -> "AudioProcessor":
-        """The processor of the content of a `preprocessor_config.json`.
+        """Return the processor described by a `preprocessor_config.json`.
 
         Raises:
-            ValueError: for a class that is not known, or values out of range.
+            ValueError: if the class is unknown or a value is out of range.
         """
         named = values.get("feature_extractor_type")
         if named is None and values.get("feature_size") == 1:
-            named = "Wav2Vec2FeatureExtractor"  # Files of its time do not say so.
+            named = "Wav2Vec2FeatureExtractor"  # the oldest files do not name the class
         if named not in _CLASSES:
             raise ValueError(
-                f"Sound for {shorten(named)} is not supported, only for "
+                f"Audio for {shorten(named)} is not supported, only for "
                 f"{', '.join(map(repr, _CLASSES))}."
             )
         features = _CLASSES[named]
@@ -291,14 +292,14 @@ class AudioProcessor(MediaProcessor):
 
 
 def _roomy(samples: int) -> int:
-    """So many samples and padding: four lengths to each power of two, so that few programs do."""
+    """Round a number of samples up to one of four per power of two, to compile few programs."""
     pieces = math.ceil(samples / _PIECE)
     step = 1 << max((pieces - 1).bit_length() - 3, 0)
     return math.ceil(pieces / step) * step * _PIECE
 
 
 def _padded(rows: list[np.ndarray], length: int | None) -> np.ndarray:
-    """One array of rows of several lengths, zeros behind them; of the longest's length for None."""
+    """Return rows of different lengths as one array, zero-padded to `length` or the longest."""
     length = max(map(len, rows)) if length is None else length
     array = np.zeros((len(rows), length, *rows[0].shape[1:]), "float32")
     for place, row in enumerate(rows):

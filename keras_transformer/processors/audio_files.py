@@ -1,4 +1,4 @@
-"""Recordings of strangers, from files, bytes, arrays and other libraries' objects, to samples."""
+"""Decoding of untrusted recordings from files, bytes, arrays and objects of other libraries."""
 
 import io
 import math
@@ -8,28 +8,28 @@ from typing import Any
 
 import numpy as np
 
-from keras_transformer.checking import describe, is_int
 from keras_transformer.processors.media import array_of, files_by_class, is_tensor, read_path
 from keras_transformer.processors.packages import soundfile, soxr
+from keras_transformer.support.checking import describe, is_int
 
-MOST_BYTES = 2**30  # of a file
-MOST_SAMPLES = 2**28  # of a recording, all channels: 4.6 hours at 16 kHz, 1 GB of float32
+MOST_BYTES = 2**30  # in a file
+MOST_SAMPLES = 2**28  # in a recording, all channels: 4.6 hours at 16 kHz, 1 GB of float32
 _MOST_CHANNELS = 64
 _RATES = (100, 1_000_000)
-# Samples that resampling makes of one: a recording of 1 kHz becomes one of 16 kHz.
+# Largest factor by which resampling may increase the rate, such as from 1 kHz to 16 kHz.
 _MOST_GROWTH = 16
 SUFFIXES = (".aif", ".aiff", ".flac", ".mp3", ".oga", ".ogg", ".opus", ".wav")
 
 
 class TooLong(ValueError):
-    """A recording has more samples than may be read."""
+    """Raised if a recording has more samples than are allowed."""
 
 
 def is_one_recording(x: Any) -> bool:
-    """Return whether `x` is a single recording, and not several.
+    """Return whether `x` is a single recording.
 
-    An array of few columns is one of (samples, channels), as files of stereo are read: as several
-    recordings, none would last for a hundredth of a second.
+    An array with few columns is one recording `(samples, channels)`, as stereo files are decoded:
+    as rows of several recordings, each would last less than a hundredth of a second.
     """
     if isinstance(x, (str, bytes, bytearray, memoryview, os.PathLike, Mapping)) or _is_decoder(x):
         return True
@@ -44,20 +44,20 @@ def read_audio(given: Any, sampling_rate: int, place: str = "x") -> np.ndarray:
     """Read the samples of a recording, float32 `(samples,)`, mono, from -1 to 1.
 
     Args:
-        given: a path, a data URL, the bytes of a file, a dict with `"bytes"` or `"path"`, or with
-            `"array"` and `"sampling_rate"`, as `datasets` has them, an array and its rate as a
-            tuple, or an array alone, whose rate is then `sampling_rate`. Arrays and tensors are
+        given: a path; a data URL; the bytes of a file; a dict with `"bytes"` or `"path"`, or with
+            `"array"` and `"sampling_rate"`, as in `datasets`; a tuple of an array and its rate; or
+            an array alone, whose rate is taken to be `sampling_rate`. Arrays and tensors are
             `(samples,)` or `(samples, channels)`, floats or integers of 16 or 32 bits. Channels are
             averaged.
-        sampling_rate: int, samples a second of the result.
-        place: what errors call it.
+        sampling_rate: int, samples per second in the result.
+        place: name of the input in error messages.
 
     Raises:
-        ValueError: for what is no recording, is damaged, empty or too long, has samples that are no
-            numbers, or a rate that is out of range or below a sixteenth of `sampling_rate`, with
-            its place. Rates and lengths are checked before anything is decoded or resampled.
-        FileNotFoundError: for a path without a file.
-        ImportError: for a file without soundfile, or another rate without soxr.
+        ValueError: if the input is not a recording, or is damaged, empty or too long; if samples
+            are not finite; or if the rate is out of range or below a sixteenth of `sampling_rate`.
+            Rates and lengths are checked before anything is decoded or resampled.
+        FileNotFoundError: if a path does not exist.
+        ImportError: if soundfile is needed to read a file, or soxr to resample, and is missing.
     """
     samples, rate, shown = _opened(given, sampling_rate, place)
     if samples.ndim == 2:
@@ -74,17 +74,17 @@ def read_audio(given: Any, sampling_rate: int, place: str = "x") -> np.ndarray:
 
 
 def audio_folder(folder: str | os.PathLike) -> tuple[list[str], list[str]]:
-    """List the recordings of a folder that has a folder for each class, and their labels.
+    """List the recordings of a folder with one subfolder per class, and their labels.
 
     Args:
         folder: path. `folder/yes/1.wav` is a recording of the class `"yes"`.
 
     Returns:
-        A list of paths and a list of labels, sorted: what `AudioClassifier.fit` takes.
+        A list of paths and a list of labels, sorted, as `AudioClassifier.fit` takes them.
 
     Raises:
-        FileNotFoundError: for no folder.
-        ValueError: for a folder without recordings in folders.
+        FileNotFoundError: if the folder does not exist.
+        ValueError: if no subfolder has recordings.
 
     Example:
     ```python
@@ -107,19 +107,19 @@ def audio_folder(folder: str | os.PathLike) -> tuple[list[str], list[str]]:
 def count_samples(
     given: Any, sampling_rate: int, place: str = "x", most: int = MOST_SAMPLES
 ) -> int:
-    """Return how many samples `read_audio` gives, of a file by what it says of itself.
+    """Return the number of samples that `read_audio` would return; for a file, from its header.
 
-    Another rate may make it one more or less.
+    If the recording is resampled, the number may be wrong by one.
 
     Args:
         given: as in `read_audio`.
-        sampling_rate: int, samples a second of what would be read.
-        place: what errors call it.
-        most: int, samples that it may have, of all channels at its own rate and of one channel at
+        sampling_rate: int, samples per second after reading.
+        place: name of the input in error messages.
+        most: int, most samples of all channels at the file's rate, and of the one channel at
             `sampling_rate`. Defaults to `MOST_SAMPLES`.
 
     Raises:
-        ValueError: as in `read_audio`; it is a `TooLong` for more samples than `most`.
+        ValueError: as in `read_audio`; a `TooLong` if there are more samples than `most`.
     """
     content = given
     if isinstance(given, Mapping) and given.get("array") is None:
@@ -139,11 +139,11 @@ def count_samples(
 
 
 def _unreadable(place: str, error: Exception) -> ValueError:
-    return ValueError(f"`{place}` cannot be read as sound: {error} Is the file whole?")
+    return ValueError(f"`{place}` cannot be read as audio: {error} Is the file whole?")
 
 
 def _opened(given: Any, usual_rate: int, place: str) -> tuple[np.ndarray, int, str]:
-    """Samples, float32 with channels behind if any, their rate, and what errors call them."""
+    """Return float32 samples, with channels last if any, their rate, and their name in errors."""
     if isinstance(given, Mapping):
         content = next(
             (given[n] for n in ("array", "bytes", "path") if given.get(n) is not None), None
@@ -177,7 +177,7 @@ def _decoded(content: bytes, sampling_rate: int, place: str) -> tuple[np.ndarray
     module = soundfile()
     try:
         with module.SoundFile(io.BytesIO(content)) as file:
-            # Of a file that is cut off the header may promise any number.
+            # The header of a damaged file may state any number of samples.
             _check_length(file.frames, file.channels, file.samplerate, sampling_rate, place)
             return file.read(dtype="float32"), file.samplerate
     except module.LibsndfileError as error:
@@ -195,12 +195,12 @@ def _check_length(
         )
     if rate * _MOST_GROWTH < sampling_rate:
         raise ValueError(
-            f"`{place}` has a rate of {rate:,} samples a second, and the model reads "
-            f"{sampling_rate:,}, more than {_MOST_GROWTH} times as many. Is its rate right?"
+            f"`{place}` has a rate of {rate:,} samples a second, but the model reads "
+            f"{sampling_rate:,}, more than {_MOST_GROWTH} times as many. Is its rate correct?"
         )
     if channels > _MOST_CHANNELS:
         raise ValueError(
-            f"`{place}` has {channels:,} channels, and a recording may have {_MOST_CHANNELS}. Mix "
+            f"`{place}` has {channels:,} channels, but a recording may have {_MOST_CHANNELS}. Mix "
             "them down, or keep one."
         )
     resampled = math.ceil(count / rate * sampling_rate)
@@ -215,7 +215,7 @@ def _check_shape(array: np.ndarray, place: str) -> None:
     if array.ndim not in (1, 2) or (array.ndim == 2 and array.shape[1] > _MOST_CHANNELS):
         hint = ""
         if array.ndim == 2 and 1 <= array.shape[0] <= _MOST_CHANNELS:
-            hint = " Its channels are in front: give `recording.T`."
+            hint = " Its channels come first: give `recording.T`."
         raise ValueError(
             f"`{place}` must be of shape (samples,) or (samples, channels), received "
             f"{array.shape}.{hint}"
@@ -234,5 +234,5 @@ def _of_array(array: np.ndarray, place: str) -> np.ndarray:
 
 
 def _is_decoder(x: Any) -> bool:
-    """Whether it is what `datasets` makes of sound where torchcodec is installed."""
+    """Return whether `x` is an audio decoder of torchcodec, as `datasets` returns."""
     return hasattr(x, "get_all_samples")

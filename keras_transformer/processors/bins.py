@@ -1,4 +1,4 @@
-"""Values of series as tokens, and back."""
+"""Conversion of the values of series to tokens and back."""
 
 import dataclasses
 
@@ -9,14 +9,14 @@ PAD_ID, END_ID = 0, 1
 
 @dataclasses.dataclass(frozen=True)
 class UniformBins:
-    """The mean of absolute values as the scale of a series, and bins of equal width as its tokens.
+    """Tokens for series: values are divided by their mean absolute value and put in uniform bins.
 
-    Token 0 stands for what is missing and 1 for the end.
+    Token 0 stands for a missing value, and token 1 for the end.
 
     Args:
-        low, high: float, the centers of the first and of the last bin, of scaled values.
-        num_tokens: int, of the vocabulary.
-        num_special: int, tokens in front of those of values.
+        low, high: float, the centers of the first and the last bin, for scaled values.
+        num_tokens: int, size of the vocabulary.
+        num_special: int, number of tokens before the value tokens.
 
     Example:
     ```python
@@ -40,22 +40,23 @@ class UniformBins:
 
     @property
     def centers(self) -> np.ndarray:
-        """The value that each bin stands for, float32 `(num_tokens - num_special - 1,)`."""
+        """Value of each bin, float32 `(num_tokens - num_special - 1,)`."""
         count = self.num_tokens - self.num_special - 1
         return np.linspace(self.low, self.high, count).astype("float32")
 
     def encode(
         self, values: np.ndarray, scale: np.ndarray | None = None
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Tokens of values.
+        """Convert values to tokens.
 
         Args:
-            values: float `(rows, length)`, NaN for what is missing.
-            scale: float `(rows,)`. Defaults to that of the values.
+            values: float `(rows, length)`, NaN if missing.
+            scale: float `(rows,)`, by which values are divided. Defaults to the mean absolute
+                value of each row.
 
         Returns:
-            Ids, int32 `(rows, length)`; which are known, bool likewise; the scale, of the values'
-            dtype `(rows,)`, 1 where all that is known is 0.
+            Ids, int32 `(rows, length)`; a mask of known values, bool `(rows, length)`; and the
+            scale `(rows,)`, in the dtype of the values, 1 if all known values are 0.
         """
         values = np.asarray(values)
         known = ~np.isnan(values)
@@ -71,7 +72,7 @@ class UniformBins:
         return np.where(known, ids, PAD_ID).astype("int32"), known, scale
 
     def decode(self, ids: np.ndarray, scale: np.ndarray) -> np.ndarray:
-        """Return the values of ids `(rows, ...)`, scaled by row, in the scale's dtype."""
+        """Convert ids `(rows, ...)` to values, multiplied by the scale of each row `(rows,)`."""
         ids = np.asarray(ids)
         centers = self.centers
         places = np.clip(ids - self.num_special - 1, 0, len(centers) - 1)

@@ -1,4 +1,4 @@
-"""`ImageProcessor`: images to arrays of one size, as published models expect them."""
+"""`ImageProcessor`: converts images to arrays of one size, as published models expect them."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -6,16 +6,17 @@ from typing import Any
 
 import numpy as np
 
-from keras_transformer.checking import check_bool, check_int, describe, is_number, shorten
 from keras_transformer.config import TransformerConfig
 from keras_transformer.processors.image_files import is_one_image, open_image
 from keras_transformer.processors.media import MediaProcessor
 from keras_transformer.processors.packages import pillow
+from keras_transformer.support.checking import check_bool, check_int, describe, is_number, shorten
 
 _HALF, _IMAGENET = ((0.5,) * 3, (0.5,) * 3), ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 _CLIP = ((0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711))
 _NEAREST, _LANCZOS, _BILINEAR, _BICUBIC = range(4)
-# What a class of Transformers takes where a file does not say it: size, crop, resample, values.
+# Prefix of each Transformers class -> defaults for values that are missing in a file: size, crop
+# size, resample, and (mean, std).
 _DEFAULTS: dict[str, tuple] = {
     "ViT": (224, None, _BILINEAR, _HALF),
     "DeiT": (256, 224, _BICUBIC, _HALF),
@@ -27,29 +28,30 @@ _DEFAULTS: dict[str, tuple] = {
 }
 
 
-# Pixels that an image may have once it is resized and cropped, and on the way there: 4096 x 4096.
+# Maximum pixels of an image after resizing and cropping, and in between: 4096 x 4096.
 MOST_PIXELS = 2**24
 
 
 class ImageProcessor(MediaProcessor):
-    """Images to float32 arrays: resized, cropped, scaled to 0 to 1 and normalized, each if wanted.
+    """Convert images to float32 arrays: resize, crop, scale to 0 to 1 and normalize, as configured.
 
-    The values are those of `preprocessor_config.json`, by which published models say how their
-    images were made, and so is the file that it writes.
+    The options are the values of `preprocessor_config.json`, in which published models describe
+    their inputs; `save` writes the same file.
 
     Args:
-        size: what an image is resized to: an int for a square, `(height, width)`,
-            `{"height": ..., "width": ...}`, or `{"shortest_edge": ...}`, which keeps its shape.
-            None for no resizing.
-        crop_size: an int or height and width that are cut from the middle. None for no crop.
-        resample: int, how pixels are interpolated, as Pillow counts: 0 nearest, 2 bilinear, 3
+        size: size after resizing: an int for a square, `(height, width)`, `{"height": ..., "width":
+            ...}`, or `{"shortest_edge": ...}`, which keeps the aspect ratio. None disables
+            resizing.
+        crop_size: an int, or height and width, to crop from the center. None disables cropping.
+        resample: int, interpolation of pixels in Pillow's numbering: 0 nearest, 2 bilinear, 3
             bicubic.
-        rescale_factor: float that pixels of 0 to 255 are multiplied with. None for none.
-        mean, std: a float for each channel, subtracted and divided by then. None for none.
-        family: str, whose class of Transformers the file names, such as `"ViT"`.
+        rescale_factor: float, by which pixels from 0 to 255 are multiplied. None disables this.
+        mean, std: float, or a list of one for each channel: rescaled pixels become
+            `(x - mean) / std`. None disables this.
+        family: str, prefix of the Transformers class that the file names, such as `"ViT"`.
 
     Raises:
-        ValueError: for values out of range.
+        ValueError: if a value is out of range.
 
     Example:
     ```python
@@ -64,6 +66,7 @@ class ImageProcessor(MediaProcessor):
 
     kind = "image processor"
     raw = "images"
+    reads_arrays = ("images",)
     part = "image_processor"
     unit = "image"
     feature = "Image"
@@ -88,7 +91,7 @@ class ImageProcessor(MediaProcessor):
             )
         self.rescale_factor = rescale_factor
         if (mean is None) != (std is None):
-            raise ValueError("`mean` and `std` go together: give both, or None for both.")
+            raise ValueError("`mean` and `std` go together: give both or neither.")
         self.mean, self.std = _channels("mean", mean), _channels("std", std)
         if self.std is not None and min(self.std) <= 0:
             raise ValueError(f"`std` must be above 0, received {self.std}.")
@@ -96,14 +99,14 @@ class ImageProcessor(MediaProcessor):
 
     @staticmethod
     def is_one(x: Any) -> bool:
-        """Whether `x` is a single image."""
+        """Return whether `x` is a single image."""
         return is_one_image(x)
 
     @classmethod
     def like(cls, batch: Any, first: Any) -> Any:
-        """Convert floats to uint8 if the first batch goes beyond 1, so that they are from 0 to 255.
+        """Convert floats to uint8 if the first batch has values above 1, so that 255 is white.
 
-        So those of `keras.utils.image_dataset_from_directory` are, which resizes.
+        `keras.utils.image_dataset_from_directory` returns such floats, since it resizes.
         """
         to_255 = isinstance(first, np.ndarray) and first.dtype.kind == "f" and first.max() > 1
         if not to_255 or not np.isfinite(batch).all():
@@ -111,19 +114,20 @@ class ImageProcessor(MediaProcessor):
         return np.clip(np.rint(batch), 0, 255).astype("uint8")
 
     def __call__(self, images: Any, places: Sequence[int] | None = None) -> np.ndarray:
-        """The images as one array.
+        """Return the images as one array.
 
         Args:
-            images: a list, an array or a column of what `processors.image_files.read_image` takes;
-                or one of them.
-            places: their numbers in what errors call `x`. Defaults to 0, 1, 2, ...
+            images: a list, an array or a column of inputs of `processors.image_files.read_image`,
+                or one such input.
+            places: list of int, row numbers of the images for error messages. Defaults to 0, 1, 2,
+                ...
 
         Returns:
             Float32 `(batch, height, width, 3)`.
 
         Raises:
-            ValueError: for what is no image, with its place; or if their sizes differ and nothing
-                makes them one.
+            ValueError: if an input is not an image (the message has its row number), or if sizes
+                differ and the processor has neither a `size` nor a `crop_size`.
         """
         rows = [images] if is_one_image(images) else self.rows(images)
         places = range(len(rows)) if places is None else places
@@ -152,9 +156,9 @@ class ImageProcessor(MediaProcessor):
         most = max(wanted if self.size is not None else (0, 0), crop.values(), key=math.prod)
         if math.prod(most) > MOST_PIXELS:
             raise ValueError(
-                f"`{place}` has {height:,} x {width:,} pixels, of which the processor would make "
-                f"{' x '.join(f'{n:,}' for n in most)}, and it makes at most {MOST_PIXELS:,}. Cut "
-                "what is longer than it is wide, or give the processor a smaller `size`."
+                f"`{place}` has {height:,} x {width:,} pixels, which the processor would resize to "
+                f"{' x '.join(f'{n:,}' for n in most)}, more than {MOST_PIXELS:,} in all. Crop "
+                "its long side, or give the processor a smaller `size`."
             )
         if wanted != (height, width):
             image = pillow().fromarray(image) if of_array else image
@@ -166,7 +170,7 @@ class ImageProcessor(MediaProcessor):
         return _padded(np.asarray(image.convert("RGB")), crop)
 
     def _resized(self, height: int, width: int) -> tuple[int, int]:
-        """Return the height and width that an image is resized to."""
+        """Return the height and width to which an image is resized."""
         if self.size is None:
             return height, width
         if "shortest_edge" not in self.size:
@@ -178,11 +182,11 @@ class ImageProcessor(MediaProcessor):
     def check(self, config: TransformerConfig) -> None:
         if getattr(config.sides[0].stem, "image_size", None) is None:
             raise ValueError(
-                "An ImageProcessor belongs to a model whose config has a `stem` of images."
+                "An ImageProcessor needs a model whose config has a `stem` for images."
             )
 
     def values(self) -> dict[str, Any]:
-        """The content of `preprocessor_config.json`."""
+        """Return the content of `preprocessor_config.json`."""
         values: dict[str, Any] = {
             "image_processor_type": f"{self.family}ImageProcessor",
             "do_convert_rgb": True,
@@ -200,10 +204,10 @@ class ImageProcessor(MediaProcessor):
 
     @classmethod
     def from_values(cls, values: Mapping[str, Any]) -> "ImageProcessor":
-        """The processor of the content of a `preprocessor_config.json`.
+        """Return the processor described by a `preprocessor_config.json`.
 
         Raises:
-            ValueError: for a class that is not known, or values out of range.
+            ValueError: if the class is unknown or a value is out of range.
         """
         named = values.get("image_processor_type") or values.get("feature_extractor_type") or "ViT"
         family = str(named)
@@ -216,7 +220,9 @@ class ImageProcessor(MediaProcessor):
             )
         size, crop, resample, (mean, std) = _DEFAULTS[family]
         given = values.get("size", size)
-        if isinstance(given, int) and isinstance(size, dict):  # of old
+        if isinstance(given, int) and isinstance(
+            size, dict
+        ):  # old files give the shortest edge as a number
             given = {"shortest_edge": given}
         crop = values.get("crop_size", crop)
         has = {name: values.get(f"do_{name}", True) for name in ("resize", "rescale", "normalize")}
@@ -235,7 +241,7 @@ class ImageProcessor(MediaProcessor):
 
 
 def _size(name: str, given: Any, shortest: bool = False) -> dict[str, int]:
-    """Height and width by name, or the shortest edge."""
+    """Return a dict of height and width, or of the shortest edge. Raises ValueError if invalid."""
     if isinstance(given, int) and not isinstance(given, bool):
         given = (given, given)
     if isinstance(given, (list, tuple)) and len(given) == 2:
@@ -249,7 +255,7 @@ def _size(name: str, given: Any, shortest: bool = False) -> dict[str, int]:
         )
     values = {n: check_int(f"{name}[{n!r}]", v, 1, 2**15) for n, v in values.items()}
     if math.prod(values.values()) ** (2 if len(values) == 1 else 1) > MOST_PIXELS:
-        raise ValueError(f"`{name}` is {values}: an image may be made {MOST_PIXELS:,} pixels.")
+        raise ValueError(f"`{name}` is {values}: an image may have {MOST_PIXELS:,} pixels.")
     return values
 
 
@@ -260,13 +266,13 @@ def _channels(name: str, given: Any) -> list[float] | None:
     fits = isinstance(values, (list, tuple)) and len(values) == 3 and all(map(is_number, values))
     if not fits:
         raise ValueError(
-            f"`{name}` must be three numbers, one a channel, received {shorten(given)}."
+            f"`{name}` must be three numbers, one per channel, received {shorten(given)}."
         )
     return [float(value) for value in values]
 
 
 def _middle(size: tuple[int, int], crop: Mapping[str, int]) -> tuple[slice, slice]:
-    """Return the middle rows and columns of an image: all of them if the crop has more."""
+    """Return the center rows and columns of an image: all of them if the crop is larger."""
     rows, columns = size
     height, width = min(crop["height"], rows), min(crop["width"], columns)
     top, first = (rows - height) // 2, (columns - width) // 2
@@ -278,6 +284,6 @@ def _padded(pixels: np.ndarray, crop: Mapping[str, int]) -> np.ndarray:
     above, left = crop["height"] - pixels.shape[0], crop["width"] - pixels.shape[1]
     if not above and not left:
         return pixels
-    # As Transformers does, the larger half in front.
+    # As in Transformers, the larger half of the padding goes first.
     before = ((above + 1) // 2, (left + 1) // 2)
     return np.pad(pixels, ((before[0], above - before[0]), (before[1], left - before[1]), (0, 0)))

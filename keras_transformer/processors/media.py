@@ -1,4 +1,4 @@
-"""What the processors of images and of sound share: which inputs they take, and their file."""
+"""Base class of the image and audio processors: the inputs they accept, and their config file."""
 
 import abc
 import base64
@@ -12,52 +12,55 @@ from typing import Any, ClassVar, Self
 
 import numpy as np
 
-from keras_transformer.checking import check_path, describe, load_json, shorten
-from keras_transformer.columns import TableColumn, is_column, is_frame, is_table
-from keras_transformer.files import has_file, read_file, write_text
 from keras_transformer.processors.processor import Processor
+from keras_transformer.support.checking import check_path, describe, load_json, shorten
+from keras_transformer.support.columns import TableColumn, is_column, is_frame, is_table
+from keras_transformer.support.files import has_file, read_file, write_text
 
 FILE = "preprocessor_config.json"
-# What Transformers 5 writes for models with a tokenizer, with the values of each part by name.
+# File of Transformers 5 for models with a tokenizer, with the values of each part by name.
 _OF_ALL_PARTS = "processor_config.json"
-_LIMIT = 2**24  # Of old, files of Whisper hold their filters.
+_LIMIT = 2**24  # old Whisper files contain the filters
 
 
 class MediaProcessor(Processor):
-    """A processor of inputs that are files, bytes or arrays each, by `preprocessor_config.json`."""
+    """Base class of processors that read files, bytes or arrays of images or recordings.
+
+    They are described by a `preprocessor_config.json`, as in Transformers.
+    """
 
     files = (FILE, _OF_ALL_PARTS)
-    unit: ClassVar[str]  # what errors call one input
-    part: ClassVar[str]  # its name in a `processor_config.json`
-    # The keys of a dict that is one input, and not the arrays of a backbone.
+    unit: ClassVar[str]  # name of one input in errors
+    part: ClassVar[str]  # name of the processor in a `processor_config.json`
+    # Keys of a dict that is one input. A dict without them holds the arrays of a backbone.
     keys: ClassVar[frozenset[str]] = frozenset({"bytes", "path"})
-    feature: ClassVar[str]  # what `datasets` calls the type of a column of them
-    column_names: ClassVar[tuple[str, ...]]  # of other tables, the usual first
+    feature: ClassVar[str]  # type of the inputs' column in `datasets`
+    column_names: ClassVar[tuple[str, ...]]  # of the inputs in other tables, most usual first
 
     @staticmethod
     @abc.abstractmethod
     def is_one(x: Any) -> bool:
-        """Whether `x` is a single input, and not several."""
+        """Return whether `x` is a single input."""
 
     @abc.abstractmethod
     def values(self) -> dict[str, Any]:
-        """The content of `preprocessor_config.json`."""
+        """Return the content of `preprocessor_config.json`."""
 
     @classmethod
     @abc.abstractmethod
     def from_values(cls, values: Mapping[str, Any]) -> Self:
-        """The processor of the content of a `preprocessor_config.json`."""
+        """Return the processor described by a `preprocessor_config.json`."""
 
     @classmethod
     def takes(cls, x: Any) -> bool:
-        """Whether `x` is such inputs: a list, an array, or a column of them; valid or not."""
+        """Return whether `x` is a list, an array or a column of inputs, or one, even if invalid."""
         if isinstance(x, (np.ndarray, list)) or is_column(x) or is_tensor(x):
             return True
         of_arrays = isinstance(x, Mapping) and not cls.keys & x.keys()
         return cls.is_one(x) and not of_arrays
 
     def rows(self, x: Any) -> Sequence:
-        """Several inputs as a sequence. ValueError for one alone, or for none."""
+        """Return the inputs as a sequence. Raises ValueError if `x` is a single input or empty."""
         if self.is_one(x):
             raise ValueError(
                 f"Give a list of {self.unit}s: [{self.unit}], not one {self.unit} alone."
@@ -72,18 +75,16 @@ class MediaProcessor(Processor):
 
     @classmethod
     def like(cls, batch: Any, first: Any) -> Any:
-        """Convert a batch of a data set, whose first batch is given too, for the processor."""
+        """Convert a batch of a data set for the processor; `first` is the data's first batch."""
         return batch
 
     @classmethod
     def stream(cls, task, data, batch_size=None, steps=None, **options):
-        held = getattr(task, "held", None)
-        return data if held is None else held(data, batch_size, steps, **options)
+        return task.held(data, batch_size, steps, **options)
 
     @classmethod
-    def whole(cls, task, data, options):
-        held = getattr(task, "held_inputs", None)
-        return data if held is None else held(data, options)
+    def load_dataset(cls, task, data, options):
+        return task.held_inputs(data, options)
 
     def save(self, directory: str) -> None:
         write_text(Path(directory, FILE), json.dumps(self.values(), indent=2) + "\n")
@@ -106,12 +107,15 @@ class MediaProcessor(Processor):
 def _read_object(path: Path) -> dict[str, Any]:
     values = load_json(read_file(path, _LIMIT))
     if not isinstance(values, dict):
-        raise ValueError(f"it holds {describe(values)} and no object.")
+        raise ValueError(f"it must hold an object, but holds {describe(values)}.")
     return values
 
 
 def is_tensor(x: Any) -> bool:
-    """Return whether it is a tensor of any library, with axes: no NumPy array and no column."""
+    """Return whether `x` is a tensor of another library than NumPy, with at least one axis.
+
+    Columns and data frames are not tensors.
+    """
     known = isinstance(x, np.ndarray) or is_column(x) or is_frame(x)
     parts = ("__array__", "shape", "dtype", "ndim")
     return not known and all(hasattr(x, name) for name in parts) and x.ndim > 0
@@ -119,18 +123,18 @@ def is_tensor(x: Any) -> bool:
 
 def array_of(x: Any) -> np.ndarray:
     """Return an array or a tensor as a NumPy array."""
-    for method in ("detach", "cpu"):  # of PyTorch
+    for method in ("detach", "cpu"):  # PyTorch's methods
         x = getattr(x, method)() if hasattr(x, method) else x
     return np.asarray(x)
 
 
 def read_path(given: str | os.PathLike, place: str, most_bytes: int) -> tuple[bytes, str]:
-    """Read the bytes of a file or of a data URL, and return them with their name for errors."""
+    """Read a file or a data URL, and return its bytes and its name for error messages."""
     if isinstance(given, str) and given[:5].lower() == "data:":
         return _of_data_url(given, place, most_bytes), place
     if isinstance(given, str) and given[:8].lower().startswith(("http://", "https://")):
         raise ValueError(
-            f"`{place}` is a URL, {shorten(given)}, and nothing is fetched from the network. Give "
+            f"`{place}` is a URL, {shorten(given)}, but nothing is fetched from the network. Give "
             "a path, the bytes of the file, or a data URL."
         )
     path = Path(check_path(place, given)).expanduser()
@@ -151,20 +155,27 @@ def _of_data_url(url: str, place: str, most_bytes: int) -> bytes:
         if head.lower().endswith(";base64"):
             content = base64.b64decode(b"".join(content.split()), validate=True)
     except (ValueError, binascii.Error) as error:
-        raise ValueError(f"`{place}` is no data URL: {error}, in {shorten(url)}.") from None
+        raise ValueError(f"`{place}` is not a data URL: {error}, in {shorten(url)}.") from None
     return content
 
 
 def files_by_class(
     folder: str | os.PathLike, suffixes: tuple[str, ...], unit: str, usual: str
 ) -> tuple[list[str], list[str]]:
-    """List the files of a folder that has a folder for each class, and their folders' names.
+    """List the files of a folder with one subfolder per class, and the names of the subfolders.
 
     Args:
-        folder: path.
-        suffixes: what names of files end with, in lower case.
-        unit: what errors call one.
-        usual: the usual suffix, for errors.
+        folder: path of the folder.
+        suffixes: tuple of file name suffixes, in lower case.
+        unit: str, name of one input for error messages.
+        usual: str, the usual suffix for error messages, without its dot.
+
+    Returns:
+        A list of paths and a list of subfolder names, sorted by path.
+
+    Raises:
+        FileNotFoundError: if the folder does not exist.
+        ValueError: if no subfolder has files with one of the suffixes.
     """
     place = Path(check_path("folder", folder)).expanduser()
     if not place.is_dir():
@@ -172,7 +183,7 @@ def files_by_class(
     found = sorted(p for p in place.glob("*/*") if p.suffix.lower() in suffixes and p.is_file())
     if not found:
         raise ValueError(
-            f"{place} has no {unit}s: it must have a folder for each class, such as "
+            f"{place} has no {unit}s: it must have a subfolder for each class, such as "
             f"{place}/cat/1.{usual}, with files that end with {', '.join(suffixes)}."
         )
     return [str(path) for path in found], [path.parent.name for path in found]

@@ -1,32 +1,32 @@
-"""Samples to frames of how loud each band of frequencies is, as published models have them."""
+"""Audio frames of frequency bands, as published models expect them."""
 
 import functools
 from collections.abc import Callable
 
 import numpy as np
 
-# As Kaldi's default: the smallest step of float32, so that a logarithm has a value.
+# Least power, which keeps the logarithm finite: the machine epsilon of float32, as in Kaldi.
 _LEAST_POWER = 1.192092955078125e-07
-# Frames that are transformed at once, five minutes of Whisper's: a recording of hours takes little
-# more memory than its samples.
+# Frames transformed at once (five minutes for Whisper), so that hours of audio need little more
+# memory than their samples.
 _BLOCK = 2**15
 
 
 def log_mel(
     samples: np.ndarray, sampling_rate: int, num_bins: int, window_length: int, hop_length: int
 ) -> np.ndarray:
-    """The log-mel spectrogram of Whisper.
+    """Return Whisper's log-mel spectrogram.
 
     Args:
         samples: float32 `(samples,)`.
-        sampling_rate: int, samples a second.
-        num_bins: int, bands of frequencies, from 0 Hz to half of the rate.
-        window_length: int, samples of a frame.
+        sampling_rate: int, samples per second.
+        num_bins: int, frequency bands, from 0 Hz to half of the rate.
+        window_length: int, samples in a frame.
         hop_length: int, samples from one frame to the next.
 
     Returns:
-        Float32 `(samples // hop_length or 1, num_bins)`, the decadic logarithm of the power, at
-        most 8 below the loudest, plus 4, divided by 4.
+        Float32 `(max(1, samples // hop_length), num_bins)`: the base-10 logarithm of the power,
+        cut off at 8 below its maximum, plus 4, divided by 4.
 
     Source: Radford et al. 2022, "Robust Speech Recognition via Large-Scale Weak Supervision",
     section 2.2.
@@ -53,17 +53,18 @@ def log_mel(
 def filter_bank(
     samples: np.ndarray, sampling_rate: int, num_bins: int, window_length: int, hop_length: int
 ) -> np.ndarray:
-    """The filter bank of Kaldi, as the Audio Spectrogram Transformer is given it.
+    """Return Kaldi's filter bank, as in the Audio Spectrogram Transformer.
 
     Args:
         samples: float32 `(samples,)`.
-        sampling_rate: int, samples a second.
-        num_bins: int, bands of frequencies, from 20 Hz to half of the rate.
-        window_length: int, samples of a frame.
+        sampling_rate: int, samples per second.
+        num_bins: int, frequency bands, from 20 Hz to half of the rate.
+        window_length: int, samples in a frame.
         hop_length: int, samples from one frame to the next.
 
     Returns:
-        Float32 `(1 + (samples - window_length) // hop_length, num_bins)`, natural logarithms.
+        Float32 `(1 + (samples - window_length) // hop_length, num_bins)`, the natural logarithm of
+        the power.
 
     Source: Gong et al. 2021, "AST: Audio Spectrogram Transformer", section 2.1; Povey et al. 2011,
     "The Kaldi Speech Recognition Toolkit", section III.
@@ -93,14 +94,14 @@ def _by_blocks(function: Callable[[np.ndarray], np.ndarray], frames: np.ndarray)
 
 @functools.lru_cache(maxsize=8)
 def mel_filters(sampling_rate: int, num_bins: int, size: int, scale: str) -> np.ndarray:
-    """Triangles over the frequencies of a transform of `size` samples, each a band.
+    """Return triangular filters over the frequencies of a Fourier transform, one for each band.
 
     Args:
-        sampling_rate: int, samples a second.
-        num_bins: int, how many bands.
-        size: int, samples that are transformed.
-        scale: `"slaney"`, linear below 1 kHz, each triangle of the same area, from 0 Hz; or
-            `"kaldi"`, triangles of the height 1 in the mel scale, from 20 Hz.
+        sampling_rate: int, samples per second.
+        num_bins: int, number of bands.
+        size: int, samples in the transform.
+        scale: `"slaney"`, linear below 1 kHz, with triangles of equal area, from 0 Hz; or
+            `"kaldi"`, triangles of height 1 in the mel scale, from 20 Hz.
 
     Returns:
         Float64 `(size // 2 + 1, num_bins)`.

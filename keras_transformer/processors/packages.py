@@ -1,8 +1,8 @@
-"""The packages that read files, asked for where one is read."""
+"""Packages for reading files, which are imported only when a file is read."""
 
 
 def pillow():
-    """Return the module `PIL.Image`. Raises ImportError that says what to install."""
+    """Return the module `PIL.Image`. Raises ImportError, with what to install, if it is missing."""
     try:
         from PIL import Image
     except ImportError:
@@ -11,20 +11,20 @@ def pillow():
 
 
 def soundfile():
-    """The module `soundfile`. ImportError with what to install."""
+    """Return the module `soundfile`. Raises ImportError, with what to install, if it is missing."""
     try:
         import soundfile
     except ImportError:
-        raise _missing("Files of sound are read by soundfile", "audio") from None
+        raise _missing("Audio files are read by soundfile", "audio") from None
     return soundfile
 
 
 def soxr():
-    """The module `soxr`. ImportError with what to install."""
+    """Return the module `soxr`. Raises ImportError, with what to install, if it is missing."""
     try:
         import soxr
     except ImportError:
-        raise _missing("Sound is resampled by soxr", "audio") from None
+        raise _missing("Audio is resampled by soxr", "audio") from None
     return soxr
 
 

@@ -1,4 +1,4 @@
-"""Processors: from what a user has, such as strings, to rows of numbers, and back."""
+"""Base class of processors, which convert user data, such as strings, to rows of numbers."""
 
 import abc
 import base64
@@ -11,11 +11,11 @@ from keras_transformer.config import TransformerConfig
 
 
 class Processor(abc.ABC):
-    """Turns raw data into rows of arrays, for a task whose `processor_class` it is.
+    """Base class that converts raw data to rows of arrays, for tasks with it as `processor_class`.
 
-    The task's `make_dataset` makes batches of the rows. `fit`, `evaluate` and `predict` call it
-    for whatever the processor `takes`, with those of its `options` that they are given. The files
-    of a processor are a part of the task's preset and of its `.keras` file.
+    The task's `make_dataset` makes batches of the rows. `fit`, `evaluate` and `predict` call
+    `make_dataset` for data that the processor `takes`, and pass on the arguments named in
+    `options`. The files of a processor are part of the task's preset and of its `.keras` file.
 
     Example:
     ```python
@@ -55,17 +55,19 @@ class Processor(abc.ABC):
     ```
     """
 
-    options: ClassVar[tuple[str, ...]] = ()  # of `make_dataset`, which `fit` takes too
-    kind: ClassVar[str] = "processor"  # what errors call it
-    raw: ClassVar[str] = "raw data"  # likewise what it reads, and what a model is given then
-    made: ClassVar[str] = "arrays"
+    options: ClassVar[tuple[str, ...]] = ()  # arguments of `make_dataset` that `fit` takes too
+    kind: ClassVar[str] = "processor"  # name of the processor in errors
+    raw: ClassVar[str] = "raw data"  # name of its inputs in errors
+    made: ClassVar[str] = "arrays"  # name of its outputs in errors
     has_tokenizer: ClassVar[bool] = False
-    # Its files in a preset; a task of a preset that has none of them takes arrays only.
+    # Possible names of the first input of the task's backbone.
+    reads_arrays: ClassVar[tuple[str, ...]] = ("token_ids", "encoder_token_ids")
+    # Names of the processor's files in a preset. Without any of them a task only takes arrays.
     files: ClassVar[tuple[str, ...]] = ()
 
     @classmethod
-    def of(cls, given: Any) -> Self | None:
-        """`given`, checked to be a processor of this class. ValueError for anything else."""
+    def checked(cls, given: Any) -> Self | None:
+        """Return `given`, a processor of this class. Raises ValueError if it is anything else."""
         if not isinstance(given, cls | None):
             raise ValueError(
                 f"`processor` must be a {cls.__name__} or None, received {type(given).__name__}."
@@ -74,45 +76,48 @@ class Processor(abc.ABC):
 
     @property
     def argument(self) -> Any:
-        """What a task is given to have this processor."""
+        """The argument to pass to a task class for this processor."""
         return self
 
     @classmethod
     @abc.abstractmethod
     def takes(cls, x: Any) -> bool:
-        """Whether `x` is raw data for this processor, valid or not."""
+        """Return whether `x` is raw data for this processor, valid or not."""
 
     @abc.abstractmethod
     def save(self, directory: str) -> None:
-        """Writes its files into a folder: its `files`, or named `processor.` and something."""
+        """Write the files of the processor to a folder.
+
+        Their names are in `files`, or are `processor.` and a suffix.
+        """
 
     @classmethod
     @abc.abstractmethod
     def from_files(cls, directory: str) -> Self:
-        """The processor whose files `save` wrote."""
+        """Load a processor from the files that `save` wrote to a folder."""
 
     @classmethod
     def of_published(cls) -> Self | None:
-        """That of a published folder, which has none of its files; None if it needs them."""
+        """Return the processor of a published model without a file for it; None if it needs one."""
         return None
 
     @classmethod
     def stream(cls, task, data: Any, batch_size=None, steps=None, **options) -> Any:
-        """A dataset of raw data as batches, made as they come; anything else unchanged."""
+        """Return batches of a dataset of raw data, made on the fly; return other data unchanged."""
         return data
 
     @classmethod
-    def whole(cls, task, data: Any, options: dict[str, Any]) -> Any:
-        """A dataset of raw data as rows in memory; anything else unchanged."""
+    def load_dataset(cls, task, data: Any, options: dict[str, Any]) -> Any:
+        """Return the rows of a dataset of raw data, in memory; return other data unchanged."""
         return data
 
     def check(self, config: TransformerConfig) -> None:  # noqa: B027
-        """ValueError unless it belongs to a model of this config."""
+        """Raise ValueError if the processor does not fit a model of this config."""
 
     def packed(self) -> dict[str, str]:
-        """Return its files by name, in base64.
+        """Return a dict from the names of the processor's files to their contents in base64.
 
-        Raises OSError if they cannot be written to the temporary folder of the process.
+        Raises OSError if the files cannot be written to the process's temporary folder.
         """
         try:
             with tempfile.TemporaryDirectory() as folder:
@@ -129,7 +134,7 @@ class Processor(abc.ABC):
 
     @classmethod
     def unpacked(cls, files: dict[str, str]) -> Self:
-        """The processor of such files."""
+        """Load a processor from the result of `packed`."""
         with tempfile.TemporaryDirectory() as folder:
             for name, content in files.items():
                 if Path(name).name != name:

@@ -1,4 +1,4 @@
-"""`SeriesProcessor`: tables and arrays of numbers over time to series, and forecasts back."""
+"""`SeriesProcessor`: converts tables and arrays of values over time to series."""
 
 import dataclasses
 import json
@@ -9,28 +9,29 @@ from typing import Any
 
 import numpy as np
 
-from keras_transformer.checking import describe, is_number, load_json, shorten
-from keras_transformer.columns import is_column, is_frame
 from keras_transformer.config import TransformerConfig
-from keras_transformer.files import read_file, write_text
 from keras_transformer.processors.processor import Processor
+from keras_transformer.support.checking import describe, is_number, load_json, shorten
+from keras_transformer.support.columns import is_column, is_frame
+from keras_transformer.support.files import read_file, write_text
 
 FILE = "series.json"
-MOST_VALUES = 2**27  # of a series, all channels: 1 GB of float64
+MOST_VALUES = 2**27  # in a series, all channels: 1 GB of float64
 _LIMIT = 2**24
 
 
 @dataclasses.dataclass
 class Series:
-    """A series as a processor reads it.
+    """A series as a processor returns it.
 
     Fields:
-        values: float64 `(time, channels)`, NaN where one is missing. A model computes in float32,
-            which at a level of 1e9 knows steps of 64: what is alike is taken away before.
-        names: of the channels.
-        dates: the index of a data frame, None without one.
-        kind: what it was: `"frame"`, `"column"` or `"array"`.
-        dtype: that of forecasts, float32 of a series of float32 or less, and else float64.
+        values: float64 `(time, channels)`, NaN if missing. It is not float32, in which models
+            compute, since numbers near 1e9 are 64 apart there: a common offset is subtracted first.
+        names: list of the names of the channels.
+        dates: pandas index of the dates or periods, or None.
+        kind: str, type of the input: `"frame"`, `"column"` or `"array"`.
+        dtype: str, dtype of forecasts: `"float32"` for a series of float32 or float16, otherwise
+            `"float64"`.
     """
 
     values: np.ndarray
@@ -41,18 +42,18 @@ class Series:
 
 
 class SeriesProcessor(Processor):
-    """Data frames, columns and arrays of numbers over time to series.
+    """Convert data frames, columns and arrays of numbers over time to series.
 
-    A data frame is of pandas; its dates are its index, or its first column if that holds dates.
-    Each other column is a channel. An array is `(time,)` or `(time, channels)`. A value that is
-    missing is NaN.
+    The dates of a pandas data frame are its index, or its first column if that has dates; each
+    other column is a channel. An array is `(time,)` or `(time, channels)`. A missing value is NaN.
 
     Args:
-        mean, std: a float for each channel, by which `adapt` makes them alike, for training and
-            scores. None for none; a model scales each window by itself in any case.
+        mean, std: list with a float for each channel, which `adapt` computes: channels are
+            standardized by them for training and scores. None disables this; a model scales each
+            window itself in any case.
 
     Raises:
-        ValueError: for values out of range.
+        ValueError: if a value is out of range.
 
     Example:
     ```python
@@ -67,11 +68,12 @@ class SeriesProcessor(Processor):
 
     kind = "series processor"
     raw = "series"
+    reads_arrays = ()  # a published backbone alone is a text model
     files = (FILE,)
 
     def __init__(self, mean: Sequence[float] | None = None, std: Sequence[float] | None = None):
         if (mean is None) != (std is None):
-            raise ValueError("`mean` and `std` go together: give both, or None for both.")
+            raise ValueError("`mean` and `std` go together: give both or neither.")
         self.mean, self.std = _numbers("mean", mean), _numbers("std", std)
         if self.mean is not None and len(self.mean) != len(self.std):
             raise ValueError(f"`mean` has {len(self.mean)} numbers and `std` {len(self.std)}.")
@@ -79,11 +81,11 @@ class SeriesProcessor(Processor):
             raise ValueError(f"`std` must be above 0, received {shorten(self.std)}.")
 
     def adapt(self, series: Any) -> None:
-        """Takes mean and deviation of each channel from a series, as Keras's layers do.
+        """Compute the mean and standard deviation of each channel, like `adapt` of Keras's layers.
 
         Args:
-            series: as for `read`; the part that a model is trained on. A channel that is constant
-                keeps its scale.
+            series: one series, as for `read`: the part on which a model is trained. A constant
+                channel gets the deviation 1.
         """
         values = self.read(series).values
         mean, std = np.nanmean(values, axis=0), np.nanstd(values, axis=0)
@@ -96,16 +98,16 @@ class SeriesProcessor(Processor):
 
     @classmethod
     def takes(cls, x: Any) -> bool:
-        """Whether `x` is a series, or a list of them; valid or not."""
+        """Return whether `x` is a series or a list of series, even if it is invalid."""
         return isinstance(x, (np.ndarray, list)) or is_frame(x) or is_column(x)
 
     @staticmethod
     def is_one(x: Any) -> bool:
-        """Whether `x` is a single series."""
+        """Return whether `x` is a single series."""
         return not isinstance(x, list) or all(is_number(value) for value in x)
 
     def rows(self, x: Any) -> list[Series]:
-        """Several series, or one, as a list."""
+        """Convert one series, or a list of series, to a list of `Series`."""
         rows = [x] if self.is_one(x) else x
         if not rows:
             raise ValueError("`x` has no series.")
@@ -113,7 +115,7 @@ class SeriesProcessor(Processor):
         return [self.read(row, name) for row, name in zip(rows, names, strict=True)]
 
     def read(self, given: Any, place: str = "x") -> Series:
-        """A series of what a user has. ValueError for what is none; `place` is its name there."""
+        """Convert user input to a series. Raises ValueError if it is invalid, naming `place`."""
         if is_frame(given):
             return _of_frame(given, place)
         if is_column(given):
@@ -125,7 +127,7 @@ class SeriesProcessor(Processor):
             return Series(values, names, dates, "column", _dtype([array.dtype]))
         try:
             array = np.asarray(given)
-            # Complex numbers would lose a part: they are none of a series.
+            # Complex numbers would lose their imaginary part, so they are refused.
             array = array.astype("float64") if array.dtype.kind not in "iufbc" else array
         except (TypeError, ValueError):
             raise ValueError(
@@ -136,18 +138,18 @@ class SeriesProcessor(Processor):
         return Series(_values(array, place, names), names, dtype=_dtype([array.dtype]))
 
     def scaled(self, values: np.ndarray, place: str = "x") -> np.ndarray:
-        """Take mean and deviation away from values `(time, channels)`, in float64."""
+        """Standardize values `(time, channels)` by mean and standard deviation, in float64."""
         if self.mean is None:
             return values
         if values.shape[1] != len(self.mean):
             raise ValueError(
-                f"`{place}` has {values.shape[1]} channels, and the processor was adapted to "
+                f"`{place}` has {values.shape[1]} channels, but the processor was adapted to "
                 f"{len(self.mean)}."
             )
         return (values - np.array(self.mean)) / np.array(self.std)
 
     def unscaled(self, values: np.ndarray) -> np.ndarray:
-        """The way back, of `(time, channels, ...)`."""
+        """Undo `scaled` for values `(time, channels, ...)`."""
         if self.mean is None:
             return values
         shape = (1, -1) + (1,) * (values.ndim - 2)
@@ -158,8 +160,8 @@ class SeriesProcessor(Processor):
         stem = config.sides[0].stem
         if config.kind != "seq2seq" if stem is None else stem.kind != "series":
             raise ValueError(
-                "A SeriesProcessor belongs to a model whose config has a `stem` of kind 'series', "
-                "or to an encoder-decoder of tokens."
+                "A SeriesProcessor needs a model whose config has a `stem` of kind 'series', "
+                "or an encoder-decoder of tokens."
             )
 
     def save(self, directory: str) -> None:
@@ -179,9 +181,9 @@ class SeriesProcessor(Processor):
 
 
 def following_dates(dates: Any, count: int) -> Any:
-    """Return the dates or periods that follow an index, as far apart as those in it.
+    """Return the next `count` dates or periods after an index, with the same step.
 
-    None without dates, and for a single date, of which nothing tells how far the next is.
+    Returns None if there are no dates, or only one, since the step is then unknown.
     """
     if dates is None:
         return None
@@ -197,16 +199,16 @@ def following_dates(dates: Any, count: int) -> Any:
 
 
 def _frequency(dates: Any) -> Any:
-    """How far apart dates are, as pandas says it; None if it does not know."""
+    """Return pandas's name for the step between dates; None if pandas does not find one."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of what it will return in a later release
+        warnings.simplefilter("ignore")  # about return values in later releases
         return dates.inferred_freq if len(dates) > 2 else None
 
 
 def _of_frame(frame: Any, place: str) -> Series:
     if not hasattr(frame, "iloc"):
         raise ValueError(
-            f"`{place}` must be a data frame of pandas, received {type(frame)}. Convert it with "
+            f"`{place}` must be a pandas data frame, received {type(frame)}. Convert it with "
             "`to_pandas()`."
         )
     dates = _dates(frame.index, place)
@@ -244,9 +246,9 @@ def _dtype(dtypes: Any) -> str:
 
 
 def _dates(index: Any, place: str, column: Any = None) -> Any:
-    """Return the dates or periods of an index, or None. `column` names where they come from.
+    """Return an index if it has dates or periods, else None; `column` is their column, if any.
 
-    ValueError for dates that are missing, not in order or doubled, or that leave some out.
+    Raises ValueError if a date is missing, repeated or out of order, or if steps differ.
     """
     periods = hasattr(index, "to_timestamp")
     if not periods and getattr(getattr(index, "dtype", None), "kind", "") != "M":
@@ -260,7 +262,9 @@ def _dates(index: Any, place: str, column: Any = None) -> Any:
         steps = (index[1:] - index[:-1]).total_seconds().to_numpy()
         usual = float(np.median(steps))
         unit = f"{usual:,.10g} seconds"
-        if 28 * 86_400 <= usual <= 31 * 86_400 or usual >= 365 * 86_400:  # months and years
+        if (
+            28 * 86_400 <= usual <= 31 * 86_400 or usual >= 365 * 86_400
+        ):  # months and years differ in length
             return index
     odd = np.flatnonzero(steps != usual)
     if odd.size:
@@ -270,21 +274,21 @@ def _dates(index: Any, place: str, column: Any = None) -> Any:
         how = f"{how}{index.freqstr!r}))" if periods else f"{frame}.asfreq({_step(usual)!r})"
         raise ValueError(
             f"The dates of `{place}` are {unit} apart, but rows {row} and {row + 1}, "
-            f"{index[row]} and {index[row + 1]}, are not. Put the missing rows in, with NaN: "
+            f"{index[row]} and {index[row + 1]}, are not. Insert the missing rows, with NaN: "
             f"`{how}`."
         )
     return index
 
 
 def _step(seconds: float) -> str:
-    """Write a step as pandas does, such as `"h"`."""
+    """Return the name of a step in pandas, such as `"h"`."""
     import pandas
 
     return pandas.tseries.frequencies.to_offset(pandas.Timedelta(seconds=seconds)).freqstr
 
 
 def _check_order(index: Any, place: str, column: Any) -> None:
-    """Check that dates rise. Raises ValueError if one is missing, doubled or out of order."""
+    """Check that dates increase. Raises ValueError if one is missing, repeated or out of order."""
     missing = np.flatnonzero(index.isna())
     if missing.size:
         how = "frame.index.notna()" if column is None else f"frame[{column!r}].notna()"
@@ -299,7 +303,7 @@ def _check_order(index: Any, place: str, column: Any) -> None:
         how = "sort_index()" if column is None else f"sort_values({column!r})"
         raise ValueError(
             f"The dates of `{place}` are not in order: row {row + 1}, {index[row + 1]}, comes "
-            f"behind {index[row]}. Sort them: `frame.{how}`."
+            f"after {index[row]}. Sort them: `frame.{how}`."
         )
     second = int(np.flatnonzero(index.duplicated())[0])
     first = int(np.flatnonzero(numbers[:second] == numbers[second])[0])
@@ -345,5 +349,5 @@ def _numbers(name: str, given: Any) -> list[float] | None:
         return None
     fits = isinstance(given, (list, tuple)) and given and all(map(is_number, given))
     if not fits or not np.isfinite(given).all():
-        raise ValueError(f"`{name}` must be numbers, one a channel, received {shorten(given)}.")
+        raise ValueError(f"`{name}` must be numbers, one per channel, received {shorten(given)}.")
     return [float(value) for value in given]

@@ -1,4 +1,4 @@
-"""OpenAI's API of some tasks: texts by a running batch, vectors, and what the page can do."""
+"""Application that serves OpenAI's API: generated texts, embeddings, and the verbs of tasks."""
 
 import contextlib
 import functools
@@ -18,7 +18,7 @@ from starlette.routing import Route
 import keras_transformer as kt
 from keras_transformer.serving import openai_fields as fields
 from keras_transformer.serving.app import LOOPBACK, gone, in_thread
-from keras_transformer.serving.bodies import NOSNIFF, Bodies, Guarded, Refused
+from keras_transformer.serving.bodies import NOSNIFF, Bodies, Guarded, RefusedRequest
 from keras_transformer.serving.compiling import Asking, Compiler
 from keras_transformer.serving.limits import (
     API_LIMITS,
@@ -30,7 +30,7 @@ from keras_transformer.serving.observing import Metrics, Observed
 from keras_transformer.serving.openai_answers import (
     CHAT,
     COMPLETION,
-    Answer,
+    EndpointAnswer,
     Logprobs,
     embeddings,
 )
@@ -39,46 +39,49 @@ from keras_transformer.serving.openai_fields import Prompts
 from keras_transformer.serving.openai_responses import ResponseAnswer, read_response
 from keras_transformer.serving.openai_texts import Model, Written, while_listened
 from keras_transformer.serving.openapi import described_api
-from keras_transformer.serving.verbs import Served, Verb
+from keras_transformer.serving.verbs import ServedTask, Verb
 from keras_transformer.serving.worker import Worker
 
-# What the API has of its own.
+# Verbs that the API serves under OpenAI's paths.
 _OWN_VERBS = ("complete", "embed")
-# Texts that are embedded in one turn: who leaves, and others, wait no longer than for these.
+# Texts embedded in one turn. Between turns other requests run, and a client's leaving is noticed.
 _INPUTS = 256
 
 
 def make_api(
-    tasks: Mapping[str, Served],
+    tasks: Mapping[str, ServedTask],
     limits: Limits = API_LIMITS,
     key: str | None = None,
     hosts: tuple[str, ...] = (),
 ) -> Starlette:
-    """OpenAI's API of some tasks, for any ASGI server that calls its lifespan.
+    """Make an ASGI application that serves OpenAI's API for tasks.
+
+    It needs a server that runs its lifespan, which starts and stops the decoding threads.
 
     Args:
-        tasks: `Served`s by the names that requests give as `model`.
-        limits: `Limits`, what it takes at a time.
-        key: what requests must give as `Authorization: Bearer KEY`. None for no such thing.
-        hosts: further names that requests may call this machine by, as in `make_app`.
+        tasks: dict from the names that requests give as `model` to `ServedTask`s.
+        limits: `Limits` of the server.
+        key: API key that requests must send as `Authorization: Bearer KEY`. None requires no key.
+        hosts: tuple of further host names under which requests may reach the server, see
+            `make_app`.
 
     Returns:
         A Starlette application: `/v1/completions`, `/v1/chat/completions`, `/v1/responses`,
         `/v1/embeddings`, `/v1/models`, the verbs of the tasks (`/classify`, `/translate`, ...),
-        `/openapi.json`, which describes them, `/health`, `/ready`, `/metrics`, and `/`, which says
-        what there is.
+        `/openapi.json`, which describes them, `/health`, `/ready`, `/metrics`, and `/`, which lists
+        the models and paths.
 
     Raises:
-        ValueError: for a task of which nothing can be asked, or an empty key.
+        ValueError: if a task has no verb that can be served, or the key is empty.
 
     Example:
     ```python
     import keras_transformer as kt
-    from keras_transformer.serving import Served, make_api
+    from keras_transformer.serving import ServedTask, make_api
     from starlette.testclient import TestClient
 
     task = kt.CausalLM.from_preset("gpt_tiny_shakespeare")
-    with TestClient(make_api({"gpt": Served(task)}), base_url="http://127.0.0.1") as client:
+    with TestClient(make_api({"gpt": ServedTask(task)}), base_url="http://127.0.0.1") as client:
         asked = {"model": "gpt", "prompt": "ROMEO:", "max_tokens": 4, "temperature": 0}
         (choice,) = client.post("/v1/completions", json=asked).json()["choices"]
     assert choice["text"] == task.generate("ROMEO:", max_new_tokens=4, sampler="greedy")
@@ -87,11 +90,11 @@ def make_api(
     for name, served in tasks.items():
         if not served.verbs:
             kind = type(served.task).__name__
-            raise ValueError(f"{name!r} is a {kind}, of which nothing can be asked.")
+            raise ValueError(f"{name!r} is a {kind}, which cannot be served.")
         if served.task.generates and served.task.tokenizer is None:
-            raise ValueError(f"{name!r} has no tokenizer: it cannot be asked for texts.")
+            raise ValueError(f"{name!r} has no tokenizer, which is needed to serve its texts.")
     if key is not None and not key.strip():
-        raise ValueError("The API key is empty: give one, or none for a server without a key.")
+        raise ValueError("The API key is empty: give a key, or leave it out to require no key.")
     api = _Api(tasks, limits, has_key=key is not None)
     trusted = [*LOOPBACK, *hosts]
     return Starlette(
@@ -104,7 +107,7 @@ def make_api(
         exception_handlers={
             ApiError: _told,
             HTTPException: _refused,
-            Refused: _unread,
+            RefusedRequest: _unread,
             ClientDisconnect: gone,
             Exception: _failed,
         },
@@ -113,13 +116,13 @@ def make_api(
 
 
 class _Api:
-    """What requests share."""
+    """State shared by all requests: models, limits, metrics."""
 
-    def __init__(self, tasks: Mapping[str, Served], limits: Limits, has_key: bool):
+    def __init__(self, tasks: Mapping[str, ServedTask], limits: Limits, has_key: bool):
         self.has_key = has_key
         self.limits, self.gate, self.metrics = limits, Gate(limits), Metrics()
         self.bodies = Bodies(limits)
-        # Passes that compute log-probabilities, which the batches know nothing of.
+        # Limits the passes that compute log-probabilities outside of the running batches.
         self.scoring = anyio.Semaphore(limits.running)
         self.models: dict[str, Model] = {}
         for name, served in tasks.items():
@@ -174,17 +177,17 @@ class _Api:
         return JSONResponse(described_api(verbs, self.has_key))
 
     async def root(self, request: Request) -> Response:
-        """Return the models and the paths of the server."""
+        """List the models and the paths of the server."""
         paths = sorted({route.path for route in request.app.routes if isinstance(route, Route)})
         about = {"name": "keras_transformer", "version": kt.__version__}
         return JSONResponse({**about, "models": list(self.models), "paths": paths})
 
     async def health(self, request: Request) -> Response:
-        """Whether the process answers."""
+        """Report that the process is alive."""
         return JSONResponse({"status": "ok"})
 
     async def ready(self, request: Request) -> Response:
-        """Whether every model that writes has written something."""
+        """Report whether every generating model has generated something."""
         ready = all(worker.ready for worker in self.workers)
         return JSONResponse({"ready": ready}, 200 if ready else 503)
 
@@ -198,10 +201,10 @@ class _Api:
 
     async def completions(self, request: Request) -> Response:
         read = functools.partial(fields.read_completion, tokenizers=self.tokenizers)
-        return await self._write(request, functools.partial(Answer, COMPLETION), read)
+        return await self._write(request, functools.partial(EndpointAnswer, COMPLETION), read)
 
     async def chat(self, request: Request) -> Response:
-        return await self._write(request, functools.partial(Answer, CHAT), fields.read_chat)
+        return await self._write(request, functools.partial(EndpointAnswer, CHAT), fields.read_chat)
 
     async def responses(self, request: Request) -> Response:
         return await self._write(request, ResponseAnswer, read_response)
@@ -231,7 +234,7 @@ class _Api:
         return await while_listened(request, vectors, lambda: None)
 
     async def verb(self, request: Request) -> Response:
-        """What the page has too: a verb by its name, of a model of those that have it."""
+        """Run one of the page's verbs on a model that has it."""
         wanted = request.url.path[1:]
         given, name, model = await self._given(request, wanted)
         verb = self._verb(model, wanted)
@@ -257,10 +260,10 @@ class _Api:
     async def _write(
         self, request: Request, answer: Callable[..., Any], read: Callable[..., Prompts]
     ) -> Response:
-        """Texts, whole or as they come."""
+        """Generate texts, returned whole or as a stream."""
         given, name, model = await self._given(request)
         self._able(name, model, "complete", request.url.path)
-        asking = Asking()  # its constraint ends with it
+        asking = Asking()  # ends the compilation of a constraint when the client leaves
         try:
             asked = await while_listened(
                 request,
@@ -275,7 +278,7 @@ class _Api:
         facts = request.scope["facts"]
         written = Written(model, asked, answer(name, given), facts, self.scoring)
         try:
-            await self.bodies.in_turn(written.make_jobs, self.limits)
+            await self.bodies.in_thread(written.make_jobs, self.limits)
             written.worker.submit(written.jobs)
         except TooManyRequests:
             raise _too_many() from None
@@ -284,10 +287,13 @@ class _Api:
         if asked.stream:
             headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
             return StreamingResponse(written.events(), 200, headers, "text/event-stream")
-        return await while_listened(request, written.whole, written.leave)
+        return await while_listened(request, written.full_response, written.leave)
 
     async def _given(self, request: Request, verb: str = "") -> tuple[dict[str, Any], str, Model]:
-        """The body of a request, and the model that it names: it need not if one has the verb."""
+        """Return a request's body, and the name and `Model` that it asks.
+
+        The name may be missing if only one model has the verb.
+        """
         given = await self.bodies.read(request)
         name, able = given.get("model"), self._names_with(verb)
         if name is None and verb and len(able) == 1:
@@ -339,17 +345,17 @@ async def _refused(request: Request, error: HTTPException) -> Response:
     return JSONResponse(told, error.status_code, error.headers)
 
 
-async def _unread(request: Request, error: Refused) -> Response:
+async def _unread(request: Request, error: RefusedRequest) -> Response:
     told = error_body(error.status, str(error), error.code)
     return JSONResponse(told, error.status, error.headers)
 
 
 async def _failed(request: Request, error: Exception) -> Response:
-    """A mistake of this package: the trace is in the log, and not in the answer."""
+    """Answer an internal error: the traceback is logged, and not sent to the client."""
     told = error_body(500, f"{type(error).__name__}: see the log.", "internal_error")
     return JSONResponse(told, 500, NOSNIFF)
 
 
 def error_body(status: int, message: str, code: str) -> dict[str, Any]:
-    """An error as OpenAI's clients read it."""
+    """Return the body of an error in OpenAI's format."""
     return ApiError(status, message, code).body

@@ -1,4 +1,4 @@
-"""The application: a page, JSON endpoints for what it does, and their description."""
+"""Application of the page: the page itself, its JSON endpoints, and their OpenAPI description."""
 
 import contextlib
 import dataclasses
@@ -18,57 +18,57 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from keras_transformer.checking import shorten
-from keras_transformer.serving.bodies import NOSNIFF, Bodies, Guarded, Refused, said
+from keras_transformer.serving.bodies import NOSNIFF, Bodies, Guarded, RefusedRequest, said
 from keras_transformer.serving.limits import Gate, Limits, TooManyRequests
 from keras_transformer.serving.openapi import described
-from keras_transformer.serving.verbs import Served, Verb
+from keras_transformer.serving.verbs import ServedTask, Verb
+from keras_transformer.support.checking import shorten
 
 _PAGE = {"": ("page.html", "text/html"), "page.js": ("page.js", "text/javascript"),
          "page.css": ("page.css", "text/css")}  # fmt: skip
-# Nothing of the page is from elsewhere, and it is shown within no other one.
+# The page may load content from this server alone, and other pages may not embed it.
 _POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' "
     "blob: data:; media-src blob:; frame-src 'self'; form-action 'none'; base-uri 'none'; "
     "frame-ancestors 'none'"
 )
-# A view is a file with its script within, in a sandbox: it can reach nothing of the page.
+# A view is an HTML file with an inline script. The sandbox keeps it from reaching the page.
 _VIEW_POLICY = (
     "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data:; "
     "sandbox allow-scripts; frame-ancestors 'self'"
 )
-# The names of this machine that requests may call it by.
+# Host names of this machine under which requests may reach the server.
 LOOPBACK = ("127.0.0.1", "localhost", "[::1]", "::1")
 _ERRORS = (ValueError, OSError, FloatingPointError)
 
 
 def make_app(
-    tasks: Mapping[str, Served], limits: Limits | None = None, hosts: tuple[str, ...] = ()
+    tasks: Mapping[str, ServedTask], limits: Limits | None = None, hosts: tuple[str, ...] = ()
 ) -> Starlette:
-    """The application of some tasks, for any ASGI server.
+    """Make an ASGI application with a page and JSON endpoints for tasks.
 
     Args:
-        tasks: `Served`s by the names that requests give.
-        limits: `Limits`, what it takes at a time.
-        hosts: further names that requests may call this machine by, besides those of the loopback.
-            Others are refused, so that no page of another site can reach the application through a
-            name of its own.
+        tasks: dict from the names that requests use to `ServedTask`s.
+        limits: `Limits` of the server.
+        hosts: tuple of further host names under which requests may reach the server, besides those
+            of the loopback. Requests to other names are refused, so that another site's page
+            cannot reach the application through its own domain (DNS rebinding).
 
     Returns:
         A Starlette application: the page at `/`, the endpoints `/api/PRESET/VERB`, their
         description at `/openapi.json`.
 
     Raises:
-        ValueError: for a task of which nothing can be asked here.
+        ValueError: if a task has no verb that can be served.
 
     Example:
     ```python
     import keras_transformer as kt
-    from keras_transformer.serving import Served, make_app
+    from keras_transformer.serving import ServedTask, make_app
     from starlette.testclient import TestClient
 
     task = kt.SequenceClassifier.from_preset("splice_sites")
-    app = make_app({"splice_sites": Served(task)})
+    app = make_app({"splice_sites": ServedTask(task)})
     client = TestClient(app, base_url="http://127.0.0.1")
     found = client.post("/api/splice_sites/classify", json={"texts": ["ACGT" * 15]}).json()
     assert set(found["rows"][0][0]) == {"label", "score"}
@@ -77,7 +77,7 @@ def make_app(
     for name, served in tasks.items():
         if not served.verbs:
             kind = type(served.task).__name__
-            raise ValueError(f"{name!r} is a {kind}, of which nothing can be asked on a page.")
+            raise ValueError(f"{name!r} is a {kind}, which cannot be served on a page.")
     server = _Server(tasks, limits or Limits())
     trusted = [*LOOPBACK, *hosts]
     return Starlette(
@@ -88,7 +88,7 @@ def make_app(
         ],
         exception_handlers={
             HTTPException: _told,
-            Refused: _refused,
+            RefusedRequest: _refused,
             ClientDisconnect: gone,
             Exception: _failed,
         },
@@ -96,12 +96,13 @@ def make_app(
 
 
 class _Server:
-    """What requests share: tasks, limits, and the latest views."""
+    """State shared by all requests: tasks, limits, and the latest views."""
 
-    def __init__(self, tasks: Mapping[str, Served], limits: Limits):
+    def __init__(self, tasks: Mapping[str, ServedTask], limits: Limits):
         self.tasks, self.limits = dict(tasks), limits
         self.gate, self.bodies = Gate(limits), Bodies(limits)
-        # One view of attention at a time: its memory is the square of a length.
+        # Only one view of attention is made at a time: its memory grows with the square of the
+        # length.
         self.explaining = Gate(dataclasses.replace(limits, running=1))
         self.verbs = {
             (name, verb.name): verb for name, served in tasks.items() for verb in served.verbs
@@ -121,7 +122,7 @@ class _Server:
         ]
 
     async def presets(self, request: Request) -> Response:
-        """What there is, as the page shows it."""
+        """List the presets, verbs and fields for the page."""
         found = [
             {
                 "preset": preset,
@@ -144,12 +145,12 @@ class _Server:
         return JSONResponse(await self._computed(verb.answer, served, values))
 
     async def explain(self, request: Request) -> Response:
-        """Makes a view of the attention, and says where it is."""
+        """Make a view of the attention, and return its path."""
         served, verb, values = await self._asked(request)
         if verb.explained is None:
             raise HTTPException(404, f"{verb.name!r} has no view of the attention.")
 
-        def page(served: Served, values: Any) -> str:
+        def page(served: ServedTask, values: Any) -> str:
             given = verb.explained(served, values)
             return served.task.explain(given, max_attention=self.limits.attention).to_html()
 
@@ -165,22 +166,22 @@ class _Server:
     async def view(self, request: Request) -> Response:
         found = self.views.get(request.path_params["key"])
         if found is None:
-            raise HTTPException(404, "This view is not kept any more: ask for it again.")
+            raise HTTPException(404, "This view is no longer kept: request it again.")
         return _answered(found, "text/html", _VIEW_POLICY)
 
     async def stream(self, request: Request) -> Response:
-        """A line of JSON for each piece. Who stops to listen stops the model."""
+        """Stream a line of JSON for each piece of text. Decoding ends if the client disconnects."""
         served, verb, values = await self._asked(request)
         if verb.stream is None:
-            raise HTTPException(404, f"{verb.name!r} gives its answer as a whole.")
+            raise HTTPException(404, f"{verb.name!r} cannot be streamed: leave out `/stream`.")
         lines = self._lines(verb.stream, served, values)
         try:
-            first = await anext(lines)  # what is wrong with the values is said by the status
+            first = await anext(lines)  # an error in the values can still set the status
         except _ERRORS as error:
             raise HTTPException(422, str(error)) from None
         return StreamingResponse(_chained(first, lines), media_type="application/x-ndjson")
 
-    async def _lines(self, stream: Callable, served: Served, values: Any) -> AsyncIterator[str]:
+    async def _lines(self, stream: Callable, served: ServedTask, values: Any) -> AsyncIterator[str]:
         async with self._turn(self.gate):
             pieces = await in_thread(stream, served, values)
             yield ""
@@ -194,7 +195,7 @@ class _Server:
                 with anyio.CancelScope(shield=True):
                     await in_thread(pieces.close)
 
-    async def _asked(self, request: Request) -> tuple[Served, Verb, dict[str, Any]]:
+    async def _asked(self, request: Request) -> tuple[ServedTask, Verb, dict[str, Any]]:
         preset, name = (request.path_params[key] for key in ("preset", "verb"))
         verb = self.verbs.get((preset, name))
         if verb is None:
@@ -203,13 +204,13 @@ class _Server:
             raise HTTPException(404, f"{asked} is not served. There are: {known}.")
         served, given = self.tasks[preset], await self.bodies.read(request)
         try:
-            values = await self.bodies.in_turn(verb.read, given, self.limits.characters)
-            await self.bodies.in_turn(verb.check, served, values, self.limits)
+            values = await self.bodies.in_thread(verb.read, given, self.limits.characters)
+            await self.bodies.in_thread(verb.check, served, values, self.limits)
         except ValueError as error:
             raise HTTPException(422, str(error)) from None
         return served, verb, values
 
-    async def _computed(self, function: Callable, served: Served, values: Any) -> Any:
+    async def _computed(self, function: Callable, served: ServedTask, values: Any) -> Any:
         try:
             return await self.gate.run(function, served, values)
         except TooManyRequests:
@@ -227,9 +228,9 @@ class _Server:
 
 
 async def in_thread(function: Callable, *arguments: Any, abandon_on_cancel: bool = False) -> Any:
-    """What a function gives, called in another thread.
+    """Call a function in another thread and return its result.
 
-    With `abandon_on_cancel` nobody waits for it once the server ends what runs.
+    With `abandon_on_cancel` a cancelled request does not wait for the function to return.
     """
     return await anyio.to_thread.run_sync(function, *arguments, abandon_on_cancel=abandon_on_cancel)
 
@@ -242,7 +243,7 @@ async def _chained(first: str, lines: AsyncIterator[str]) -> AsyncIterator[str]:
 
 
 def _file_of(name: str, kind: str) -> Callable:
-    """The answer with one file of the page: these are the only files that are read."""
+    """Return a handler that answers with one file of the page, which is read here, once."""
     content = resources.files(__package__).joinpath("page", name).read_text("utf-8")
 
     async def answer(request: Request) -> Response:
@@ -270,22 +271,22 @@ async def _told(request: Request, error: HTTPException) -> Response:
     return JSONResponse(error_body(status, error.detail), status, error.headers)
 
 
-async def _refused(request: Request, error: Refused) -> Response:
-    status = 422 if error.status == 400 else error.status  # as for all other values here
+async def _refused(request: Request, error: RefusedRequest) -> Response:
+    status = 422 if error.status == 400 else error.status  # the page's status for invalid values
     return JSONResponse(error_body(status, str(error)), status, error.headers)
 
 
 async def gone(request: Request, error: ClientDisconnect) -> Response:
-    """The client left before its request was here: nobody reads this."""
+    """Answer a client that disconnected before its request arrived: nobody reads the answer."""
     return Response(status_code=499)
 
 
 async def _failed(request: Request, error: Exception) -> Response:
-    """A mistake of this package: the trace is on the console, and not on the page."""
+    """Answer an internal error: the traceback is on the console, and not sent to the client."""
     told = error_body(500, f"{type(error).__name__}: see the console.")
     return JSONResponse(told, 500, NOSNIFF)
 
 
 def error_body(status: int, message: str, code: str = "") -> dict[str, Any]:
-    """An error as the page reads it."""
+    """Return the body of an error in the page's format."""
     return {"error": said(message)}

@@ -1,4 +1,4 @@
-"""The bodies of requests: bounded in bytes, time and parts, and JSON that says one thing."""
+"""Request bodies: limited in bytes, time and parts, and parsed as unambiguous JSON."""
 
 import functools
 import math
@@ -13,33 +13,33 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from keras_transformer.checking import shorten
-from keras_transformer.checkpoints.untrusted import parse_json
 from keras_transformer.serving.limits import Limits
+from keras_transformer.support.checking import shorten
+from keras_transformer.support.untrusted import parse_json
 from keras_transformer.tokenizers.beginnings import refusing_sparse_texts
 
-# How an application writes an error: function of a status, a message and a code to what is JSON.
+# Formats an application's error: function of a status, message and code to a JSON value.
 ErrorBody = Callable[[int, str, str], dict[str, Any]]
-# No browser takes an answer for what it does not say it is.
+# Keeps browsers from guessing another content type than the answer states.
 NOSNIFF = {"X-Content-Type-Options": "nosniff"}
-# All bytes but those between which values are, and the quotes of strings.
+# All bytes except structural characters of JSON and the quotes of strings.
 _PLAIN = bytes(set(range(256)).difference(b'"[]{},:'))
-# A half of a surrogate pair, and how JSON in UTF-8 spells one.
+# Half of a surrogate pair, and its escape in JSON.
 _HALF, _ESCAPED = re.compile("[\ud800-\udfff]"), re.compile(rb"\\u[dD][89a-fA-F]")
-# Lists and objects within each other; who reads them later may be recursive.
+# Most nested lists and objects, since later code may be recursive.
 _DEPTH = 200
 _LONGEST_MESSAGE = 2000
-# Where an object lies in memory, which tells clients about this process.
+# Memory addresses of objects, which would tell clients about this process.
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 
 
-class Refused(Exception):
-    """A request whose body is not read, or is no JSON object.
+class RefusedRequest(Exception):
+    """Raised if the body of a request is too large, too late, or not a JSON object.
 
     Args:
-        status: of HTTP.
-        message: what is wrong with it.
-        code: what OpenAI's clients read.
+        status: int, HTTP status.
+        message: str, the reason.
+        code: str, error code for OpenAI's clients.
     """
 
     def __init__(self, status: int, message: str, code: str):
@@ -49,39 +49,39 @@ class Refused(Exception):
 
 
 class Bodies:
-    """Reads the bodies of requests, which all together have no more bytes than are held at a time.
+    """Reads request bodies, and limits the bytes that all of them hold together.
 
-    What was read is held until the request is answered: `Guarded` frees it.
+    The bytes of a body count until its request is answered: then `Guarded` frees them.
 
     Args:
-        limits: `Limits`, of which `body_bytes`, `body_seconds`, `held_bytes` and `parts` are heeded
-            here, and `running`: so many are parsed at a time.
+        limits: `Limits`. Used are `body_bytes`, `body_seconds`, `held_bytes`, `parts`, and
+            `running` as the number of bodies parsed at a time.
     """
 
     def __init__(self, limits: Limits):
         self.limits, self.held = limits, 0
-        # Parsing is in other threads, so that the loop answers meanwhile; but one thread at a time
-        # has Python's lock, and many of them would take it from the loop.
+        # Parsing runs in threads, so that the event loop can answer meanwhile. Only a few run at a
+        # time: each holds Python's GIL, and many would keep it from the event loop.
         self.reading = anyio.Semaphore(limits.running)
 
     async def read(self, request: Request) -> dict[str, Any]:
-        """The JSON object that the body of a request is. Refused for what is none."""
+        """Read the body of a request as a JSON object. Raises `RefusedRequest` if it is not one."""
         kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
         if kind != "application/json":
-            # Such a type no page of another site may send without being allowed to.
+            # Browsers let pages of other sites send this type only with permission (CORS).
             message = "Send JSON, with the content type application/json."
-            raise Refused(415, message, "invalid_content_type")
+            raise RefusedRequest(415, message, "invalid_content_type")
         seconds = self.limits.body_seconds
         try:
             with anyio.fail_after(seconds):
                 body = await self._bytes(request)
         except TimeoutError:
-            message = f"The body did not come within {seconds:g} seconds."
-            raise Refused(408, message, "timeout") from None
-        return await self.in_turn(parsed, body, self.limits.parts)
+            message = f"The body did not arrive within {seconds:g} seconds."
+            raise RefusedRequest(408, message, "timeout") from None
+        return await self.in_thread(parsed, body, self.limits.parts)
 
-    async def in_turn(self, function: Callable, *arguments: Any) -> Any:
-        """What a function of what was read gives, in another thread, a few of them at a time."""
+    async def in_thread(self, function: Callable, *arguments: Any) -> Any:
+        """Call a function in another thread, a few at a time, and return its result."""
         async with self.reading:
             return await anyio.to_thread.run_sync(functools.partial(function, *arguments))
 
@@ -92,33 +92,32 @@ class Bodies:
             scope["held_bytes"] += len(part)
             self.held += len(part)
             if scope["held_bytes"] > most:
-                message = f"At most {most:,} bytes are read at a time."
-                raise Refused(413, message, "request_too_large")
+                message = f"The body is too large: at most {most:,} bytes are read."
+                raise RefusedRequest(413, message, "request_too_large")
             if self.held > self.limits.held_bytes:
-                message = "Too much is being read. Try again in a moment."
-                raise Refused(429, message, "rate_limit_exceeded")
+                message = "The requests being read are too large together. Try again in a moment."
+                raise RefusedRequest(429, message, "rate_limit_exceeded")
             body += part
         return bytes(body)
 
 
 class Guarded:
-    """Around all of an application: frees what is held, and has browsers take answers as they are.
+    """Middleware that frees bodies, adds protective headers, and formats all errors as JSON.
 
-    Texts that are cut are refused where nearly nothing of them is tokens.
-
-    Errors that Starlette and its middleware write as plain text become JSON as the others are.
+    While a request runs, a text that the task truncates is refused if its beginning has hardly any
+    tokens (`refusing_sparse_texts`): otherwise all of the text would have to be encoded.
 
     Args:
         app: the application.
-        bodies: its `Bodies`.
-        error_body: `ErrorBody`.
+        bodies: the application's `Bodies`.
+        error_body: `ErrorBody` of the application.
     """
 
     def __init__(self, app: ASGIApp, bodies: Bodies, error_body: ErrorBody):
         self.app, self.bodies, self.error_body = app, bodies, error_body
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        plain, text = None, b""  # an error that is not JSON: its status, and what it says
+        plain, text = None, b""  # status and message of an error that is not JSON
 
         async def marked(message: Message) -> None:
             nonlocal plain, text
@@ -138,43 +137,43 @@ class Guarded:
                     await JSONResponse(told, plain, NOSNIFF)(scope, receive, send)
 
         try:
-            with refusing_sparse_texts():  # in the threads of this request too
+            with refusing_sparse_texts():  # also applies in the threads of this request
                 await self.app(scope, receive, marked)
         finally:
             self.bodies.held -= scope.pop("held_bytes", 0)
 
 
 def parsed(body: bytes, most: int) -> dict[str, Any]:
-    """The JSON object that a body is. Refused for one that is none, or has more parts."""
+    """Parse a body as a JSON object. Raises `RefusedRequest` if it is not one or is too large."""
     try:
         _check_parts(body, most)
         given = parse_json(body.removeprefix(b"\xef\xbb\xbf"), parse_float=_finite)
     except (ValueError, RecursionError) as error:
-        raise Refused(400, f"The body is no JSON: {said(error)}", "invalid_json") from None
+        raise RefusedRequest(400, f"The body is not JSON: {said(error)}", "invalid_json") from None
     if not isinstance(given, dict):
-        raise Refused(400, "The body must be a JSON object.", "invalid_json")
+        raise RefusedRequest(400, "The body must be a JSON object.", "invalid_json")
     if _ESCAPED.search(body):
         _check_characters(given)
     return given
 
 
 def said(error: BaseException | str) -> str:
-    """What an error says, for a client: not where objects lie in memory, and no whole book."""
+    """Return an error's message for a client, shortened and without memory addresses."""
     text = _ADDRESS.sub("", str(error))
     cut = len(text) > _LONGEST_MESSAGE
     return f"{text[:_LONGEST_MESSAGE]}..." if cut else text
 
 
 def _check_parts(body: bytes, most: int) -> None:
-    """ValueError for too many or too deep values, before they are made.
+    """Raise ValueError if a body has too many or too deeply nested values, before it is parsed.
 
-    Each of these calls takes about a millisecond for a MiB, in which nothing else can run.
+    Each call on the whole body takes about a millisecond per MiB, in which nothing else can run.
     """
     rest = body.replace(b"\\\\", b"").replace(b'\\"', b"").translate(None, _PLAIN)
-    outside = rest.split(b'"', 2 * most)[::2]  # of strings
+    outside = rest.split(b'"', 2 * most)[::2]  # the parts outside of strings
     signs = b"".join(outside)
     if len(signs) + len(outside) > most:
-        raise ValueError(f"it has more than {most:,} values and signs between them")
+        raise ValueError(f"it has more than {most:,} values and punctuation marks")
     depth = 0
     for sign in signs:
         depth += (sign in b"[{") - (sign in b"]}")
@@ -183,7 +182,7 @@ def _check_parts(body: bytes, most: int) -> None:
 
 
 def _check_characters(given: dict[str, Any]) -> None:
-    """Refused for half of a surrogate pair, which JSON can spell and no text can have."""
+    """Raise `RefusedRequest` if a text has half of a surrogate pair, as JSON escapes allow."""
     found: list[tuple[str, Any]] = [("", given)]
     while found:
         place, value = found.pop()
@@ -195,8 +194,10 @@ def _check_characters(given: dict[str, Any]) -> None:
         elif isinstance(value, list):
             found += [(f"{place}[{i}]", each) for i, each in enumerate(value)]
         elif isinstance(value, str) and (half := _HALF.search(value)):
-            message = f"`{place}` has {half[0]!r} at {half.start():,}, half of a surrogate pair: "
-            raise Refused(400, f"{message}no text has that. Leave it out.", "invalid_value")
+            message = f"`{place}` has {half[0]!r} at {half.start():,}, half of a surrogate pair, "
+            raise RefusedRequest(
+                400, f"{message}which is not a character. Leave it out.", "invalid_value"
+            )
 
 
 def _finite(text: str) -> float:

@@ -1,7 +1,8 @@
-"""The constraints of requests, compiled in processes that can be ended.
+"""Compilation of constraints from requests, in child processes with limits.
 
-A schema or a pattern is a program by a stranger. Here it takes no time of the model's process, and
-what takes too much of its own is ended by the operating system, or when the client leaves.
+A schema or a pattern of an untrusted client can be expensive to compile. A child process keeps that
+from the model's process. The operating system ends it at its limits of time and memory, and it is
+killed if the client leaves.
 """
 
 import contextvars
@@ -14,17 +15,18 @@ from typing import Any
 
 import numpy as np
 
-from keras_transformer.bounded_child import OUT_OF_MEMORY
-from keras_transformer.bounded_process import BoundedProcess, Ended
-from keras_transformer.generation import Constraints, TokenAutomaton, compile_child
+from keras_transformer.generation import Constraints, TokenAutomaton
+from keras_transformer.generation.constraints import compile_child
 from keras_transformer.serving.limits import TooManyRequests
+from keras_transformer.support.bounded_child import OUT_OF_MEMORY
+from keras_transformer.support.bounded_process import BoundedProcess, Ended
 
-SECONDS = 5.0  # of computing, for each constraint
-PATIENCE = 30.0  # seconds by the clock
+SECONDS = 5.0  # of processor time for each constraint
+PATIENCE = 30.0  # seconds of wall-clock time
 MEMORY = 2**30  # bytes
-# Constraints that are compiled at a time for each model, that wait, and that are kept.
+# Constraints of each model: compiled at a time, waiting, and cached.
 _AT_A_TIME, _WAITING, _KEPT = 2, 8, 16
-# Characters of a schema as JSON, and numbers in an automaton.
+# Most characters of a schema as JSON, and most numbers in an automaton.
 _MOST_CHARACTERS, _MOST_NUMBERS = 2**20, 2**22
 _PACKAGES = (
     "numpy", "jsonschema", "jsonschema_specifications", "referencing", "rpds", "attr",
@@ -38,11 +40,11 @@ _asking: contextvars.ContextVar["Asking | None"] = contextvars.ContextVar("askin
 
 
 class Left(Exception):
-    """The client left while its constraint was compiled."""
+    """Raised if the client leaves while its constraint is compiled."""
 
 
 class Asking:
-    """The constraints of one request, which end when its client leaves."""
+    """Compilation of one request's constraints, which ends when the client leaves."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -50,7 +52,7 @@ class Asking:
         self.left = False
 
     def run(self, function: Callable[..., Any], *arguments: Any) -> Any:
-        """Return what a function gives, whose constraints are compiled for this request."""
+        """Return the result of a function that compiles constraints for this request."""
         token = _asking.set(self)
         try:
             return function(*arguments)
@@ -58,14 +60,14 @@ class Asking:
             _asking.reset(token)
 
     def leave(self) -> None:
-        """End what is compiled, from any thread."""
+        """End the running compilation, from any thread."""
         with self._lock:
             self.left = True
             if self._process is not None:
                 self._process.kill()
 
     def holds(self, process: BoundedProcess | None) -> None:
-        """Say which process compiles, None for none. Raises `Left` if nobody waits for it."""
+        """Register the running process, None if it is done. Raises `Left` if the client left."""
         with self._lock:
             self._process = process
             if self.left and process is not None:
@@ -73,13 +75,13 @@ class Asking:
 
 
 class Compiler:
-    """Compiles the constraints of a task's requests, as `compile_constraint` does.
+    """Compiles the constraints of requests to one task, in child processes.
 
     Args:
-        task: a `CausalLM` with a tokenizer, whose `constraint` compiles here between `start` and
-            `close`.
+        task: a `CausalLM` with a tokenizer. Between `start` and `close`, its method `constraint`
+            uses this compiler.
 
-    Example: see `make_api`, whose tasks have one each.
+    Example: see `make_api`, which makes a compiler for each task.
     """
 
     def __init__(self, task: Any):
@@ -90,14 +92,17 @@ class Compiler:
         self._room = _AT_A_TIME + _WAITING
 
     def start(self) -> None:
-        """Have the constraints of the task compiled here."""
-        self.task._constraints = Constraints.of(
-            self.task.tokenizer, self.task.continues_prompts, size=_KEPT, compile=self.compile
+        """Make the task use this compiler."""
+        self.task.generator._constraints = Constraints.from_tokenizer(
+            self.task.tokenizer,
+            self.task.generator.continues_prompts,
+            size=_KEPT,
+            compile=self.compile,
         )
 
     def close(self) -> None:
-        """End the processes. The task compiles its constraints itself again."""
-        self.task._constraints = None
+        """End the processes, and let the task compile its constraints in its own process again."""
+        self.task.generator._constraints = None
         with self._lock:
             idle, self._idle = self._idle, []
         for process in idle:
@@ -107,17 +112,17 @@ class Compiler:
         self, kind: str, value: Any, options: Sequence[bool],
         token_bytes: Sequence[bytes | None], never_first: Sequence[int],
     ) -> TokenAutomaton:  # fmt: skip
-        """Return an automaton. Raises ValueError if it cannot be made within the bounds.
+        """Compile a constraint. Raises ValueError if it cannot be compiled within the limits.
 
-        Raises `TooManyRequests` if too many wait, and `Left` if the client leaves.
+        Raises `TooManyRequests` if too many wait, and `Left` if the client has left.
         """
         asked = {"kind": kind, "value": value, "options": list(options), "most": _MOST_NUMBERS,
                  "never_first": [int(token) for token in never_first]}  # fmt: skip
         request = json.dumps(asked).encode() + b"\n"
         if len(request) > _MOST_CHARACTERS:
             raise ValueError(
-                f"The constraint has {len(request):,} characters, and may have "
-                f"{_MOST_CHARACTERS:,}: shorten it."
+                f"The constraint has {len(request):,} characters as JSON, and may have at "
+                f"most {_MOST_CHARACTERS:,}: shorten it."
             )
         with self._lock:
             if not self._room:
@@ -152,20 +157,19 @@ class Compiler:
                         self._idle.append(process)
             if process.timed_out or process.took_too_long:
                 raise ValueError(
-                    f"The constraint takes more than {SECONDS:g} seconds to be compiled. {_LESS}"
+                    f"The constraint takes more than {SECONDS:g} seconds to compile. {_LESS}"
                 )
             if process.status == OUT_OF_MEMORY:
                 raise ValueError(
-                    f"The constraint takes more than {MEMORY // 2**20:,} MB to be compiled. {_LESS}"
+                    f"The constraint takes more than {MEMORY // 2**20:,} MB to compile. {_LESS}"
                 )
-            # Killed from outside, perhaps while it waited: once more.
+            # Killed from outside, perhaps while idle: try once more.
         raise ValueError(
-            f"The constraint ends the process that compiles it (with the status {process.status}). "
-            f"{_LESS}"
+            f"The process that compiled the constraint ended with status {process.status}. {_LESS}"
         )
 
     def _process(self, token_bytes: Sequence[bytes | None]) -> BoundedProcess:
-        """Return a process that knows the vocabulary and waits."""
+        """Return an idle process, or start one and send it the vocabulary."""
         with self._lock:
             if self._idle:
                 return self._idle.pop()

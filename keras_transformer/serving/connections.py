@@ -1,4 +1,4 @@
-"""The connections of a server: how many, for how long, and how they end when it is stopped."""
+"""Connections of a server: limits on their number and time, and their end when it stops."""
 
 import asyncio
 import functools
@@ -18,26 +18,26 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from keras_transformer.serving.bodies import NOSNIFF, ErrorBody
 from keras_transformer.serving.limits import WATCHED, Limits
 
-# Connections beyond the bound on which those alone are answered.
+# Additional connections, on which only `WATCHED` paths are answered.
 _RESERVE = 8
-# Descriptors that are left for files and pipes, and for connections that are accepted together
-# before the first of them is looked at.
+# File descriptors kept for files and pipes; connections accepted together, before the first of them
+# is examined; and length of the queue of connections to accept.
 _SPARE, _AT_ONCE, _BACKLOG = 64, 8, 1024
-# Seconds for errors to reach the clients of requests that were cut, and again for the application
-# to end: a model may be in the middle of a long step.
+# Seconds for errors to reach the clients of requests that were ended, and as many again for the
+# application to end: a model may be in the middle of a long step.
 _GRACE = 0.5
 
 
 class Connections:
-    """The open connections of a server, the longest idle first.
+    """The open connections of a server; of the idle ones, the longest idle is first.
 
-    At the bound an idle connection gives way to a new one: whoever holds many without asking
-    anything displaces its own. Where all of them are being answered, a few more are taken, on
-    which `WATCHED` is answered and all else gets the status 503.
+    At the limit a new connection replaces the one that is idle the longest: a client that holds
+    many idle connections mostly loses its own. If all are busy, a few more are accepted, on which
+    only `WATCHED` paths are answered and all other requests get the status 503.
 
     Args:
-        limits: `Limits`.
-        error_body: `ErrorBody`.
+        limits: `Limits`. Used are `connections`, `body_seconds` and `idle_seconds`.
+        error_body: `ErrorBody` of the application.
     """
 
     def __init__(self, limits: Limits, error_body: ErrorBody):
@@ -46,7 +46,7 @@ class Connections:
         self._open: dict[Connection, None] = {}
 
     def enter(self, new: "Connection") -> bool:
-        """Whether a new connection is taken."""
+        """Add a new connection if there is room, and return whether it is accepted."""
         if len(self._open) >= self.most:
             full = len(self._open) >= self.most + _RESERVE
             idle = (c for c in self._open if not c.is_busy and (full or not c.in_reserve))
@@ -60,18 +60,18 @@ class Connections:
         return True
 
     def rest(self, connection: "Connection") -> None:
-        """Puts a connection that becomes idle behind those that are idle already."""
+        """Move a connection that has become idle to the end."""
         if connection in self._open:
             del self._open[connection]
             self._open[connection] = None
 
     def leave(self, connection: "Connection") -> None:
-        """Forgets a connection."""
+        """Remove a connection."""
         self._open.pop(connection, None)
 
 
 class Connection(H11Protocol):
-    """One connection: a request must arrive, and its answer be taken, within the limits."""
+    """One connection, closed if a request or the reading of its answer takes too long."""
 
     in_reserve = False
 
@@ -83,7 +83,7 @@ class Connection(H11Protocol):
 
     @property
     def is_busy(self) -> bool:
-        """Whether a request is being answered, whose headers are all here."""
+        """Whether a request whose headers have all arrived is being answered."""
         return self.cycle is not None and not self.cycle.response_complete
 
     def connection_made(self, transport: asyncio.Transport) -> None:
@@ -106,8 +106,8 @@ class Connection(H11Protocol):
         self._watch()
 
     def send_400_response(self, msg: str) -> None:
-        """Answer, in JSON, a request that is not valid HTTP or whose head is too long."""
-        # The error that uvicorn handles here says which one it is: 431 for a head of over 64 KiB.
+        """Answer a request that is not valid HTTP, or has too long a head, with a JSON error."""
+        # The exception being handled by uvicorn knows the status: 431 for a head of over 64 KiB.
         status = getattr(sys.exc_info()[1], "error_status_hint", 400)
         message = "The head of the request is too long." if status == 431 else msg
         told = json.dumps(self._among.error_body(status, message, "invalid_request")).encode()
@@ -128,7 +128,7 @@ class Connection(H11Protocol):
         self._watch()
 
     def _watch(self) -> None:
-        """Without a request the connection has so long to bring the headers of one."""
+        """Limit the time in which the headers of the next request must arrive."""
         if self.is_busy:
             if self._arrival is not None:
                 self._arrival.cancel()
@@ -148,22 +148,23 @@ class Connection(H11Protocol):
 
 
 class Cuttable:
-    """An application whose requests can be ended, each with an error that its client reads.
+    """Wraps an application so that all its requests can be ended, each with an error.
+
+    The error is an answer with the status 503, or the last event or line of a stream.
 
     Args:
         app: the application.
-        error_body: `ErrorBody`. It is an answer of status 503, or the last event or line of a
-            stream.
+        error_body: `ErrorBody` of the application.
     """
 
     def __init__(self, app: ASGIApp, error_body: ErrorBody):
         self.app = app
-        message = "The server stops: send the request again, to another or in a while."
+        message = "The server is stopping: send the request again later, or to another server."
         self._error = error_body(503, message, "server_stopping")
         self._open: set[anyio.CancelScope] = set()
 
     def cut(self) -> None:
-        """Ends all requests."""
+        """End all requests."""
         for scope in tuple(self._open):
             scope.cancel()
 
@@ -200,14 +201,14 @@ class Cuttable:
 
 
 class Server(uvicorn.Server):
-    """uvicorn's server of an application, within limits.
+    """A uvicorn server with limits on connections and on the time to stop.
 
     Args:
         app: the application.
-        limits: `Limits`, of which `connections`, `body_seconds`, `idle_seconds` and `stop_seconds`
-            are heeded here.
-        error_body: `ErrorBody`.
-        **options: of `uvicorn.Config`.
+        limits: `Limits`. Used are `connections`, `body_seconds`, `idle_seconds` and
+            `stop_seconds`.
+        error_body: `ErrorBody` of the application.
+        **options: options of `uvicorn.Config`.
     """
 
     def __init__(self, app: ASGIApp, limits: Limits, error_body: ErrorBody, **options: Any):
@@ -223,7 +224,7 @@ class Server(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
-        # Many may wait to be accepted, of which a few are accepted together.
+        # Many connections may wait to be accepted, but only a few are accepted together.
         for listener in sockets or []:
             listener.listen(_BACKLOG)
 
@@ -234,23 +235,23 @@ class Server(uvicorn.Server):
 
 
 def _bound(wanted: int) -> int:
-    """So many connections, or fewer if the process may not open so many files."""
+    """Return how many connections, at most `wanted`, the process has file descriptors for."""
     try:
         import resource
-    except ImportError:  # Windows has no such limit
+    except ImportError:  # not available on Windows, which has no such limit
         return wanted
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     if most == resource.RLIM_INFINITY:
         return wanted
     try:
         left = most - len(os.listdir("/dev/fd"))
-    except OSError:  # not every container shows them
+    except OSError:  # some containers do not show open files
         left = most - _SPARE
     return max(1, min(wanted, left - min(_SPARE, left // 2)))
 
 
 def _watched_alone(app: ASGIApp, error_body: ErrorBody) -> ASGIApp:
-    """An application that has no room but for whoever watches it."""
+    """Return an application that answers requests to all but `WATCHED` paths with status 503."""
 
     async def answer(scope: Scope, receive: Receive, send: Send) -> None:
         async def closing(message: Message) -> None:

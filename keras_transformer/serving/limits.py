@@ -1,4 +1,4 @@
-"""What a server takes at a time."""
+"""Limits on the load of a server."""
 
 import asyncio
 import contextlib
@@ -14,26 +14,27 @@ import anyio.to_thread
 
 @dataclasses.dataclass(frozen=True)
 class Limits:
-    """What a server takes, so that no request can take all of the machine.
+    """Limits of a server, so that a request cannot take up the whole machine.
 
     Args:
-        body_bytes: the largest request.
-        characters: of one text.
-        running: so many requests are computed at a time.
-        waiting: so many more wait; others are told to come again.
-        explanations: so many views of attention are kept, the latest.
-        tokens: of a prompt and what is written behind it, of the API; and of each text that a model
-            reads whole, fewer where several of them are sent together (`Verb.check`).
-        batch_size: so many texts are written together for each model, of the API.
-        body_seconds: a request that takes longer to arrive, its headers or its body, is given up.
-        stop_seconds: when the server is stopped, what runs has so long to be finished.
-        connections: so many at a time, or fewer where the process may not open so many files. Idle
-            ones give way to new ones.
-        idle_seconds: a client that takes nothing of its answer for so long is left.
-        held_bytes: of all requests together that are read or computed.
-        parts: lists, objects and values in the JSON of one request.
-        samples: of a recording, of all channels at its own rate and of one channel at the model's.
-        attention: numbers of one view of attention, over all layers and heads.
+        body_bytes: int, most bytes of the body of one request.
+        characters: int, most characters of one text.
+        running: int, requests computed at a time.
+        waiting: int, further requests that may wait; more are refused with status 429.
+        explanations: int, number of attention views that are kept, the latest ones.
+        tokens: int, most tokens of a prompt and its continuation, in the API. Also the most tokens
+            of a text that a model reads whole; fewer if a request has several (`Verb.check`).
+        batch_size: int, texts generated together for each model, in the API.
+        body_seconds: float, seconds in which the headers or the body of a request must arrive.
+        stop_seconds: float, seconds in which running requests may finish when the server stops.
+        connections: int, connections at a time; fewer if the process may open fewer files. At the
+            limit a new connection replaces an idle one.
+        idle_seconds: float, seconds after which a client that does not read is disconnected.
+        held_bytes: int, bytes of the bodies of all requests that are being answered, together.
+        parts: int, values and punctuation marks in the JSON of one request.
+        samples: int, most samples of a recording: over all channels at the rate of the file, and
+            of the one channel at the rate of the model.
+        attention: int, most numbers in one view of attention, over all layers and heads.
     """
 
     body_bytes: int = 16 * 2**20
@@ -53,18 +54,18 @@ class Limits:
     attention: int = 2**26
 
 
-# Whoever watches a server asks these, without its key and when nobody else is answered.
+# Paths for monitoring: answered without the API key, and even if the server is full.
 WATCHED = ("/health", "/ready")
-# Of the API: longer texts, and many clients at once.
+# Limits of the API: longer texts than on the page, and many clients at once.
 API_LIMITS = Limits(characters=200_000, waiting=256)
 
 
 class TooManyRequests(Exception):
-    """As many requests wait as may."""
+    """Raised if the number of waiting requests is at its limit."""
 
 
 class Gate:
-    """So many at a time, so many wait, and the next one is refused."""
+    """Lets a limited number of requests run and a limited number wait, and refuses others."""
 
     def __init__(self, limits: Limits):
         self._running = anyio.Semaphore(limits.running)
@@ -72,7 +73,7 @@ class Gate:
 
     @contextlib.asynccontextmanager
     async def turn(self) -> AsyncIterator[None]:
-        """The time of a request. TooManyRequests where too many wait."""
+        """Wait for a turn and hold it. Raises TooManyRequests if too many requests wait."""
         await self._enter()
         try:
             yield
@@ -80,22 +81,22 @@ class Gate:
             self._leave()
 
     async def run(self, function: Callable, *arguments: Any) -> Any:
-        """What a function gives that is called in another thread, in its turn.
+        """Call a function in another thread, in its turn, and return its result.
 
-        The turn lasts until the function ends, even where nobody waits for it any more: its client
-        has left, or the server stops. TooManyRequests where too many wait.
+        The turn lasts until the function ends, even if nobody waits for its result any more since
+        the client has left or the server stops. Raises TooManyRequests if too many requests wait.
         """
         await self._enter()
         in_loop = asyncio.get_running_loop().call_soon_threadsafe
         leave = functools.partial(in_loop, self._leave)
-        begun = threading.Lock()  # taken by the thread, or by whoever has it not begin
+        begun = threading.Lock()  # taken by the thread, or by a cancelled caller before its start
 
         def work() -> Any:
             if begun.acquire(blocking=False):
                 try:
                     return function(*arguments)
                 finally:
-                    with contextlib.suppress(RuntimeError):  # the loop has ended
+                    with contextlib.suppress(RuntimeError):  # if the loop has ended
                         leave()
             return None
 

@@ -1,4 +1,4 @@
-"""What is seen of a server from outside: who may ask, a line of JSON for each request, metrics."""
+"""Access and monitoring of a server: API key, a line of JSON for each request, and metrics."""
 
 import datetime
 import json
@@ -28,7 +28,7 @@ _SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 25, 50, 100)
 
 
 class Metrics:
-    """The metrics of one server, as Prometheus reads them."""
+    """Metrics of one server, in Prometheus's format."""
 
     def __init__(self):
         self.registry = CollectorRegistry()
@@ -38,21 +38,23 @@ class Metrics:
             "requests", "Requests answered", ["path", "model", "status"], **about
         )
         self.tokens = Counter("tokens", "Tokens read and written", ["model", "kind"], **about)
-        self.seconds = Histogram("request_seconds", "Whole requests", ["path", "model"], **seconds)
-        self.first = Histogram("first_token_seconds", "Until the first token", ["model"], **seconds)
-        self.running = Gauge("running_texts", "Texts being written", ["model"], **about)
+        self.seconds = Histogram(
+            "request_seconds", "Time of a request", ["path", "model"], **seconds
+        )
+        self.first = Histogram("first_token_seconds", "Time to first token", ["model"], **seconds)
+        self.running = Gauge("running_texts", "Texts being generated", ["model"], **about)
         self.waiting = Gauge("waiting_texts", "Texts that wait", ["model"], **about)
         self.failures = Gauge("model_failures", "Steps that failed", ["model"], **about)
         self.is_open = Gauge("open_requests", "Requests being answered", **about)
 
     def watch(self, name: str, worker: Worker) -> None:
-        """Reads what a worker is at whenever it is asked."""
+        """Read the state of a worker whenever metrics are requested."""
         self.running.labels(name).set_function(lambda: worker.running)
         self.waiting.labels(name).set_function(lambda: worker.waiting)
         self.failures.labels(name).set_function(lambda: worker.failures)
 
     def count(self, path: str, status: int, seconds: float, facts: dict[str, Any]) -> None:
-        """One request that is answered."""
+        """Count one answered request."""
         model = facts.get("model") or ""
         self.requests.labels(path, model, str(status)).inc()
         self.seconds.labels(path, model).observe(seconds)
@@ -67,10 +69,10 @@ class Metrics:
 
 
 class Observed:
-    """Asks for the key, counts, and logs; around all of an application.
+    """Middleware that checks the API key, and counts and logs each request.
 
-    Handlers put what they know of a request in `scope["facts"]`: `model`, `prompt_tokens`,
-    `completion_tokens`, and when the first token was there, `began`.
+    Handlers put facts about a request into `scope["facts"]`: `model`, `prompt_tokens`,
+    `completion_tokens`, and the time of the first token, `began`.
     """
 
     def __init__(self, app: ASGIApp, metrics: Metrics, key: str | None = None):
@@ -82,7 +84,7 @@ class Observed:
             await self.app(scope, receive, send)
             return
         started, facts = time.perf_counter(), scope.setdefault("facts", {})
-        answered: dict[str, Any] = {"status": 499}  # a client that left before
+        answered: dict[str, Any] = {"status": 499}  # for a client that leaves early
         request_id = secrets.token_hex(8)
 
         async def told(message: Message) -> None:
@@ -107,7 +109,7 @@ class Observed:
                     scope, receive, told
                 )
         except Exception:
-            answered["status"] = 500  # answered by what is around all of the application
+            answered["status"] = 500  # answered by Starlette's outermost error handler
             raise
         finally:
             self.metrics.is_open.dec()
@@ -116,7 +118,7 @@ class Observed:
     def _may(self, scope: Scope) -> bool:
         if self._expected is None or scope["path"] in WATCHED:
             return True
-        # The name of the scheme is in any case, by RFC 9110, section 11.1.
+        # The scheme's name is case-insensitive, RFC 9110, section 11.1.
         scheme, _, given = dict(scope["headers"]).get(b"authorization", b"").partition(b" ")
         return scheme.lower() == b"bearer" and secrets.compare_digest(
             given.strip(b" "), self._expected
@@ -128,7 +130,7 @@ class Observed:
         seconds = time.perf_counter() - started
         if (began := facts.pop("began", None)) is not None:
             facts["first_token_seconds"] = began - started
-        # Only paths that there are: a name of each that somebody tries would be kept for ever.
+        # Only known paths: otherwise metrics would keep every path that somebody tries.
         route = scope.get("route")
         path = route.path if route is not None else "unknown"
         self.metrics.count(path, status, seconds, facts)
@@ -146,7 +148,7 @@ class Observed:
 
 
 class JsonLines(logging.Formatter):
-    """A line of JSON for each record. What people and models write is in none of them."""
+    """Formats each record as a line of JSON, without any text of users or models."""
 
     def format(self, record: logging.LogRecord) -> str:
         time_ = datetime.datetime.fromtimestamp(record.created, datetime.UTC)
@@ -162,7 +164,7 @@ class JsonLines(logging.Formatter):
 
 
 def log_config(level: str = "INFO") -> dict[str, Any]:
-    """For `logging.config.dictConfig`: lines of JSON on the standard error."""
+    """Return a config for `logging.config.dictConfig`: lines of JSON on standard error."""
     handler = {"class": "logging.StreamHandler", "formatter": "json", "stream": "ext://sys.stderr"}
     loggers = ("keras_transformer.serving", "uvicorn")
     return {

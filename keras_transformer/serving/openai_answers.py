@@ -1,4 +1,4 @@
-"""The answers of OpenAI's API, as its clients read them."""
+"""Response bodies and events of streams in the format of OpenAI's API."""
 
 import base64
 import codecs
@@ -18,32 +18,32 @@ from keras_transformer.tokenizers.pieces import token_bytes
 
 
 class Called(NamedTuple):
-    """A function that a text turns out to call."""
+    """The name and id of a function call, as soon as a text begins one."""
 
     name: str
     id: str
 
 
 class Arguments(NamedTuple):
-    """More of the arguments of a call, as text."""
+    """The next part of a call's arguments, as text."""
 
     text: str
 
 
 @dataclasses.dataclass
 class Text:
-    """One text of an answer: what is written of it so far.
+    """One text of an answer, as far as it is generated.
 
     Args:
-        prompt: list of ids that are continued.
-        content: str.
-        choice: str, what is written of the name of a function; None as long as it may be a text.
-        call: `Called`, if it calls a function.
-        arguments: str, of the call.
-        token_ids: list of the ids that were written.
-        done: `Done`, once it is complete.
-        score: log-probabilities in the form of the endpoint, if they are wanted.
-        rank: the mean log-probability of the ids that were written, if it is wanted.
+        prompt: list of int, ids of the prompt.
+        content: str, the text itself.
+        choice: str, the generated part of a function's name; None as long as no call has begun.
+        call: `Called`, or None if the text does not call a function.
+        arguments: str, arguments of the call.
+        token_ids: list of int, the generated ids.
+        done: `Done`, or None until the text is complete.
+        score: log-probabilities in the endpoint's format, or None if they are not requested.
+        rank: float, mean log-probability of the generated ids, if requested.
     """
 
     prompt: list[int]
@@ -57,7 +57,7 @@ class Text:
     rank: float = 0.0
 
     def add(self, told: Any) -> None:
-        """Take what is new of the text: a `Piece`, `Called`, `Arguments` or `Done`."""
+        """Add new content of the text: a `Piece`, `Called`, `Arguments` or `Done`."""
         if isinstance(told, Called):
             self.call = told
         elif isinstance(told, Arguments):
@@ -69,13 +69,13 @@ class Text:
 
 
 class Form(NamedTuple):
-    """How an endpoint gives texts.
+    """The format in which an endpoint returns texts.
 
     Fields:
-        prefix: of the ids of answers.
-        whole: the name of an answer.
-        chunk: the name of a part of a stream.
-        is_chat: bool, whether a text is a message.
+        prefix: str, prefix of the answers' ids.
+        whole: str, the `object` of a whole answer.
+        chunk: str, the `object` of an event of a stream.
+        is_chat: bool, whether the texts are messages of a chat.
     """
 
     prefix: str
@@ -88,8 +88,8 @@ COMPLETION = Form("cmpl", "text_completion", "text_completion", False)
 CHAT = Form("chatcmpl", "chat.completion", "chat.completion.chunk", True)
 
 
-class Answer:
-    """One answer of an endpoint: as a whole, and as the server-sent events of a stream."""
+class EndpointAnswer:
+    """Formats one answer of an endpoint, whole or as the server-sent events of a stream."""
 
     def __init__(self, form: Form, model: str, given: Mapping[str, Any]):
         self.is_chat = form.is_chat
@@ -100,8 +100,8 @@ class Answer:
             "model": model,
         }
 
-    def whole(self, texts: list[Text], usage: dict[str, int]) -> dict[str, Any]:
-        """The answer with all texts at once."""
+    def complete_body(self, texts: list[Text], usage: dict[str, int]) -> dict[str, Any]:
+        """Return the whole answer, with all texts."""
         choices = [
             {
                 "index": index,
@@ -114,13 +114,13 @@ class Answer:
         return {**self.base, "object": self.form.whole, "choices": choices, "usage": usage}
 
     def begun(self, count: int) -> Iterator[str]:
-        """The events before the first text."""
+        """Yield the events before the first text."""
         if self.is_chat:
             for index in range(count):
                 yield self._chunk(index, {"delta": {"role": "assistant", "content": ""}})
 
     def told(self, index: int, told: Any, text: Text) -> Iterator[str]:
-        """The events of what is new of a text, a `Piece`, `Called`, `Arguments` or `Done`."""
+        """Yield the events for new content of a text: `Piece`, `Called`, `Arguments` or `Done`."""
         if isinstance(told, Done):
             content: dict[str, Any] = {"delta": {}} if self.is_chat else {"text": ""}
             yield self._chunk(index, content, told.reason, text.score)
@@ -138,13 +138,13 @@ class Answer:
             yield self._chunk(index, {"text": told.text})
 
     def closed(self, usage: dict[str, int], wanted: bool) -> Iterator[str]:
-        """The events behind all texts; with the numbers of tokens where they are wanted."""
+        """Yield the events after all texts, with the token counts if `wanted`."""
         if wanted:
             yield self._event({"choices": [], "usage": usage})
         yield "data: [DONE]\n\n"
 
     def failed(self, error: ApiError) -> Iterator[str]:
-        """The events of an error, which is the end."""
+        """Yield the event of an error, the last event of a stream."""
         yield f"data: {json.dumps(error.body, ensure_ascii=False)}\n\n"
 
     def _message(self, text: Text) -> dict[str, Any]:
@@ -167,7 +167,7 @@ class Answer:
 
 
 def usage_of(prompts: int, written: int) -> dict[str, int]:
-    """The numbers of tokens."""
+    """Return the token counts of an answer."""
     return {
         "prompt_tokens": prompts,
         "completion_tokens": written,
@@ -176,18 +176,18 @@ def usage_of(prompts: int, written: int) -> dict[str, int]:
 
 
 class Logprobs:
-    """The log-probabilities of tokens, by their texts, for one tokenizer."""
+    """Formats log-probabilities of tokens, with the tokens' texts, for one tokenizer."""
 
     def __init__(self, tokenizer: Any):
         names = {index: token for token, index in tokenizer.get_vocabulary().items()}
         pieces = token_bytes(tokenizer)
         self._added = [piece or b"" for piece in pieces]
-        # A token that adds nothing to a text, as an end, is called by its name.
+        # A token without text, such as an end token, is shown by its name.
         self._bytes = [
             names.get(i, "").encode() if piece is None else piece for i, piece in enumerate(pieces)
         ]
 
-    def of(
+    def describe(
         self,
         is_chat: bool,
         ids: list[int],
@@ -195,9 +195,10 @@ class Logprobs:
         top_k: int,
         whole: str | None = None,
     ) -> dict[str, Any]:
-        """The log-probabilities of a text, as an endpoint gives them.
+        """Return the log-probabilities of a text in the endpoint's format.
 
-        With the `whole` text the ids begin with its first, which has no log-probability.
+        If the `whole` text with its prompt is given, `ids` begin with the first token of the
+        prompt, which has no log-probability.
         """
         values = np.asarray(scores.log_probabilities, "float64").tolist()
         best: list[list[tuple[int, float]]] = [[] for _ in values]
@@ -220,7 +221,7 @@ class Logprobs:
             offsets.append(offset)
             added = decoder.decode(self._added[token])
             if whole and added and not offset and added.startswith(" ") and whole[0] != " ":
-                # The space that a tokenizer puts before a text is not in it.
+                # A space that the tokenizer puts before a text does not belong to it.
                 texts[place] = added = added[1:]
             offset += len(added)
         unknown: list[Any] = [] if whole is None else [None]
@@ -233,7 +234,7 @@ class Logprobs:
         }
 
     def _text(self, token: int) -> str:
-        """The text of a token; of a part of a character its bytes, as OpenAI writes them."""
+        """Return a token's text, or its bytes in OpenAI's notation if it is part of a character."""
         try:
             return self._bytes[token].decode()
         except UnicodeDecodeError:
@@ -246,7 +247,7 @@ class Logprobs:
 def embeddings(
     vectors: Iterable[np.ndarray], model: str, tokens: int, as_base64: bool
 ) -> dict[str, Any]:
-    """The answer with vectors, float32 `(size,)` each."""
+    """Return the body of an answer with vectors, each float32 `(size,)`."""
 
     def written(vector: np.ndarray) -> Any:
         if as_base64:

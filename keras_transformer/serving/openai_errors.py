@@ -6,7 +6,7 @@ from keras_transformer.serving.bodies import said
 
 
 class ApiError(Exception):
-    """What is wrong with a request, as OpenAI's clients read it."""
+    """An error answered in OpenAI's format."""
 
     def __init__(self, status: int, message: str, code: str, param: str | None = None):
         super().__init__(said(message))
@@ -22,5 +22,5 @@ class ApiError(Exception):
 
 
 def wrong(message: str, param: str | None = None) -> ApiError:
-    """A request that cannot be answered as it is."""
+    """Return the error for an invalid value of the field `param`, with the status 400."""
     return ApiError(400, message, "invalid_value", param)

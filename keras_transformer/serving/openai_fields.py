@@ -1,4 +1,4 @@
-"""What requests of OpenAI's API are made of, read and checked."""
+"""Fields of OpenAI's API requests, read and checked."""
 
 import functools
 import secrets
@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import keras_transformer as kt
-from keras_transformer.checking import shorten
 from keras_transformer.serving.limits import Limits
 from keras_transformer.serving.openai_errors import ApiError, wrong
 from keras_transformer.serving.openai_tools import (
@@ -17,27 +16,30 @@ from keras_transformer.serving.openai_tools import (
     read_tools,
 )
 from keras_transformer.serving.verbs import Field, Values, quoted
+from keras_transformer.support.checking import shorten
 
 
 class Prompts(NamedTuple):
-    """What texts are to be written, and how.
+    """The prompts of a request, and the options for generating from them.
 
     Fields:
-        prompts: the ids of each prompt.
-        samples: int, texts for each.
-        most: the most new tokens of each text, 0 for none; None for as many as there is room for.
-        temperature: float, 0 for the likeliest tokens.
-        top_p: float.
+        prompts: list of the ids of each prompt.
+        samples: int, texts returned for each prompt.
+        most: int, most new tokens of each text; 0 generates nothing; None uses all the room.
+        temperature: float; 0 takes the likeliest tokens.
+        top_p: float, total probability of the likeliest tokens, among which tokens are drawn.
         seed: int.
-        options: of `GenerationCall`: `stop`, `rules`, `constraint`, `guidance_scale`.
-        top_k: None without log-probabilities, else how many alternatives to each token.
-        stream: bool.
-        usage: bool, whether a stream ends with the number of tokens.
-        echoes: the text of each prompt where answers begin with it, else `()`.
-        best_of: int, texts that are written for each prompt, of which the `samples` likeliest are
-            the answer; None for `samples`.
+        options: dict of options of `GenerationCall`: `stop`, `rules`, `constraint`,
+            `guidance_scale`.
+        top_k: int, number of alternatives returned for each token; None returns no
+            log-probabilities.
+        stream: bool, whether the answer is a stream.
+        usage: bool, whether a stream ends with the token counts.
+        echoes: tuple of the text of each prompt if answers begin with it, else `()`.
+        best_of: int, texts generated for each prompt, of which the `samples` likeliest are
+            returned. Defaults to `samples`.
         tools: `Tools` that the answer may call, or None.
-        negative: the ids of the negative prompt of each prompt, `()` without guidance.
+        negative: list of the ids of each prompt's negative prompt; empty without guidance.
     """
 
     prompts: list[list[int]]
@@ -57,49 +59,49 @@ class Prompts(NamedTuple):
 
     @property
     def written(self) -> int:
-        """The number of texts that are written for each prompt."""
+        """Number of texts that are generated for each prompt."""
         return self.best_of or self.samples
 
 
-_MODEL = Field("model", "text", "Name of a model, of /v1/models")
+_MODEL = Field("model", "text", "Name of a model in /v1/models")
 _LONGEST = Field("max_tokens", "integer", "Most new tokens", least=1, most=10**9, optional=True)
 _SHARED = (
     _MODEL, _LONGEST,
-    Field("temperature", "number", "Temperature, 0 for the likeliest", 1.0, most=2),
-    Field("top_p", "number", "Share of the likeliest", 1.0, least=1e-6, most=1),
+    Field("temperature", "number", "Temperature; 0 takes the likeliest token", 1.0, most=2),
+    Field("top_p", "number", "Total probability of the tokens kept", 1.0, least=1e-6, most=1),
     Field("n", "integer", "Texts for each prompt", 1, least=1, most=32),
     Field("seed", "integer", "Seed", least=-(2**63), most=2**63 - 1, optional=True),
-    Field("presence_penalty", "number", "Penalty of a token that was", 0.0, least=-2, most=2),
-    Field("frequency_penalty", "number", "Penalty each time", 0.0, least=-2, most=2),
-    Field("guidance_scale", "number", "Guidance, 1 for none", most=100, optional=True),
+    Field("presence_penalty", "number", "Penalty of repeated tokens", 0.0, least=-2, most=2),
+    Field("frequency_penalty", "number", "Penalty per repetition", 0.0, least=-2, most=2),
+    Field("guidance_scale", "number", "Guidance; 1 disables it", most=100, optional=True),
     Field("negative_prompt", "text", "Text that guidance leads away from", optional=True),
-    Field("stream", "flag", "In pieces", False),
+    Field("stream", "flag", "Stream the answer", False),
 )  # fmt: skip
 _COMPLETION = (
     *(field._replace(least=0) if field is _LONGEST else field for field in _SHARED),
-    Field("logprobs", "integer", "Alternatives", most=20, optional=True),
-    Field("echo", "flag", "The prompt before its text", False),
+    Field("logprobs", "integer", "Alternatives per token", most=20, optional=True),
+    Field("echo", "flag", "Return the prompt before its text", False),
     Field("best_of", "integer", "Texts to choose from", least=1, most=32, optional=True),
 )  # fmt: skip
 _CHAT = (
     *_SHARED, _LONGEST._replace(name="max_completion_tokens"),
-    Field("logprobs", "flag", "Log-probabilities", False),
-    Field("top_logprobs", "integer", "Alternatives", most=20, optional=True),
+    Field("logprobs", "flag", "Return log-probabilities", False),
+    Field("top_logprobs", "integer", "Alternatives per token", most=20, optional=True),
 )  # fmt: skip
 _EMBEDDING = (
-    _MODEL, Field("dimensions", "integer", "Numbers", least=1, most=10**6, optional=True),
+    _MODEL, Field("dimensions", "integer", "Vector length", least=1, most=10**6, optional=True),
 )  # fmt: skip
 _RESPONSE = (
     *(field for field in _SHARED if field.name in ("model", "temperature", "top_p", "seed",
                                                    "stream")),
     _LONGEST._replace(name="max_output_tokens"),
 )  # fmt: skip
-# Read apart from the fields: they are not one number or one text.
+# Fields that are read separately, since they are not single numbers or texts.
 _OF_TEXTS = ("stop", "response_format", "stream_options")
 _COMPLETION_OTHERS = (*_OF_TEXTS, "prompt", "tokenizer")
 _CHAT_OTHERS = (*_OF_TEXTS, "messages", "tools", "tool_choice")
 _EMBEDDING_OTHERS = ("input", "encoding_format", "tokenizer")
-# What is described of the paths: the fields, and schemas of what is read apart.
+# Fields of each path for the OpenAPI description, without those that are read separately.
 READ = {
     "/v1/completions": _COMPLETION,
     "/v1/chat/completions": _CHAT,
@@ -166,23 +168,24 @@ OTHERS: dict[str, dict[str, Any]] = {
         "tokenizer": _STRING,
     },
 }
-# What changes nothing of the answer: an answer has one call at most.
+# Ignored fields, which do not change the answer. `parallel_tool_calls` is one of them, since an
+# answer has at most one call.
 _NEUTRAL = ("user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key",
             "parallel_tool_calls")  # fmt: skip
 _MOST_PROMPTS, _MOST_INPUTS, _MOST_STOPS = 32, 2048, 16
 
 
 def too_long(message: str, param: str | None = None) -> ApiError:
-    """An error for more tokens or characters than the context has room for."""
+    """Return an error for more tokens or characters than the context has room for."""
     code = "context_length_exceeded"
-    # Some clients know the error by its code, others by a word of its message.
+    # Some clients recognize the error by its code, others by a word of its message.
     return ApiError(400, f"{message} ({code})", code, param)
 
 
 def read_completion(
     task: Any, given: Values, limits: Limits, tokenizers: Mapping[str, Any] | None = None
 ) -> Prompts:
-    """Read the texts that `/v1/completions` is to write; `tokenizers` are those of all models."""
+    """Read a request to `/v1/completions`; `tokenizers` are keyed by the models' names."""
     values = _values(given, _COMPLETION, _COMPLETION_OTHERS, limits)
     prompts = given.get("prompt")
     if prompts is None:
@@ -204,10 +207,10 @@ def read_completion(
         best_of = None
     if best_of is not None and values["stream"]:
         raise wrong("`best_of` cannot be streamed: leave out `stream`.", "best_of")
-    if given.get("tokenizer") != values["model"]:  # its own ids stay as they are
+    if given.get("tokenizer") != values["model"]:  # the model's own ids stay as they are
         prompts = [_as_text(prompt, "prompt", task, given, tokenizers) for prompt in prompts]
     try:
-        rows = [task._prompt_ids([prompt], "prompt")[0][0] for prompt in prompts]
+        rows = [task.generator.prompt_ids([prompt], "prompt")[0][0] for prompt in prompts]
     except ValueError as error:
         raise wrong(str(error), "prompt") from None
     asked = _prompts(task, given, values, rows, 16, values["logprobs"], limits)
@@ -219,7 +222,7 @@ def read_completion(
 
 
 def read_chat(task: Any, given: Values, limits: Limits) -> Prompts:
-    """The answers that `/v1/chat/completions` is asked for."""
+    """Read a request to `/v1/chat/completions`."""
     values = _values(given, _CHAT, _CHAT_OTHERS, limits)
     if task.tokenizer.chat_template is None:
         raise wrong(
@@ -255,7 +258,7 @@ def read_chat(task: Any, given: Values, limits: Limits) -> Prompts:
 
 
 class Inputs(NamedTuple):
-    """Texts to be embedded; `dimensions` is what the vectors are expected to have."""
+    """Texts to embed; `dimensions` is the expected length of the vectors."""
 
     texts: list[Any]  # strings, or lists of ids
     are_ids: bool
@@ -266,7 +269,7 @@ class Inputs(NamedTuple):
 def read_embedding(
     task: Any, given: Values, limits: Limits, tokenizers: Mapping[str, Any] | None = None
 ) -> Inputs:
-    """Read the input of `/v1/embeddings`; `tokenizers` are those of all models by name."""
+    """Read a request to `/v1/embeddings`; `tokenizers` are keyed by the models' names."""
     values = _values(given, _EMBEDDING, _EMBEDDING_OTHERS, limits)
     form = given.get("encoding_format") or "float"
     if form not in ("float", "base64"):
@@ -288,16 +291,16 @@ def read_embedding(
 
 
 def is_ids(value: Any) -> bool:
-    """Whether a value is a list of token ids."""
+    """Return whether a value is a list of token ids."""
     return isinstance(value, list) and bool(value) and all(type(x) is int for x in value)
 
 
 def _as_text(
     value: Any, name: str, task: Any, given: Values, tokenizers: Mapping[str, Any] | None
 ) -> Any:
-    """The text of ids whose tokenizer is stated by the name of a model; other values as they are.
+    """Decode ids with the tokenizer that the request names; return other values unchanged.
 
-    Without a statement ids are of the task's own tokenizer.
+    Ids of a request without `tokenizer` are those of the task's own, and are returned unchanged.
     """
     stated = given.get("tokenizer")
     if stated is None or not is_ids(value):
@@ -314,22 +317,22 @@ def _as_text(
 
 
 def _check_ids(value: Any, name: str, model: str, tokenizer: Any) -> None:
-    """ApiError for ids that the tokenizer of a model does not have, or for another value."""
+    """Raise ApiError if the value is not a list of ids of a model's tokenizer."""
     if not is_ids(value):
         raise wrong(f"`{name}` must be texts, or lists of ids that are not empty.", name)
     size = tokenizer.vocabulary_size
     if not 0 <= min(value) <= max(value) < size:
         raise wrong(
-            f"`{name}` has ids from {shorten(min(value))} to {shorten(max(value))}, and the "
-            f"tokenizer of {model!r} has those from 0 to {size - 1}. If they are of another one, "
-            "as those of LangChain's `OpenAIEmbeddings` are unless "
+            f"`{name}` has ids from {shorten(min(value))} to {shorten(max(value))}, but the "
+            f"tokenizer of {model!r} has ids from 0 to {size - 1}. If another tokenizer made "
+            "them, as LangChain's `OpenAIEmbeddings` does unless "
             "`check_embedding_ctx_length` is false, send texts.",
             name,
         )
 
 
 def check_length(text: Any, name: str, limits: Limits) -> None:
-    """ApiError for a text of more characters, or ids of more tokens, than are read."""
+    """Raise ApiError if a text or list of ids is longer than the limit."""
     most, what = limits.characters, "characters"
     if isinstance(text, list):
         most, what = limits.tokens, "tokens"
@@ -338,7 +341,10 @@ def check_length(text: Any, name: str, limits: Limits) -> None:
 
 
 def check_size(value: Any, name: str, limits: Limits) -> None:
-    """ApiError for JSON of more characters than are read, each value counted as one at least."""
+    """Raise ApiError if a JSON value has too many characters.
+
+    Each string counts with its length, and each other value as one character.
+    """
     size, found = 0, [value]
     while found:
         each = found.pop()
@@ -358,10 +364,10 @@ def check_size(value: Any, name: str, limits: Limits) -> None:
 def _values(
     given: Values, fields: tuple[Field, ...], others: tuple[str, ...], limits: Limits
 ) -> dict[str, Any]:
-    """The fields of a request. ApiError for one that is wrong, or that would not be heeded."""
+    """Read the fields of a request. Raises ApiError if one is invalid or unsupported."""
     known = {field.name for field in fields}.union(others, _NEUTRAL)
     for name in sorted(set(given) - known):
-        # Clients send what they have no wish for as null, false or nothing.
+        # Clients send unused fields as null, false or empty.
         if given[name] not in (None, False, [], {}, "", 0) and (name, given[name]) != (
             "best_of",
             1,
@@ -409,7 +415,7 @@ def _prompts(
 def _negative(
     task: Any, values: dict[str, Any], rows: list[list[int]], most: int | None, limits: Limits
 ) -> list[list[int]]:
-    """Return the ids of the negative prompt of each prompt; none without guidance."""
+    """Return the ids of each prompt's negative prompt, or an empty list without guidance."""
     scale, text = values["guidance_scale"], values["negative_prompt"]
     if (task.published_guidance() if scale is None else scale) == 1:
         if text is not None and scale is None:
@@ -417,13 +423,13 @@ def _negative(
         return []
     if text is None:
         return [row[-1:] for row in rows]
-    negative = task._prompt_ids([text], "negative_prompt")[0]
+    negative = task.generator.prompt_ids([text], "negative_prompt")[0]
     _check_room(task, *negative, most, limits, "negative_prompt")
     return negative * len(rows)
 
 
 def room_of(task: Any, limits: Limits) -> int:
-    """The most tokens of a prompt and its text: of the server, and of the model's positions."""
+    """Return the most tokens of a prompt and its text that the server and the model allow."""
     config = task.backbone.config
     most = config.max_sequence_length if config.position == "learned" else limits.tokens
     return min(most, limits.tokens)
@@ -443,14 +449,14 @@ def _check_room(
 
 
 def _message(message: Any, place: int, form: CallForm | None) -> dict[str, Any]:
-    """A message with its content as one text, of which clients may send the parts."""
+    """Read a message, and join its content to one text if the client sent it in parts."""
     if not isinstance(message, dict) or not isinstance(message.get("role"), str):
         raise wrong(f"`messages[{place}]` must be an object with `role` and `content`.", "messages")
     content, calls = message.get("content"), read_calls(message, place, form)
     if isinstance(content, list):
         texts = [part.get("text") if isinstance(part, dict) else None for part in content]
         if not all(isinstance(text, str) for text in texts):
-            raise wrong(f"`messages[{place}]` has a part that is no text.", "messages")
+            raise wrong(f"`messages[{place}]` has a part that is not a text.", "messages")
         content = "".join(texts)
     content = "" if content is None and calls else content
     if not isinstance(content, str):
@@ -458,7 +464,7 @@ def _message(message: Any, place: int, form: CallForm | None) -> dict[str, Any]:
     read: dict[str, Any] = {"role": message["role"], "content": content}
     if calls:
         read["tool_calls"] = calls
-    if read["role"] == "tool":  # of the result of a call some templates show these
+    if read["role"] == "tool":  # some templates show the name or id with the result of a call
         given = {name: message.get(name) for name in ("name", "tool_call_id")}
         read |= {name: text for name, text in given.items() if isinstance(text, str)}
     return read
@@ -483,7 +489,7 @@ def _usage(given: Values) -> bool:
 
 
 def _constraint(task: Any, given: Values) -> Any:
-    """What the text must be, of `response_format`."""
+    """Return the constraint that `response_format` puts on the text, or None."""
     form = given.get("response_format")
     if form is None:
         return None
@@ -505,7 +511,7 @@ def _constraint(task: Any, given: Values) -> Any:
 
 
 def _compiled(task: Any, schema: Any, param: str) -> Any:
-    """The constraint of a JSON Schema, which is from the field `param`."""
+    """Compile a JSON Schema from the field `param` to a constraint."""
     try:
         return task.constraint(json_schema=schema)
     except (ValueError, RecursionError) as error:

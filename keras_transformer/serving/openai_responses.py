@@ -1,4 +1,4 @@
-"""`/v1/responses` of OpenAI's API: what is asked as a chat, and its answer as items."""
+"""Endpoint `/v1/responses` of OpenAI's API: requests become chats, and answers are items."""
 
 import json
 import secrets
@@ -13,20 +13,20 @@ from keras_transformer.serving.openai_fields import Prompts, read_chat
 from keras_transformer.serving.verbs import Values, quoted
 from keras_transformer.serving.worker import Done
 
-# As in a chat, by the names there.
+# Fields with the same meaning as in `/v1/chat/completions`, and their names there.
 _SAME = {
     "model": "model", "max_output_tokens": "max_tokens", "temperature": "temperature",
     "top_p": "top_p", "stream": "stream", "seed": "seed",
 }  # fmt: skip
 _READ = ("input", "instructions", "text", "tools", "tool_choice")
-# What changes nothing of the answer. Nothing is kept between requests.
+# Ignored fields, which do not change the answer. Nothing is kept between requests.
 _NEUTRAL = ("user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key",
             "prompt_cache_retention", "parallel_tool_calls", "max_tool_calls",
             "stream_options")  # fmt: skip
 
 
 def read_response(task: Any, given: Values, limits: Limits) -> Prompts:
-    """The answer that `/v1/responses` is asked for."""
+    """Read a request to `/v1/responses`."""
     for name in sorted(set(given).difference(_SAME, _READ, _NEUTRAL)):
         if given[name] not in (None, False, [], {}, "", 0) and (name, given[name]) != (
             "truncation",
@@ -49,13 +49,13 @@ def read_response(task: Any, given: Values, limits: Limits) -> Prompts:
 
 
 class ResponseAnswer:
-    """A response: as a whole, and as the server-sent events of a stream.
+    """Formats one response, whole or as the server-sent events of a stream.
 
-    A text is an item of its own, and so is a call.
+    A text and a function call are separate items of a response.
 
     Args:
-        model: the name of the model.
-        given: the request.
+        model: str, the name of the model.
+        given: dict, the body of the request.
     """
 
     is_chat = True
@@ -82,11 +82,11 @@ class ResponseAnswer:
         }
         self._message, self._call = _name("msg"), _name("fc")
         self._sent = 0
-        self._text: Text | None = None  # once something of it was told
-        self._opened: list[str] = []  # the types of the items that were begun
+        self._text: Text | None = None  # once a part of it has arrived
+        self._opened: list[str] = []  # the types of the items begun so far
 
-    def whole(self, texts: list[Text], usage: dict[str, int]) -> dict[str, Any]:
-        """The response, all at once."""
+    def complete_body(self, texts: list[Text], usage: dict[str, int]) -> dict[str, Any]:
+        """Return the whole response."""
         (text,) = texts
         reason = "max_output_tokens" if text.done.reason == "length" else None
         return {
@@ -104,13 +104,13 @@ class ResponseAnswer:
         }
 
     def begun(self, count: int) -> Iterator[str]:
-        """The events before the text."""
+        """Yield the events before the text."""
         response = self._unfinished("in_progress")
         yield self._event("response.created", response=response)
         yield self._event("response.in_progress", response=response)
 
     def told(self, index: int, told: Any, text: Text) -> Iterator[str]:
-        """The events of what is new of the text, a `Piece`, `Called`, `Arguments` or `Done`."""
+        """Yield the events for new content: a `Piece`, `Called`, `Arguments` or `Done`."""
         self._text = text
         if isinstance(told, Called):
             if "message" in self._opened:
@@ -130,7 +130,7 @@ class ResponseAnswer:
                 "response.output_text.delta", **self._part(), delta=told.text, logprobs=[]
             )
         else:
-            if not self._opened:  # a text without a token is a text
+            if not self._opened:  # an empty text is an item too
                 yield from self._opened_message()
             status = "incomplete" if told.reason == "length" else "completed"
             if self._opened[-1] == "message":
@@ -145,12 +145,12 @@ class ResponseAnswer:
                 yield self._event("response.output_item.done", **self._at(), item=item)
 
     def closed(self, usage: dict[str, int], wanted: bool) -> Iterator[str]:
-        """The last event, which has the whole response."""
-        response = self.whole([self._text], usage)
+        """Yield the last event, which has the whole response."""
+        response = self.complete_body([self._text], usage)
         yield self._event(f"response.{response['status']}", response=response)
 
     def failed(self, error: ApiError) -> Iterator[str]:
-        """The last event of a response that failed."""
+        """Yield the last event of a response that failed."""
         response = self._unfinished("failed")
         response["error"] = {"code": "server_error", "message": str(error)}
         yield self._event("response.failed", response=response)
@@ -214,7 +214,7 @@ def _output_text(text: str) -> dict[str, Any]:
 
 
 def _messages(given: Values) -> list[dict[str, Any]]:
-    """The messages of a chat: the instructions, and the items of the input."""
+    """Convert the instructions and the items of the input to the messages of a chat."""
     instructions, items = given.get("instructions"), given.get("input")
     if not isinstance(instructions, str | None):
         raise wrong("`instructions` must be a text.", "instructions")
@@ -248,7 +248,7 @@ def _messages(given: Values) -> list[dict[str, Any]]:
 
 
 def _tools(tools: Any) -> Any:
-    """The tools as a chat has them: there the function is an object of its own."""
+    """Convert tools to the format of a chat, which has an object `function` in each tool."""
     if not isinstance(tools, list):
         return tools
     found = []
@@ -272,7 +272,7 @@ def _tool_choice(choice: Any) -> Any:
 
 
 def _text_format(text: Any) -> Any:
-    """The format of the text as a chat has it: there its schema is an object of its own."""
+    """Convert the format of the text to that of a chat, which has an object `json_schema`."""
     form = text.get("format") if isinstance(text, dict) else text
     if isinstance(form, dict) and form.get("type") == "json_schema":
         return {"type": "json_schema", "json_schema": form}

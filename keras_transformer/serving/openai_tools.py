@@ -1,9 +1,9 @@
 """Function tools of a chat: how a request names them, and how a model calls one of them.
 
-A chat template that knows tools also says how a call is written: a chat with a call of a known
-function is rendered, and the text around the name and the arguments is kept. The name is then
-chosen among those of the request, and the arguments are written under the JSON Schema of the
-function, so that each call can be carried out.
+A chat template that supports tools also shows how a call is written: a chat with a call of a known
+function is rendered, and the text around the name and the arguments is kept. A model that calls a
+function then chooses among the names in the request, and its arguments are constrained by the
+function's JSON Schema, so that every call is valid.
 """
 
 import json
@@ -11,12 +11,12 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from keras_transformer.checking import load_json
 from keras_transformer.serving.openai_errors import ApiError, wrong
+from keras_transformer.support.checking import load_json
 
 _MOST_TOOLS = 128
 _NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
-# The function, its argument and its value that templates are asked about.
+# Names of the function and the argument with which templates are probed.
 _FUNCTION, _ARGUMENT = "probe_function", "probe_argument"
 _CALLED = re.compile(rf'\{{\s*"{_ARGUMENT}"\s*:\s*"1"\s*\}}')
 _PARAMETERS = {
@@ -32,11 +32,11 @@ _ASKING = {"role": "user", "content": "a"}
 
 
 class CallForm(NamedTuple):
-    """How the messages of a chat template have a call.
+    """Notation of a function call in a chat template.
 
     Fields:
-        before: the text before the name of the function.
-        between: the text between the name and the arguments.
+        before: str, the text before the name of the function.
+        between: str, the text between the name and the arguments.
         as_text: bool, whether the template expects arguments as text, not as an object.
     """
 
@@ -46,11 +46,11 @@ class CallForm(NamedTuple):
 
     @property
     def marker(self) -> str:
-        """The beginning of a call, by which it differs from other text."""
+        """The beginning of a call, which distinguishes it from other text."""
         return self.before.partition("{")[0].strip() or self.before.rstrip()
 
 
-# For templates that show tools, but no calls, or calls that are not JSON.
+# For templates that show tools but no calls, or calls whose arguments are not JSON.
 _PLAIN_FORM = CallForm('{"name": "', '", "arguments": ')
 
 
@@ -58,12 +58,12 @@ class Tools(NamedTuple):
     """The functions that an answer may call.
 
     Fields:
-        schemas: constraint of the arguments by the name of the function.
-        names: constraint of the name, with the first character behind it.
-        form: `CallForm`.
-        required: bool, whether one must be called; else the answer may be a text.
-        encode: from a text to the ids by which it goes on with a prompt.
-        marker: what ends the text before a call: a string, or the id of a special token.
+        schemas: dict from function names to constraints of their arguments.
+        names: constraint of the name and the first character of `form.between` behind it.
+        form: `CallForm` of the chat template.
+        required: bool, whether a function must be called; else the answer may be a text.
+        encode: function from a text to its ids as the continuation of a prompt.
+        marker: str, or the id of a special token, at which the text before a call ends.
     """
 
     schemas: dict[str, Any]
@@ -74,25 +74,25 @@ class Tools(NamedTuple):
     marker: str | int
 
     def behind(self, text: str, name: str = "") -> list[int]:
-        """The ids that go on with a prompt: a text, the beginning of a call, and its name."""
+        """Return the ids of a text and the beginning of a call, up to the arguments of `name`."""
         return self.encode(text + self.form.before + (name and name + self.form.between))
 
     def chosen(self, written: str) -> str:
-        """The function that a text under the constraint `names` names."""
+        """Return the name of the function in a text generated under the constraint `names`."""
         return written.removesuffix(self.form.between[:1])
 
 
 def call_form(tokenizer: Any) -> CallForm | None:
-    """The form of calls in the chat template of a tokenizer; None if it does not know tools."""
+    """Return the notation of calls in a tokenizer's chat template; None if it ignores tools."""
     try:
         without = tokenizer.render_chat([_ASKING])
         prompt = tokenizer.render_chat([_ASKING], tools=[_TOOL])
-    except ValueError:  # a template that refuses the shortest chat there is
+    except ValueError:  # the template refuses even the shortest chat
         return None
     if prompt == without:
         return None
     for arguments in ({_ARGUMENT: "1"}, json.dumps({_ARGUMENT: "1"})):
-        # Nine letters and digits, as some templates demand.
+        # The id has nine letters and digits, as some templates demand.
         called = {"name": _FUNCTION, "arguments": arguments}
         call = {"id": "probe0000", "type": "function", "function": called}
         answer = {"role": "assistant", "content": "", "tool_calls": [call]}
@@ -100,11 +100,11 @@ def call_form(tokenizer: Any) -> CallForm | None:
             whole = tokenizer.render_chat(
                 [_ASKING, answer], tools=[_TOOL], add_generation_prompt=False
             )
-        except ValueError:  # it shows tools and refuses calls, or arguments of this kind
+        except ValueError:  # the template refuses calls, or arguments of this kind
             continue
         pairs = enumerate(zip(prompt, whole, strict=False))
         same = next((place for place, (a, b) in pairs if a != b), len(prompt))
-        if same < len(prompt):  # the prompt has the beginning of a thought, say
+        if same < len(prompt):  # for example, the prompt contains the beginning of a thought
             same = whole.rfind("\n", 0, same) + 1
         before, name, behind = whole[same:].partition(_FUNCTION)
         found = _CALLED.search(behind)
@@ -116,9 +116,9 @@ def call_form(tokenizer: Any) -> CallForm | None:
 def read_tools(
     task: Any, given: dict[str, Any], compiled: Callable[[Any, str], Any]
 ) -> Tools | None:
-    """The tools that an answer may call, None if it cannot call any.
+    """Read the tools that an answer may call; None if it cannot call any.
 
-    `compiled` makes a constraint of a JSON Schema and the name of the field that it is from.
+    `compiled` makes a constraint from a JSON Schema and the name of the request's field for errors.
     """
     tools = given.get("tools") or []
     choice = given.get("tool_choice") or ("auto" if tools else "none")
@@ -131,7 +131,7 @@ def read_tools(
         raise ApiError(
             400,
             "`tools` is not supported by the chat template of this model: it does not show tools "
-            "to the model. Describe them in a message, or ask for JSON by `response_format`.",
+            "to the model. Describe them in a message, or ask for JSON with `response_format`.",
             "unsupported_parameter",
             "tools",
         )
@@ -150,7 +150,7 @@ def read_tools(
 
 
 def read_calls(message: dict[str, Any], place: int, form: CallForm | None) -> list[dict] | None:
-    """The calls of an earlier answer, as chat templates take them."""
+    """Read the calls of an earlier answer, in the format of chat templates."""
     calls = message.get("tool_calls")
     if not calls:
         return None
@@ -177,7 +177,7 @@ def read_calls(message: dict[str, Any], place: int, form: CallForm | None) -> li
 
 
 def _functions(tools: Any) -> dict[str, Any]:
-    """The JSON Schemas of functions by their names."""
+    """Return the JSON Schemas of functions by their names."""
     if not isinstance(tools, list) or len(tools) > _MOST_TOOLS:
         raise wrong(f"`tools` must be a list of at most {_MOST_TOOLS} tools.", "tools")
     found: dict[str, Any] = {}
@@ -185,8 +185,8 @@ def _functions(tools: Any) -> dict[str, Any]:
         function = tool.get("function") if isinstance(tool, dict) else None
         if not isinstance(function, dict) or tool.get("type") != "function":
             raise wrong(
-                f"`tools[{place}]` must be an object with `type`, which is 'function' (no other "
-                "tools are supported here), and `function`.", "tools",
+                f"`tools[{place}]` must be an object with the `type` 'function' (other types "
+                "are not supported here) and with `function`.", "tools",
             )  # fmt: skip
         name = function.get("name")
         if not isinstance(name, str) or not _NAME.fullmatch(name) or name in found:
@@ -209,7 +209,7 @@ def _functions(tools: Any) -> dict[str, Any]:
 
 
 def _allowed(choice: Any, names: list[str]) -> tuple[list[str], bool]:
-    """The functions that `tool_choice` allows, and whether one must be called."""
+    """Return the functions that `tool_choice` allows, and whether one must be called."""
     if choice in ("none", "auto", "required"):
         return [] if choice == "none" else names, choice == "required"
     wanted, required = [], True
@@ -244,7 +244,7 @@ def _allowed(choice: Any, names: list[str]) -> tuple[list[str], bool]:
 
 
 def _encoder(tokenizer: Any) -> Callable[[str], list[int]]:
-    """Encodes texts that go on with others: at the start of a text some tokenizers add a space."""
+    """Return an encoder for continuations, without the space that some tokenizers put first."""
     anchor = tokenizer.encode("\n", special_tokens=False)
 
     def encode(text: str) -> list[int]:
@@ -257,6 +257,6 @@ def _encoder(tokenizer: Any) -> Callable[[str], list[int]]:
 
 
 def _unseen(tokenizer: Any) -> Sequence[int]:
-    """The ids of tokens that decoding leaves out of a text."""
+    """Return the ids of tokens that decoding omits from a text."""
     added = tokenizer._backend.get_added_tokens_decoder()
     return [index for index, token in added.items() if token.special]

@@ -1,4 +1,4 @@
-"""The descriptions of the endpoints of the page and of the API, as OpenAPI has them."""
+"""OpenAPI descriptions of the endpoints of the page and of the API."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -20,7 +20,7 @@ _ERROR = {
 _ROW = {"type": "object", "additionalProperties": True}
 _ANSWER = {
     "type": "object",
-    "description": "Of these what the verb finds.",
+    "description": "The results of the verb: some of these properties.",
     "properties": {
         "rows": {"type": "array", "items": {"type": "array", "items": _ROW}},
         "texts": {"type": "array", "items": {"type": "string"}},
@@ -29,18 +29,18 @@ _ANSWER = {
     },
 }
 _VIEW = {"type": "object", "properties": {"view": {"type": "string"}}, "required": ["view"]}
-_PIECES = {"type": "string", "description": "A line of JSON for each piece: piece, done or error."}
+_PIECES = {"type": "string", "description": "A line of JSON for each event: piece, done or error."}
 _WRONG = {
-    "400": "The request is no HTTP, or is for another host.",
-    "404": "No such preset, or it cannot be asked this.",
+    "400": "The request is not valid HTTP, or is for another host.",
+    "404": "The preset does not exist, or does not have this verb.",
     "408": "The request did not arrive in time.",
     "413": "The request is too large.",
-    "415": "The request is no JSON.",
-    "422": "A value is missing or wrong; the message says which.",
-    "429": "Too many requests wait.",
-    "503": "The server stops, or has too many connections.",
+    "415": "The request is not JSON.",
+    "422": "A value is missing or invalid; the message says which.",
+    "429": "Too many requests are waiting.",
+    "503": "The server is stopping, or has too many connections.",
 }
-# An error of the API.
+# An error in the API's format.
 _OPENAI_ERROR = {
     "type": "object",
     "properties": {
@@ -96,7 +96,7 @@ _MODEL = {
     "properties": {"id": {"type": "string"}, "object": {"const": "model"}},
     "required": ["id", "object"],
 }
-# Of each path of OpenAI's: the verb of the page, and the answer.
+# OpenAI's paths -> (the verb, the schema of the answer).
 _OPENAI = {
     "/v1/completions": ("complete", _CHOICES),
     "/v1/chat/completions": ("complete", _CHOICES),
@@ -106,11 +106,11 @@ _OPENAI = {
 
 
 def described_api(models: Mapping[str, Iterable[Verb]], has_key: bool) -> dict[str, Any]:
-    """The description, of OpenAPI 3.1, of OpenAI's API of models.
+    """Describe the server of OpenAI's API as OpenAPI 3.1.
 
     Args:
-        models: what can be asked of each, by its name.
-        has_key: bool, whether requests need one.
+        models: dict from names of models to their verbs.
+        has_key: bool, whether requests need an API key.
     """
     named: dict[str, Verb] = {verb.name: verb for verbs in models.values() for verb in verbs}
     able = {
@@ -142,7 +142,7 @@ def described_api(models: Mapping[str, Iterable[Verb]], has_key: bool) -> dict[s
         "/ready": {"get": _api_operation("ready", None, state)},
         "/metrics": {"get": _api_operation("metrics", None, {"type": "string"}, ["text/plain"])},
     }
-    paths["/ready"]["get"]["responses"]["503"] = _content("It is not ready.", state)
+    paths["/ready"]["get"]["responses"]["503"] = _content("A model is not ready yet.", state)
     found: dict[str, Any] = {**_ABOUT, "paths": paths}
     if has_key:
         found["components"] = {"securitySchemes": {"key": {"type": "http", "scheme": "bearer"}}}
@@ -179,7 +179,7 @@ def _names(models: Iterable[str]) -> dict[str, Any]:
 def _object(
     fields: Iterable[Field], further: Mapping[str, Any] | None = None, required: Iterable[str] = ()
 ) -> dict[str, Any]:
-    """The schema of a body of fields, and of further values by their schemas."""
+    """Return the JSON Schema of a body: `fields`, and `further` ones given as schemas."""
     fields = tuple(fields)
     needed = [f.name for f in fields if f.default is None and not f.optional]
     return {
@@ -191,7 +191,7 @@ def _object(
 
 
 def described(verbs: Mapping[tuple[str, str], Verb]) -> dict[str, Any]:
-    """The description, of OpenAPI 3.1, of all that can be asked, by preset and name of the verb."""
+    """Describe the page's endpoints as OpenAPI 3.1; keys of `verbs` are preset and verb."""
     paths = {}
     for (preset, name), verb in verbs.items():
         base = f"/api/{preset}/{name}"

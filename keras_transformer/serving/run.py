@@ -1,4 +1,4 @@
-"""Loads presets and serves them until it is stopped."""
+"""Loading of presets, and serving them until interrupted."""
 
 import concurrent.futures
 import dataclasses
@@ -10,23 +10,23 @@ from collections.abc import Sequence
 from typing import Any
 
 import keras_transformer as kt
-from keras_transformer.checking import printable
 from keras_transformer.optimizing.modes import load
 from keras_transformer.serving.api import error_body as api_error_body
 from keras_transformer.serving.api import make_api
 from keras_transformer.serving.app import error_body, make_app
 from keras_transformer.serving.limits import API_LIMITS, Limits
 from keras_transformer.serving.observing import log_config
-from keras_transformer.serving.verbs import Served, task_names
+from keras_transformer.serving.verbs import ServedTask, task_names
+from keras_transformer.support.checking import printable
 
-# Seconds in which requests of a page are finished when it is stopped.
+# Seconds for the page's requests to finish when the server stops.
 _PAGE_STOPS = 5
 
 
-def load_served(presets: Sequence[str], mode: str = "float32") -> dict[str, Served]:
-    """The tasks of presets by their names, in a mode of `kt.optimizing.MODES`.
+def load_served(presets: Sequence[str], mode: str = "float32") -> dict[str, ServedTask]:
+    """Load the tasks of presets in a mode of `kt.optimizing.MODES`, keyed by name.
 
-    ValueError for a preset of which nothing can be asked, or that does not have the mode.
+    Raises ValueError if a preset cannot be served or does not support the mode.
     """
     opened = {name: kt.checkpoints.resolve_preset(name) for name in presets}
     for name, preset in opened.items():
@@ -34,11 +34,11 @@ def load_served(presets: Sequence[str], mode: str = "float32") -> dict[str, Serv
         if saved is None or saved["name"] not in task_names():
             what = f"a {saved['name']}" if saved else "a backbone alone"
             raise ValueError(
-                f"The preset {name!r} is {what}, of which nothing can be asked on a page. "
-                f"Presets of these can be served: {', '.join(sorted(task_names()))}."
+                f"The preset {name!r} is {what}, which cannot be served. "
+                f"Presets of these tasks can be served: {', '.join(sorted(task_names()))}."
             )
     return {
-        name.rpartition("/")[2]: Served(
+        name.rpartition("/")[2]: ServedTask(
             load(getattr(kt, preset.description[1]["name"]), preset, mode),
             preset.description[2].get("text"),
         )
@@ -55,37 +55,38 @@ def serve(
     key: str | None = None,
     mode: str = "float32",
 ) -> None:
-    """Serves presets until it is interrupted or terminated: a page to try them, or an API.
+    """Serve presets until interrupted or terminated: a page to try them, or an API.
 
-    When it is told to stop, the API finishes what runs, for at most `limits.stop_seconds`, and the
-    page for at most 5 seconds. What still runs then ends with an error that its client reads.
+    When the server stops, running requests may finish: in at most `limits.stop_seconds` for the
+    API, and at most 5 seconds for the page. After that they end with an error.
 
     Args:
-        presets: names of presets, folders or `hf://` addresses, as in `from_preset`.
-        host: the address to listen on. On another than the loopback whoever reaches it can ask.
-        port: 0 for one that is free.
+        presets: list of names of presets, folders or `hf://` addresses, see `from_preset`.
+        host: str, the address to listen on. Anyone who can reach the address can use the server;
+            the default is reached from this machine alone.
+        port: int, port number; 0 chooses a free one.
         limits: `Limits`. Defaults to `Limits()` for the page and `API_LIMITS` for the API.
-        api: bool, serve OpenAI's API (`make_api`) and not the page.
-        key: of the API, see `make_api`.
-        mode: a name in `kt.optimizing.MODES`, how the models are held: `"int8"`, `"int8-packed"`.
+        api: bool, whether to serve OpenAI's API (`make_api`) instead of the page.
+        key: str, API key, see `make_api`.
+        mode: str, a name in `kt.optimizing.MODES`, such as `"int8"`: how weights are stored.
 
     Raises:
-        ValueError: for a preset of which nothing can be asked, or that does not have the mode, or a
-            key without `api`.
+        ValueError: if a preset cannot be served or does not support the mode, or a key is given
+            without `api`.
         OSError: if the port is in use.
     """
-    from keras_transformer.serving.connections import Server  # needs uvicorn, which others do not
+    from keras_transformer.serving.connections import Server  # needs uvicorn, unlike the rest
 
     if key is not None and not api:
-        raise ValueError("A key is for the API: the page has none. Give `--api` too.")
+        raise ValueError("A key is for the API, not for the page. Give `--api` too.")
     limits = limits or (API_LIMITS if api else Limits())
-    # In a thread that ends: for each one that computed OpenMP, of PyTorch, keeps threads, and once
-    # these are more than the processors they sleep between operations. A token of GPT-2 took 30
-    # milliseconds in place of 23.
+    # Load in a thread that ends: PyTorch's OpenMP keeps a pool of threads for each thread that has
+    # computed. If these outnumber the processors, they sleep between operations: a token of GPT-2
+    # took 30 milliseconds instead of 23.
     with concurrent.futures.ThreadPoolExecutor(1) as loader:
         served = loader.submit(load_served, presets, mode).result()
-    # All that is loaded stays. To look through it for garbage takes up to a second, in which nobody
-    # is answered.
+    # Loaded objects stay: exempt them from garbage collection, which would take up to a second in
+    # which no request is answered.
     gc.collect()
     gc.freeze()
     listener, named, hosts = listen(host, port)
@@ -94,7 +95,7 @@ def serve(
     if api:
         app, shape = make_api(served, limits, key, hosts), api_error_body
         options = {"log_config": log_config(), "access_log": False}
-        # uvicorn raises the signal again when all is finished: then the end is no failure.
+        # uvicorn raises the signal again after a clean stop, which is not a failure.
         signal.signal(signal.SIGTERM, lambda *_: None)
     else:
         limits = dataclasses.replace(limits, stop_seconds=min(_PAGE_STOPS, limits.stop_seconds))
@@ -105,9 +106,9 @@ def serve(
 
 
 def listen(host: str, port: int) -> tuple[socket.socket, str, tuple[str, ...]]:
-    """A socket that listens, its host as in addresses, and the names that requests may call it by.
+    """Open a listening socket; return it, its host for URLs, and the host names for requests.
 
-    On the loopback these are the host and its address, elsewhere whatever clients call it.
+    On the loopback, the names for requests are the host and its address; elsewhere, any name.
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.create_server((host, port), family=family, backlog=1024)

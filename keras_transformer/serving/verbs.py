@@ -1,4 +1,4 @@
-"""What can be asked of the presets: one description for the endpoints, OpenAPI and the page."""
+"""Verbs: what clients can ask of tasks, described once for endpoints, OpenAPI and the page."""
 
 import base64
 import binascii
@@ -10,23 +10,23 @@ from typing import Any, NamedTuple
 import numpy as np
 
 import keras_transformer as kt
-from keras_transformer.checking import shorten
 from keras_transformer.processors import AudioProcessor
 from keras_transformer.processors.audio_files import TooLong, count_samples
-from keras_transformer.serving.bodies import Refused
+from keras_transformer.serving.bodies import RefusedRequest
 from keras_transformer.serving.limits import Limits
+from keras_transformer.support.checking import shorten
 from keras_transformer.tokenizers.moses import text_forms
 
 Values = Mapping[str, Any]
 
 
-class Served(NamedTuple):
-    """A task that is asked.
+class ServedTask(NamedTuple):
+    """A task to serve, and the form of its texts.
 
     Fields:
         task: the task.
-        text: the form of the texts that it was trained on, as the metadata of presets say it:
-            `"moses"` for words with spaces around punctuation.
+        text: str, the form of the texts that the task was trained on, from the preset's metadata:
+            `"moses"` means words with spaces around punctuation; None means ordinary texts.
     """
 
     task: Any
@@ -34,14 +34,14 @@ class Served(NamedTuple):
 
     @property
     def verbs(self) -> "tuple[Verb, ...]":
-        """What can be asked of it."""
+        """Verbs of the task."""
         return tuple(verb for verb in VERBS if type(self.task).__name__ in verb.tasks)
 
 
-# How files and codestreams of JPEG 2000 begin (ISO/IEC 15444-1, annexes A and I). Pillow decodes
-# them without letting another thread run, for seconds.
+# First bytes of JPEG 2000 files and codestreams (ISO/IEC 15444-1, annexes A and I). Pillow blocks
+# all other threads for seconds while it decodes them.
 _JPEG_2000 = (b"\x00\x00\x00\x0cjP  \r\n\x87\n", b"\xff\x4f\xff\x51")
-_NOT_EMPTY = r"\S"  # of a text, for JSON Schema
+_NOT_EMPTY = r"\S"  # pattern in JSON Schema for a text that is not empty
 _JSON_TYPES = {
     "text": "string",
     "file": "string",
@@ -52,18 +52,20 @@ _JSON_TYPES = {
 
 
 class Field(NamedTuple):
-    """A value that a verb is given.
+    """An argument of a verb.
 
     Fields:
-        name: its name in JSON.
-        kind: `"text"`, `"texts"` (a list of them), `"file"` (its bytes in base64), `"integer"`,
-            `"number"` or `"flag"`.
-        label: what the page calls it.
-        default: its value where it is not given; None where it must be.
+        name: str, name of the field in JSON.
+        kind: `"text"`, `"texts"` (a list), `"file"` (bytes in base64), `"integer"`, `"number"` or
+            `"flag"`.
+        label: str, name of the field on the page and its description in OpenAPI.
+        default: value of a field that is not given. None makes the field required, unless it is
+            `optional`.
         least: the least number.
         most: the greatest number, or the most texts.
-        optional: whether it may be left out without a default.
-        whole: whether the model reads all of a text, however long: `Verb.check`.
+        optional: bool, whether the field may be omitted without a default.
+        whole: bool, whether the model reads all of a text, without truncation. `Verb.check` limits
+            the length of these texts.
     """
 
     name: str
@@ -77,7 +79,7 @@ class Field(NamedTuple):
 
     @property
     def schema(self) -> dict[str, Any]:
-        """Of JSON Schema."""
+        """The JSON Schema of the field."""
         schema: dict[str, Any] = {"description": self.label}
         if self.kind == "texts":
             text = {"type": "string", "minLength": 1, "pattern": _NOT_EMPTY}
@@ -93,7 +95,7 @@ class Field(NamedTuple):
         return schema if self.default is None else {**schema, "default": self.default}
 
     def read(self, given: Values, longest: int) -> Any:
-        """The value of a request. ValueError if it is missing or no such value."""
+        """Return the value in a request. Raises ValueError if it is missing or invalid."""
         value = given.get(self.name, self.default)
         if value is None:
             if self.optional:
@@ -158,30 +160,31 @@ _KINDS = {
 
 @dataclasses.dataclass(frozen=True)
 class Verb:
-    """What can be asked of some tasks.
+    """An operation that some tasks offer to clients.
 
     Args:
-        name: of its endpoint.
-        title: what its button says.
-        tasks: the names of the task classes that it is of.
-        fields: `Field`s, what it is given.
-        answer: function of a `Served` and the values to what JSON holds: `rows`, dicts of the same
-            names, a list of them for each input; `texts`; or `vectors` and their `similarities`.
-        stream: likewise, to the pieces of a text as they come.
-        explained: function of a `Served` and the values to what `explain` of the task is given;
-            None where the page shows no attention.
+        name: str, name of the endpoint.
+        title: str, text of the button on the page.
+        tasks: tuple of the names of the task classes that have the verb.
+        fields: tuple of `Field`s, the arguments of the verb.
+        answer: function from a `ServedTask` and the values of the fields to a dict for JSON:
+            `rows`, for each input a list of dicts with the same keys; `texts`; or `vectors` and
+            their `similarities`.
+        stream: function with the same arguments that yields the pieces of a text, or None.
+        explained: function from a `ServedTask` and the values to the input of the task's `explain`;
+            None if the page does not show attention for the verb.
     """
 
     name: str
     title: str
     tasks: tuple[str, ...]
     fields: tuple[Field, ...]
-    answer: Callable[[Served, Values], dict[str, Any]]
-    stream: Callable[[Served, Values], Iterator[str]] | None = None
-    explained: Callable[[Served, Values], Any] | None = None
+    answer: Callable[[ServedTask, Values], dict[str, Any]]
+    stream: Callable[[ServedTask, Values], Iterator[str]] | None = None
+    explained: Callable[[ServedTask, Values], Any] | None = None
 
     def read(self, given: Any, longest: int) -> dict[str, Any]:
-        """The values of a request, checked. ValueError with what is wrong."""
+        """Read and check the values of a request. Raises ValueError if they are invalid."""
         if not isinstance(given, dict):
             raise ValueError("The body must be a JSON object.")
         names = [field.name for field in self.fields]
@@ -191,24 +194,24 @@ class Verb:
             raise ValueError(f"{quoted(unknown[0])} is not known here. There are: {known}.")
         return {field.name: field.read(given, longest) for field in self.fields}
 
-    def check(self, served: Served, values: Values, limits: Limits) -> None:
-        """Check the sizes of texts and recordings, before anything is computed of them.
+    def check(self, served: ServedTask, values: Values, limits: Limits) -> None:
+        """Check the lengths of texts and recordings before anything is computed.
 
-        Raises ValueError for one that cannot be read or is too long for the model, and Refused for
-        a recording of more samples than are read.
+        Raises ValueError if a text or recording cannot be read or is too long for the model, and
+        `RefusedRequest` if a recording has too many samples.
         """
         self._check_tokens(served, values, limits.tokens)
         for field in self.fields:
             if field.kind == "file":
                 _check_recording(field.name, served.task, values[field.name], limits)
 
-    def _check_tokens(self, served: Served, values: Values, most: int) -> None:
-        """Raise ValueError for texts that take more memory than one of `most` tokens.
+    def _check_tokens(self, served: ServedTask, values: Values, most: int) -> None:
+        """Raise ValueError if texts take more memory than one text of `most` tokens.
 
-        Texts that the task cuts are not counted. Attention takes the square of the length of the
-        longest text for each of them.
+        The memory of attention is the number of texts times the square of the longest length. Texts
+        that the task truncates are not checked.
         """
-        tokenizer = getattr(served.task, "tokenizer", None)  # without one it refuses texts itself
+        tokenizer = getattr(served.task, "tokenizer", None)  # if None, the task refuses texts
         names = [field.name for field in self.fields if field.whole and tokenizer is not None]
         for name in names:
             texts = values[name] if isinstance(values[name], list) else [values[name] or ""]
@@ -224,7 +227,7 @@ class Verb:
 
 
 def _check_recording(name: str, task: Any, content: bytes, limits: Limits) -> None:
-    """Check the length of a recording by what its file says of itself, before it is decoded."""
+    """Check the length of a recording by its file's header, before it is decoded."""
     processor = getattr(task, "processor", None)
     source = getattr(processor, "source", processor)
     if not isinstance(source, AudioProcessor):
@@ -232,13 +235,13 @@ def _check_recording(name: str, task: Any, content: bytes, limits: Limits) -> No
     try:
         count = count_samples(content, source.sampling_rate, name, limits.samples)
     except TooLong as error:
-        raise Refused(413, str(error), "request_too_large") from None
+        raise RefusedRequest(413, str(error), "request_too_large") from None
     stem = task.backbone.config.sides[0].stem
     in_windows = source.most_samples is not None or getattr(task, "window_seconds", None)
     if stem.kind == "waveform" and not in_windows and stem.lengths(count)[-1] > limits.tokens:
         rate = source.sampling_rate
         most = limits.tokens * stem.samples_of_state / rate
-        raise Refused(
+        raise RefusedRequest(
             413,
             f"`{name}` has {count / rate:,.1f} seconds, and this model reads at most {most:,.1f} "
             "at once: memory grows with the square of its length. Cut it into pieces.",
@@ -247,30 +250,30 @@ def _check_recording(name: str, task: Any, content: bytes, limits: Limits) -> No
 
 
 def quoted(name: str) -> str:
-    """The name of a field that a client made up, cut."""
+    """Quote a field name that a client sent, shortened."""
     return f"`{shorten(name)[1:-1]}`"
 
 
-_TEXTS = Field("texts", "texts", "Texts, one a line")
+_TEXTS = Field("texts", "texts", "Texts, one per line")
 _WHOLE_TEXTS = _TEXTS._replace(whole=True)
 _FILE = Field("file", "file", "File")
-_LENGTH = Field("max_new_tokens", "integer", "Longest, in tokens", 64, least=1, most=512)
-_ITS_LENGTH = _LENGTH._replace(default=None, optional=True)  # what the model says
+_LENGTH = Field("max_new_tokens", "integer", "Most new tokens", 64, least=1, most=512)
+_ITS_LENGTH = _LENGTH._replace(default=None, optional=True)  # defaults to the model's
 
 
-def _first(served: Served, values: Values) -> str:
+def _first(served: ServedTask, values: Values) -> str:
     return text_forms(served.text)[0](values["texts"][:1])[0]
 
 
-def _file(served: Served, values: Values) -> bytes:
+def _file(served: ServedTask, values: Values) -> bytes:
     return values["file"]
 
 
-def _prompt(served: Served, values: Values) -> str:
+def _prompt(served: ServedTask, values: Values) -> str:
     return values["prompt"]
 
 
-def _pair(served: Served, values: Values) -> tuple[str, str]:
+def _pair(served: ServedTask, values: Values) -> tuple[str, str]:
     return values["question"], values["context"]
 
 
@@ -279,28 +282,28 @@ def _classes(found: list) -> dict[str, Any]:
     return {"rows": rows}
 
 
-def _classify(served: Served, values: Values) -> dict[str, Any]:
+def _classify(served: ServedTask, values: Values) -> dict[str, Any]:
     return _classes(served.task.classify(values["texts"], top_k=min(served.task.num_classes, 10)))
 
 
-def _classify_file(served: Served, values: Values) -> dict[str, Any]:
+def _classify_file(served: ServedTask, values: Values) -> dict[str, Any]:
     return _classes(served.task.classify([values["file"]], top_k=min(served.task.num_classes, 10)))
 
 
-def _classify_by_labels(served: Served, values: Values) -> dict[str, Any]:
+def _classify_by_labels(served: ServedTask, values: Values) -> dict[str, Any]:
     labels = values["labels"]
     return _classes(served.task.classify([values["file"]], labels=labels, top_k=len(labels)))
 
 
-def _fill_mask(served: Served, values: Values) -> dict[str, Any]:
+def _fill_mask(served: ServedTask, values: Values) -> dict[str, Any]:
     found = served.task.fill_mask(values["texts"], top_k=values["top_k"])
-    # A text with several masks has a list for each.
+    # A text with several masks has a list of candidates for each.
     flat = [[f for fs in each for f in (fs if isinstance(fs, list) else [fs])] for each in found]
     names = ("token", "score", "text")
     return {"rows": [[{n: _plain(getattr(f, n)) for n in names} for f in fs] for fs in flat]}
 
 
-def _recognize(served: Served, values: Values) -> dict[str, Any]:
+def _recognize(served: ServedTask, values: Values) -> dict[str, Any]:
     found = served.task.recognize(values["texts"])
     return {"rows": [[_entity(entity) for entity in entities] for entities in found]}
 
@@ -309,19 +312,19 @@ def _entity(entity: Any) -> dict[str, Any]:
     return {name: _plain(value) for name, value in entity._asdict().items()}
 
 
-def _answer(served: Served, values: Values) -> dict[str, Any]:
+def _answer(served: ServedTask, values: Values) -> dict[str, Any]:
     (found,) = served.task.answer([values["question"]], [values["context"]], top_k=3)
     return {"rows": [[_entity(answer) for answer in found]]}
 
 
-def _embed(served: Served, values: Values) -> dict[str, Any]:
+def _embed(served: ServedTask, values: Values) -> dict[str, Any]:
     vectors = np.asarray(served.task.encode(values["texts"]), "float64")
     units = vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
     similarities = (units @ units.T).round(6).tolist()
     return {"vectors": vectors.round(7).tolist(), "similarities": similarities}
 
 
-def _translate(served: Served, values: Values) -> dict[str, Any]:
+def _translate(served: ServedTask, values: Values) -> dict[str, Any]:
     split, join = text_forms(served.text)
     beams = values["beams"]
     sampler = kt.generation.BeamSearch(beams) if beams > 1 else kt.generation.Greedy()
@@ -332,7 +335,7 @@ def _translate(served: Served, values: Values) -> dict[str, Any]:
 
 
 def _drawing(values: Values) -> dict[str, Any]:
-    """What `generate` is given of how tokens are chosen."""
+    """Return the options of `generate`: sampler, most new tokens, and seed."""
     sampler = kt.generation.Greedy()
     if values["temperature"] > 0:
         sampler = kt.generation.Random(values["temperature"], top_p=values["top_p"])
@@ -340,25 +343,25 @@ def _drawing(values: Values) -> dict[str, Any]:
     return given if values["seed"] is None else {**given, "seed": values["seed"]}
 
 
-def _complete(served: Served, values: Values) -> dict[str, Any]:
+def _complete(served: ServedTask, values: Values) -> dict[str, Any]:
     return {"texts": [served.task.generate(values["prompt"], **_drawing(values))]}
 
 
-def _complete_stream(served: Served, values: Values) -> Iterator[str]:
+def _complete_stream(served: ServedTask, values: Values) -> Iterator[str]:
     return served.task.generate(values["prompt"], stream=True, **_drawing(values))
 
 
-def _caption(served: Served, values: Values) -> dict[str, Any]:
+def _caption(served: ServedTask, values: Values) -> dict[str, Any]:
     options = {"max_new_tokens": values["max_new_tokens"]}
     return {"texts": list(served.task.generate([values["file"]], values["question"], **options))}
 
 
-def _transcribe(served: Served, values: Values) -> dict[str, Any]:
+def _transcribe(served: ServedTask, values: Values) -> dict[str, Any]:
     return {"texts": list(served.task.transcribe([values["file"]]))}
 
 
 def _plain(value: Any) -> Any:
-    """A number of NumPy as Python's, of which JSON knows."""
+    """Convert a NumPy number to a Python number, which `json` can write."""
     return value.item() if isinstance(value, np.generic) else value
 
 
@@ -373,7 +376,7 @@ VERBS = (
     ),
     Verb(
         "classify", "Classify", ("ImageEmbedder",),
-        (_FILE, Field("labels", "texts", "Classes, one a line")), _classify_by_labels,
+        (_FILE, Field("labels", "texts", "Classes, one per line")), _classify_by_labels,
     ),
     Verb(
         "fill-mask", "Fill the mask", ("MaskedLM",),
@@ -402,8 +405,9 @@ VERBS = (
         "complete", "Complete", ("CausalLM",),
         (
             Field("prompt", "text", "Prompt", whole=True), _LENGTH,
-            Field("temperature", "number", "Temperature, 0 for the likeliest", 0.8, most=4),
-            Field("top_p", "number", "Share of the likeliest", 0.95, least=0.01, most=1),
+            Field("temperature", "number", "Temperature; 0 takes the likeliest token", 0.8, most=4),
+            Field("top_p", "number", "Total probability of the tokens kept", 0.95, least=0.01,
+                  most=1),
             Field("seed", "integer", "Seed", least=0, most=2**31 - 1, optional=True),
         ),
         _complete, stream=_complete_stream, explained=_prompt,
@@ -421,5 +425,5 @@ VERBS = (
 
 @functools.cache
 def task_names() -> frozenset[str]:
-    """The task classes of which something can be asked."""
+    """Return the names of the task classes that have a verb."""
     return frozenset(name for verb in VERBS for name in verb.tasks)

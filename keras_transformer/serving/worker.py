@@ -7,20 +7,20 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from keras_transformer.generation.row_sampler import RowRandom
-from keras_transformer.generation.scheduler import Finished, Progress, Scheduler, Waiting
+from keras_transformer.generation.samplers.samplers import RowRandom
+from keras_transformer.generation.scheduler import Finished, GenerationRequest, Progress, Scheduler
 from keras_transformer.serving.limits import TooManyRequests
-from keras_transformer.tasks.generating import GenerationCall
+from keras_transformer.tasks.text.generating import GenerationCall
 
 _LOGGER = logging.getLogger("keras_transformer.serving")
-# Steps between two looks at what was written.
+# Decoding steps between two checks for new text.
 _STEPS = 4
-# Batches of unlike settings (another JSON Schema, say) that are decoded in turn; others wait.
+# Most batches decoded in turn, each with its own settings (such as a JSON Schema); others wait.
 _MOST_BATCHES = 4
 
 
 class Piece(NamedTuple):
-    """Text that a job has more, in the order of its tokens."""
+    """New text of a job, in the order of its tokens."""
 
     text: str
 
@@ -28,36 +28,37 @@ class Piece(NamedTuple):
 class Done(NamedTuple):
     """The end of a job."""
 
-    text: str  # the rest of it
-    token_ids: list[int]  # all of them, without the end
-    reason: str  # "stop" or "length", as OpenAI calls it
-    stop: str | int | None = None  # the stop string or the token id that ended it
+    text: str  # the rest of the text
+    token_ids: list[int]  # all new tokens, without the end token
+    reason: str  # "stop" or "length", in OpenAI's terms
+    stop: str | int | None = None  # the stop string or the token id that ended the text
 
 
 class Failed(NamedTuple):
-    """A job that the model cannot do."""
+    """The end of a job that failed."""
 
     error: Exception
 
 
 class Job:
-    """One text that is to be written.
+    """One text to generate.
 
     Args:
         task: a `CausalLM`.
-        ids: the prompt.
-        most: int, the most new tokens.
-        temperature: float, 0 for the likeliest tokens.
-        top_p: float.
+        ids: list of int, ids of the prompt.
+        most: int, most new tokens.
+        temperature: float; 0 takes the likeliest tokens.
+        top_p: float, total probability of the likeliest tokens, among which tokens are drawn.
         seed: int.
-        copy: int, which of the samples of its prompt it is: with `num_samples` of `generate` the
-            same seed gives the same texts.
-        tell: called from the worker's thread with `Piece`s and in the end `Done` or `Failed`.
-        **options: of `GenerationCall`: `stop`, `rules`, `constraint`, `guidance_scale`,
+        copy: int, index of the text among the samples of its prompt. `generate` with `num_samples`
+            gives the same texts for the same seed.
+        tell: function, called from the worker's thread with `Piece`s and finally with `Done` or
+            `Failed`.
+        **options: options of `GenerationCall`: `stop`, `rules`, `constraint`, `guidance_scale`,
             `negative_prompts`.
 
     Raises:
-        ValueError: for what the model cannot take.
+        ValueError: if the model cannot take the prompt or an option.
     """
 
     def __init__(
@@ -70,15 +71,15 @@ class Job:
         )
         choices = (float(temperature), float(top_p))
         negative = (self.call.negative_prompts or [()])[0]
-        self.waiting = Waiting(ids, self.call.limits[0], seed, copy, choices, negative)
+        self.request = GenerationRequest(ids, self.call.limits[0], seed, copy, choices, negative)
         self.settings = self.call.scheduler.settings
         self.tell = tell
-        self.left = False  # whoever asked is gone
-        self.begun: float | None = None  # when the first token was there
+        self.left = False  # whether the client has left
+        self.begun: float | None = None  # time of the first token
         self._row = self.call._new_row(0)
 
     def push(self, event: Progress | Finished) -> bool:
-        """Tells what is new; whether a stop string ends the text. Tokens known are passed over."""
+        """Report new text to the client, and return whether a stop string ended the text."""
         last = isinstance(event, Finished)
         tokens = (event.tokens[0] if event.tokens else []) if last else event.tokens
         self.begun = self.begun or time.perf_counter()
@@ -98,17 +99,17 @@ class Job:
 
 
 class _Group:
-    """Jobs of equal settings, and the scheduler that decodes them."""
+    """Jobs with equal settings, and the scheduler that decodes them."""
 
     def __init__(self, scheduler: Scheduler, is_open: bool):
         self.scheduler, self.is_open = scheduler, is_open
         self.jobs: dict[int, Job] = {}
 
     def add(self, job: Job) -> None:
-        self.jobs[self.scheduler.add(job.waiting)] = job
+        self.jobs[self.scheduler.add(job.request)] = job
 
     def advance(self) -> None:
-        """Some steps. Who has left is taken out."""
+        """Run some decoding steps, after removing the jobs of clients that have left."""
         for index in [index for index, job in self.jobs.items() if job.left]:
             if self.scheduler.withdraw(index):
                 del self.jobs[index]
@@ -122,23 +123,23 @@ class _Group:
 
 
 class Worker:
-    """Decodes the jobs of one model in a thread of its own.
+    """Decodes the jobs of one model in its own thread.
 
-    Jobs join and leave between calls of the decoding loop. Those of equal rules share a batch,
-    whatever their temperatures and seeds. Where a batch fails, its jobs are decoded again, in
-    halves, until the one that makes it fail is alone: that one alone fails.
+    Jobs join and leave between calls of the decoding loop. Jobs with equal settings share a batch,
+    whatever their temperatures and seeds. If a batch fails, its jobs are decoded again in halves,
+    until the job that causes the failure is alone and fails alone.
 
     Args:
         task: a `CausalLM` with a tokenizer.
         batch_size: int, texts decoded together.
-        waiting: int, so many more may wait.
+        waiting: int, further jobs that may wait.
 
-    Example: see `make_api`, which is made of it.
+    Example: see `make_api`, which makes a worker for each generating task.
     """
 
     def __init__(self, task: Any, batch_size: int = 32, waiting: int = 256):
         self.task, self.batch_size, self.room = task, batch_size, batch_size + waiting
-        self.failures = 0  # batches that the model failed in
+        self.failures = 0  # number of failed batches
         self._groups: list[_Group] = []
         self._coming: deque[Job] = deque()
         self._news = threading.Condition()
@@ -147,11 +148,11 @@ class Worker:
         self._thread = threading.Thread(target=self._work, name="decoding", daemon=True)
 
     def start(self) -> None:
-        """Starts the thread. It writes a few tokens first, so that what they need is compiled."""
+        """Start the thread. It generates a few tokens first, which compiles the programs."""
         self._thread.start()
 
     def stop(self) -> None:
-        """Ends the thread; jobs that are not done fail."""
+        """End the thread. Unfinished jobs fail."""
         with self._news:
             self._ends = True
             self._news.notify()
@@ -160,24 +161,24 @@ class Worker:
 
     @property
     def ready(self) -> bool:
-        """Whether the model has written something, and the thread goes on."""
+        """Whether the model has generated something and the thread is running."""
         return self._ready.is_set() and self._thread.is_alive()
 
     @property
     def running(self) -> int:
-        """Jobs that are decoded."""
+        """Number of jobs being decoded."""
         return max(0, self._count() - self.waiting)
 
     @property
     def waiting(self) -> int:
-        """Jobs that wait for a place."""
+        """Number of jobs that wait for a place."""
         queued = sum(group.scheduler.waiting for group in tuple(self._groups))
         return len(self._coming) + queued
 
     def submit(self, jobs: Sequence[Job], admitted: bool = False) -> None:
-        """Take all of the jobs. Raises TooManyRequests if as many wait as may.
+        """Accept all of the jobs. Raises TooManyRequests if too many would wait.
 
-        Jobs that are `admitted` go on with a text whose place was granted before.
+        If they are `admitted`, they continue texts that already had a place, and are not counted.
         """
         with self._news:
             full = not admitted and self._count() + len(jobs) > self.room
@@ -187,7 +188,7 @@ class Worker:
             self._news.notify()
 
     def leave(self, jobs: Sequence[Job]) -> None:
-        """Gives the places of jobs free that nobody waits for any more."""
+        """Mark jobs that nobody waits for any more: they stop at the next step."""
         for job in jobs:
             job.left = True
 
@@ -203,35 +204,35 @@ class Worker:
         finally:
             self._ends = True
             for job in [*self._coming, *(j for group in self._groups for j in group.jobs.values())]:
-                job.tell(Failed(RuntimeError("The server stops.")))
+                job.tell(Failed(RuntimeError("The server is stopping.")))
 
     def _warm_up(self) -> None:
-        """Writes two tokens. Whoever asks the server whether it is ready is told yes then."""
+        """Generate two tokens, after which the server reports that it is ready."""
         ids = [self.task.end_ids[0] if self.task.end_ids else 0]
         most = 2 + self.task.published_rules().forced_tokens
         group = self._group([Job(self.task, ids, most, 0, 1, 0, 0, lambda event: None)], False)
         try:
             while group.jobs and not self._ends:
                 group.advance()
-        except Exception:  # it is not ready, and goes on: not each text need fail
-            _LOGGER.exception("the model failed when it was tried first")
+        except Exception:  # the server is not ready, but goes on: other texts may succeed
+            _LOGGER.exception("the model failed at its first attempt")
         else:
             self._ready.set()
 
     def _wait(self) -> bool:
-        """Waits until there is something to do, and hands out what has come. False for the end."""
+        """Wait for work and distribute new jobs. Returns False when the worker ends."""
         with self._news:
             while not (self._ends or self._coming or self._groups):
                 self._news.wait()
             coming, self._coming = self._coming, deque()
             kept = [job for job in coming if not job.left and not self._placed(job)]
             self._coming.extend(kept)
-            if kept:  # the oldest batch takes no more, and makes room when it is done
+            if kept:  # close the oldest batch: once it is done, it makes room for the waiting jobs
                 self._groups[0].is_open = False
             return not self._ends
 
     def _placed(self, job: Job) -> bool:
-        """Whether there is a group for a job; the groups are few."""
+        """Add a job to a group with its settings or a new one; return False if all are taken."""
         for group in self._groups:
             if group.is_open and group.scheduler.settings == job.settings:
                 group.add(job)
@@ -245,7 +246,7 @@ class Worker:
         scheduler = Scheduler(
             self.task.engine,
             jobs[0].settings,
-            self.task._engine_inputs,
+            self.task.generator.format.engine_inputs,
             self.batch_size,
             longest=jobs[0].call.scheduler.longest,
             row_counts=row_counts(self.batch_size),
@@ -257,7 +258,7 @@ class Worker:
 
     def _advance(self, group: _Group) -> None:
         try:
-            with self.task.turns.of("serve", changes=False):
+            with self.task.weights_lock.hold("serve", changes=False):
                 group.advance()
         except Exception as error:
             self.failures += 1
@@ -267,7 +268,7 @@ class Worker:
             self._groups = [other for other in self._groups if other is not group]
 
     def _part(self, group: _Group, error: Exception) -> None:
-        """Decodes the jobs of a batch that failed again, in halves, from their prompts."""
+        """Decode the jobs of a failed batch again, in halves, from their prompts."""
         jobs = [job for job in group.jobs.values() if not job.left]
         self._groups = [other for other in self._groups if other is not group]
         if len(jobs) == 1:
@@ -279,6 +280,6 @@ class Worker:
 
 
 def row_counts(batch_size: int) -> tuple[int, ...]:
-    """The numbers of rows that a batch may have: few, since each is a program, up to the size."""
+    """Return the allowed numbers of rows in a batch: few, since each needs a compiled program."""
     counts = [4**power for power in range(6)]
     return (*(count for count in counts if count < batch_size), batch_size)

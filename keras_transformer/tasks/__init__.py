@@ -1,35 +1,40 @@
-"""Tasks: backbones with a head and a processor, which users load, fit and ask."""
+"""Tasks: models of a backbone, a head and a processor, to be loaded, trained and used."""
 
 from keras_transformer.processors.processor import Processor
-from keras_transformer.tasks.audio_classifier import AudioClassifier
-from keras_transformer.tasks.causal_lm import CausalLM
-from keras_transformer.tasks.ctc_speech_to_text import CTCSpeechToText
-from keras_transformer.tasks.forecaster import Forecaster
-from keras_transformer.tasks.image_classifier import ImageClassifier
-from keras_transformer.tasks.image_embedder import ImageEmbedder
-from keras_transformer.tasks.image_to_text import ImageToText
-from keras_transformer.tasks.masked_lm import MaskedLM
-from keras_transformer.tasks.question_answerer import QuestionAnswerer
-from keras_transformer.tasks.sampled_forecaster import SampledForecaster
-from keras_transformer.tasks.seq2seq_lm import Seq2SeqLM
-from keras_transformer.tasks.sequences import SequenceClassifier, SequenceLabeler
-from keras_transformer.tasks.speech_to_text import SpeechToText
-from keras_transformer.tasks.task import Task
-from keras_transformer.tasks.text import TextProcessor
-from keras_transformer.tasks.text_classifier import TextClassifier
-from keras_transformer.tasks.text_embedder import TextEmbedder
-from keras_transformer.tasks.token_classifier import TokenClassifier
+from keras_transformer.tasks.base.head import Head
+from keras_transformer.tasks.base.task import Task
+from keras_transformer.tasks.data.text import TextProcessor
+from keras_transformer.tasks.images.image_classifier import ImageClassifier
+from keras_transformer.tasks.images.image_embedder import ImageEmbedder
+from keras_transformer.tasks.images.image_to_text import ImageToText
+from keras_transformer.tasks.series.forecaster import Forecaster
+from keras_transformer.tasks.series.sampled_forecaster import SampledForecaster
+from keras_transformer.tasks.speech.audio_classifier import AudioClassifier
+from keras_transformer.tasks.speech.ctc_speech_to_text import CTCSpeechToText
+from keras_transformer.tasks.speech.speech_to_text import SpeechToText
+from keras_transformer.tasks.text.causal_lm import CausalLM
+from keras_transformer.tasks.text.generator import Generator, PromptFormat
+from keras_transformer.tasks.text.masked_lm import MaskedLM
+from keras_transformer.tasks.text.question_answerer import QuestionAnswerer
+from keras_transformer.tasks.text.seq2seq_lm import Seq2SeqLM
+from keras_transformer.tasks.text.sequences import SequenceClassifier, SequenceLabeler
+from keras_transformer.tasks.text.text_classifier import TextClassifier
+from keras_transformer.tasks.text.text_embedder import TextEmbedder
+from keras_transformer.tasks.text.token_classifier import TokenClassifier
 
 __all__ = [
     "AudioClassifier",
     "CTCSpeechToText",
     "CausalLM",
     "Forecaster",
+    "Generator",
+    "Head",
     "ImageClassifier",
     "ImageEmbedder",
     "ImageToText",
     "MaskedLM",
     "Processor",
+    "PromptFormat",
     "QuestionAnswerer",
     "SampledForecaster",
     "Seq2SeqLM",

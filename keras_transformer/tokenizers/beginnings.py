@@ -1,4 +1,4 @@
-"""The beginnings of long texts, of which the end is cut off: no more is encoded than is kept."""
+"""Truncation of long texts before encoding, so that little more is encoded than is kept."""
 
 import contextlib
 from collections.abc import Callable, Iterator
@@ -6,22 +6,23 @@ from contextvars import ContextVar
 
 import tokenizers
 
-# Characters for a token. A text with more is encoded as far as this first.
+# Characters that the first attempt encodes per kept token.
 _CHARACTERS = 16
-# A beginning is long enough if it has so many times the tokens that are kept: what tokens become
-# of the text near its end, where it was cut, changes nothing then.
+# A beginning is long enough if it has about this many times the tokens that are kept: the tokens
+# near its cut, which may differ from those of the whole text, are then not among them.
 _TIMES = 2
-# Characters for a token that are read of a text at most; None for all. See `refusing_sparse_texts`.
+# Maximum characters read per token; None disables it. See `refusing_sparse_texts`.
 _MOST_CHARACTERS: ContextVar[int | None] = ContextVar("most_characters", default=None)
 _OF_STRANGERS = 4 * _CHARACTERS
 
 
 @contextlib.contextmanager
 def refusing_sparse_texts() -> Iterator[None]:
-    """Within it a text that is cut is refused if its beginning is hardly any tokens.
+    """Within this context, refuse to truncate texts whose beginning has hardly any tokens.
 
-    One long word or white space may become one token or none, so that all of it would have to be
-    encoded to know what is kept. Of texts of strangers 64 characters for each token are read.
+    A long word may become one token, and long white space none. Then the whole text would have to
+    be encoded to find the tokens that are kept. For untrusted texts this work is limited: at most
+    64 characters are read per kept token.
     """
     token = _MOST_CHARACTERS.set(_OF_STRANGERS)
     try:
@@ -33,20 +34,20 @@ def refusing_sparse_texts() -> Iterator[None]:
 def encode_beginnings(
     encode: Callable[[list[str]], list[tokenizers.Encoding]], texts: list[str], max_length: int
 ) -> list[tokenizers.Encoding]:
-    """The encodings of texts, of which the first `max_length` tokens are kept.
+    """Encode texts of which only the first `max_length` tokens are kept.
 
     Args:
-        encode: function of texts to encodings of at most `max_length` tokens, the others in
+        encode: function from texts to encodings of at most `max_length` tokens, with the rest in
             `overflowing`.
         texts: strings, of any length.
-        max_length: int.
+        max_length: int, the number of tokens that are kept.
 
     Returns:
-        An encoding for each text, as `encode` gives it of the whole text.
+        An encoding for each text, as `encode` returns it for the whole text.
 
     Raises:
-        ValueError: within `refusing_sparse_texts`, for a text whose first characters, 64 for each
-            of `max_length` tokens, are fewer tokens.
+        ValueError: within `refusing_sparse_texts`, if the first `64 * max_length` characters of a
+            text do not have about twice `max_length` tokens.
     """
     most = _MOST_CHARACTERS.get()
     size = _CHARACTERS * max_length
@@ -64,7 +65,7 @@ def encode_beginnings(
             raise ValueError(
                 f"Text {short[0]} has {len(texts[short[0]]):,} characters, and its first "
                 f"{size // 4:,} are fewer than the {max_length:,} tokens that are read: they are "
-                "nearly all white space, or words that are too long. Shorten it."
+                "nearly all white space, or overly long words. Shorten it."
             )
         again = encode([_beginning(texts[index], size) for index in short])
         for index, encoding in zip(short, again, strict=True):
@@ -72,7 +73,7 @@ def encode_beginnings(
 
 
 def _beginning(text: str, size: int) -> str:
-    """So many characters of a text, or some less, to the end of a word."""
+    """Return the first `size` characters of a text, without a word that the cut would split."""
     if len(text) <= size:
         return text
     words = text[:size].rsplit(maxsplit=1)

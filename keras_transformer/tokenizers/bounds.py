@@ -1,7 +1,7 @@
-"""What a `tokenizer.json` may ask of the Rust library, which does all that it is asked for.
+"""Limits on what a `tokenizer.json` may ask of the Rust library, which has no limits of its own.
 
-Memory that the library cannot get ends the process, so what a file asks for is computed before the
-library sees it: the largest number of characters that its steps make of one.
+If the library cannot allocate memory, it ends the process. So the cost of a file is computed before
+the library reads it: the maximum number of characters that its steps can make from one character.
 """
 
 import base64
@@ -15,26 +15,30 @@ from typing import Any
 
 import tokenizers
 
-from keras_transformer.checking import load_json
-from keras_transformer.tokenizers.backend import Unusable
+from keras_transformer.support.checking import load_json
+from keras_transformer.tokenizers.backend import InvalidTokenizer
 from keras_transformer.tokenizers.sentencepiece_file import Charsmap
 
-# The largest published file has 33 MB and a million lists (the merges of Gemma 3).
+# Maximum bytes of a file, and maximum lists and objects in it. The largest published file has 33 MB
+# and a million lists (the merges of Gemma 3).
 MAX_FILE = 100 * 2**20
 _MAX_PARTS = 5_000_000
-# Ids beyond this are no row of an embedding; the largest published vocabulary has a million.
+# Larger ids cannot be valid embedding rows; the largest published vocabulary has a million.
 MAX_VOCABULARY = 4_000_000
-# Characters of one token, and of what it is decoded to. Published ones have up to some hundred, of
-# spaces or dashes.
+# Maximum characters in one token, and in its decoded text. The longest published tokens are runs of
+# about a hundred spaces or dashes.
 MAX_TOKEN, _MAX_DECODED = 2_000, 20_000
-# Of characters that one may become. Those of XLM-RoBERTa and its like become 72.
+# Maximum number of characters that one character may become. XLM-RoBERTa and similar tokenizers
+# reach 72.
 _MAX_GROWTH = 256
+# Maximum number of steps in a part, of regular expressions, of tables of normalization rules, and
+# of characters in the texts of all steps.
 _MAX_STEPS, _MAX_PATTERNS, _MAX_RULES, _MAX_WRITTEN = 1_000, 32, 4, 5_000
-# Tokens that are put around a text, and how often the text itself may be there.
+# Maximum number of tokens that a template puts around a text, and how often the text may occur.
 _MAX_AROUND, _MAX_COPIES = 256, 4
-_MAX_WORD = 1_000  # characters of a word that WordPiece looks at; the time is their third power
-# What a tokenizer is tried out on, and the seconds of computing that this may take. Ordinary ones
-# take a thousandth of it.
+_MAX_WORD = 1_000  # characters of a word: WordPiece takes cubic time in them
+# Sample text that a tokenizer is tried on, and the CPU seconds allowed for it. Ordinary tokenizers
+# take a thousandth of that.
 _SAMPLE = (
     "The quick brown fox, said to be 3.5 years old, jumps over 27 lazy dogs!  Does it?\n\n"
     "def f(x_1):\n        return {'key': [x_1 ** 2, \"a-b\"]}  # https://example.org/a?b=c&d\n"
@@ -43,60 +47,65 @@ _SAMPLE = (
     + "aaaa" * 32 + " " * 128 + "0123456789" * 12 + "=-" * 64 + "\n" * 64
 )  # fmt: skip
 _MAX_SECONDS = 0.5
-# White space as Python's expressions have it, and the punctuation marks that it names.
+# White space as defined by Python's regular expressions, and the punctuation marks they name.
 SPACES, MARKS = r"[\s\x1c-\x1f\x85]+", r"[!-/:-@\[-`{-~]"
 AT_START = rf"\A(?:{MARKS}|{SPACES})+"
-# Expressions that match one character at least, so that nothing is put where there was nothing. Of
-# others that is not known.
+# Regular expressions known to match at least one character, so replacing their matches inserts
+# nothing between characters. Any other expression may match the empty string.
 _CONSUMING = (SPACES, MARKS, AT_START)
 _INSIDE = ("normalizers", "pretokenizers", "decoders", "processors")
 
 
 def bounded(text: str) -> str:
-    """A `tokenizer.json` that asks for no more than published ones do."""
+    """Check a `tokenizer.json`, and return it without padding, truncation and dropout.
+
+    Raises InvalidTokenizer if it exceeds a limit, all of which leave room for published files.
+    """
     if text.count("[") + text.count("{") > _MAX_PARTS:
-        raise Unusable(f"it has more than {_MAX_PARTS:,} lists and objects")
+        raise InvalidTokenizer(f"it has more than {_MAX_PARTS:,} lists and objects")
     try:
         values = load_json(text)
     except (ValueError, RecursionError) as error:
-        raise Unusable(f"it is not valid JSON: {error}") from None
+        raise InvalidTokenizer(f"it is not valid JSON: {error}") from None
     if not isinstance(values, dict):
-        raise Unusable("it holds no object")
+        raise InvalidTokenizer("it is not a JSON object")
     values["padding"] = values["truncation"] = None
     longest = _check_vocabulary(values)
     before = [*_steps(values, "normalizer"), *_steps(values, "pre_tokenizer")]
     for part, steps in (("normalizer", before), ("decoder", list(_steps(values, "decoder")))):
         growth = _growth(steps)
         if growth > _MAX_GROWTH:
-            raise Unusable(
-                f"its {part} can make {growth:,.0f} characters of one, and may make {_MAX_GROWTH}"
+            raise InvalidTokenizer(
+                f"its {part} can turn one character into {growth:,.0f}, more than {_MAX_GROWTH}"
             )
     if growth * longest > _MAX_DECODED:
-        raise Unusable(
-            f"its decoder can make {growth * longest:,.0f} characters of a token of {longest:,}, "
-            f"and may make {_MAX_DECODED:,}"
+        raise InvalidTokenizer(
+            f"its decoder can make {growth * longest:,.0f} characters from a token of {longest:,}, "
+            f"more than {_MAX_DECODED:,}"
         )
     _check_around(list(_steps(values, "post_processor")))
-    # In ASCII: what is no text fails there, not on the way.
+    # Escaped as ASCII, which can always be passed to the library.
     return json.dumps(values)
 
 
 def check_ids(backend: tokenizers.Tokenizer) -> None:
-    """Refuses ids that no embedding can have a row for."""
+    """Raise InvalidTokenizer if an id cannot be a row of an embedding."""
     size = max(backend.get_vocab(with_added_tokens=True).values(), default=-1) + 1
     if size > MAX_VOCABULARY:
-        raise Unusable(f"a token has the id {size - 1:,}; it may have up to {MAX_VOCABULARY:,}")
+        raise InvalidTokenizer(
+            f"a token has the id {size - 1:,}; ids may go up to {MAX_VOCABULARY:,}"
+        )
     for step in steps_of(backend.post_processor):
         for token, index in _around(step):
             if index >= size:
-                raise Unusable(
-                    f"its post_processor puts {token!r} with the id {index} around a text, and "
+                raise InvalidTokenizer(
+                    f"its post_processor puts {token!r} with the id {index} around a text, but "
                     f"the vocabulary has the ids 0 to {size - 1}"
                 )
 
 
 def segment_count(backend: tokenizers.Tokenizer) -> int:
-    """How many segments the backend tells apart: 2, or more if its template has more."""
+    """Return the number of segments that the backend distinguishes: at least 2."""
     ids = [
         value.get("type_id", 0)
         for step in steps_of(backend.post_processor)
@@ -107,16 +116,18 @@ def segment_count(backend: tokenizers.Tokenizer) -> int:
 
 
 def try_out(backend: tokenizers.Tokenizer) -> None:
-    """Shows the faults that show only in use, by what the library raises."""
-    # A template or an unknown token without an id; and a regular expression that tries so many ways
-    # at each character that a page would take minutes. The text grows, so that this shows quickly.
-    backend.encode("a", "\U00012000")  # cuneiform, which hardly a vocabulary has
+    """Encode and decode samples, to detect faults of a backend that only show in use."""
+    # Examples are a template or an unknown token without an id, and a regular expression whose
+    # backtracking would take minutes for a page. Samples grow, so slowness is noticed quickly.
+    backend.encode("a", "\U00012000")  # cuneiform, which is in hardly any vocabulary
     length = 1
     while length < 2 * len(_SAMPLE):
         start = time.thread_time()  # of this thread alone: other processes do not count
         backend.decode(backend.encode(_SAMPLE[:length]).ids)
         if time.thread_time() - start > _MAX_SECONDS:
-            raise Unusable(f"to encode {length} characters takes more than {_MAX_SECONDS} seconds")
+            raise InvalidTokenizer(
+                f"encoding {length} characters takes more than {_MAX_SECONDS} seconds"
+            )
         length *= 2
 
 
@@ -124,7 +135,7 @@ def try_out(backend: tokenizers.Tokenizer) -> None:
 
 
 def _check_vocabulary(values: dict[str, Any]) -> int:
-    """The characters of the longest token. Takes the dropout out."""
+    """Check the tokens, remove dropout, and return the length of the longest token."""
     model, added = values.get("model"), values.get("added_tokens")
     model = model if isinstance(model, dict) else {}
     model.pop("dropout", None)
@@ -135,10 +146,10 @@ def _check_vocabulary(values: dict[str, Any]) -> int:
     tokens += [model.get(name) for name in ("continuing_subword_prefix", "end_of_word_suffix")]
     longest = max((len(token) for token in tokens if isinstance(token, str)), default=0)
     if longest > MAX_TOKEN:
-        raise Unusable(f"it has a token of {longest:,} characters, of at most {MAX_TOKEN:,}")
+        raise InvalidTokenizer(f"it has a token of {longest:,} characters, more than {MAX_TOKEN:,}")
     word = model.get("max_input_chars_per_word")
     if isinstance(word, int) and word > _MAX_WORD:
-        raise Unusable(f"'max_input_chars_per_word' is {word}, and may be {_MAX_WORD}")
+        raise InvalidTokenizer(f"'max_input_chars_per_word' is {word}, more than {_MAX_WORD}")
     return longest
 
 
@@ -146,22 +157,22 @@ def _check_vocabulary(values: dict[str, Any]) -> int:
 
 
 def steps_of(part: Any) -> list[dict[str, Any]]:
-    """What `tokenizer.json` says of each step of a part of a backend; none of None."""
+    """Return the steps of a backend's part, each described as in `tokenizer.json`."""
     return [] if part is None else list(_steps({"": json.loads(part.__getstate__())}, ""))
 
 
 def _steps(values: dict[str, Any], part: str) -> Iterator[dict[str, Any]]:
-    """The steps of a part in their order, those of sequences one by one."""
+    """Yield the steps of a part in order, with nested sequences flattened."""
     waiting, count = [values.get(part)], 0
     while waiting:
         step = waiting.pop()
         if step is None and not count:
             return
         if not isinstance(step, dict) or not isinstance(step.get("type"), str):
-            raise Unusable(f"its {part} has a step without a type")
+            raise InvalidTokenizer(f"its {part} has a step without a type")
         count += 1
         if count > _MAX_STEPS:
-            raise Unusable(f"its {part} has more than {_MAX_STEPS:,} steps")
+            raise InvalidTokenizer(f"its {part} has more than {_MAX_STEPS:,} steps")
         if step["type"] != "Sequence":
             yield step
             continue
@@ -171,45 +182,46 @@ def _steps(values: dict[str, Any], part: str) -> Iterator[dict[str, Any]]:
 
 
 class _Sizes(dict):
-    """How many characters a character becomes; all that are not told apart become as many."""
+    """Number of characters that each character becomes; unlisted characters become `others`."""
 
     others = 1.0
 
     def __missing__(self, character: str) -> float:
         return self.others
 
-    def of(self, text: str) -> float:
-        """How many a text becomes."""
+    def length_of(self, text: str) -> float:
+        """Return how many characters a text becomes."""
         return sum(map(self.__getitem__, text))
 
     def most(self) -> float:
-        """How many a character becomes at most."""
+        """Return the maximum number of characters that one character becomes."""
         return max(self.others, *self.values()) if self else self.others
 
     def change(self, function: Callable[[float], float]) -> None:
-        """Changes the size of every character."""
+        """Change the size of every character."""
         self.others = function(self.others)
         for character in self:
             self[character] = function(self[character])
 
 
 def _growth(steps: list[dict[str, Any]]) -> float:
-    """The most characters that the steps make of one."""
-    # From the last step to the first: how many characters a character becomes in this step and
-    # those behind it. The end of a text counts as one too. For characters that the file does not
-    # write Unicode's own rules do not count, by which one of a text may become 18.
+    """Return the maximum number of characters that the steps make from one character."""
+    # Steps are visited from the last to the first: `sizes` holds how many characters a character
+    # becomes in the visited steps. The end of a text counts as one character too. For characters
+    # that the file does not mention, Unicode's own rules, by which one may become 18, are not
+    # counted.
     patterns = [step.get("pattern") for step in steps]
     patterns = sum(isinstance(pattern, dict) and "Regex" in pattern for pattern in patterns)
     if patterns > _MAX_PATTERNS:
-        raise Unusable(f"it has {patterns} regular expressions, of at most {_MAX_PATTERNS}")
+        raise InvalidTokenizer(f"it has {patterns} regular expressions, more than {_MAX_PATTERNS}")
     written = "".join(text for step in steps for text in _texts(step))
     if len(written) > _MAX_WRITTEN:
-        raise Unusable(
-            f"the texts in its steps have {len(written):,} characters, of at most {_MAX_WRITTEN:,}"
+        raise InvalidTokenizer(
+            f"the texts in its steps have {len(written):,} characters, more than {_MAX_WRITTEN:,}"
         )
     kinds = [step["type"] for step in steps]
     if kinds.count("Precompiled") > _MAX_RULES:
-        raise Unusable(f"it has more than {_MAX_RULES} tables of normalization rules")
+        raise InvalidTokenizer(f"it has more than {_MAX_RULES} tables of normalization rules")
     if "ByteLevel" in kinds:
         written += "".join(tokenizers.pre_tokenizers.ByteLevel.alphabet())
     sizes = _Sizes(dict.fromkeys(written, 1.0))
@@ -224,7 +236,7 @@ def _rules(step: dict[str, Any]) -> Charsmap:
     try:
         return Charsmap(base64.b64decode(str(step.get("precompiled_charsmap"))))
     except ValueError as error:
-        raise Unusable(f"its normalization rules are broken: {error}") from None
+        raise InvalidTokenizer(f"its normalization rules are invalid: {error}") from None
 
 
 def _texts(step: dict[str, Any]) -> list[str]:
@@ -240,10 +252,13 @@ def _texts(step: dict[str, Any]) -> list[str]:
 
 
 def _grow(sizes: _Sizes, step: dict[str, Any], rules: Charsmap | None, made: str) -> None:
-    """Goes back by a step, with its compiled rules, and what those before it make of characters."""
+    """Update the sizes of the later steps to include this one.
+
+    `rules` are its compiled rules, and `made` the characters that rules of earlier steps produce.
+    """
     kind = step["type"]
     if kind == "Replace":
-        pattern, content = step.get("pattern"), sizes.of(str(step.get("content")))
+        pattern, content = step.get("pattern"), sizes.length_of(str(step.get("content")))
         literal = pattern.get("String") if isinstance(pattern, dict) else None
         if isinstance(literal, str) and literal:
             for character in literal:
@@ -252,12 +267,12 @@ def _grow(sizes: _Sizes, step: dict[str, Any], rules: Charsmap | None, made: str
                 )
         elif isinstance(pattern, dict) and pattern.get("Regex") in _CONSUMING:
             sizes.change(lambda size: max(size, content))
-        else:  # which may also match nothing, at every place
+        else:  # the pattern may match the empty string at every position
             sizes.change(lambda size: size + content)
     elif kind in ("NFC", "NFD", "NFKC", "NFKD", "Lowercase", "BertNormalizer"):
         sizes.others *= _expansion(kind, made)
-        sizes.update({c: max(sizes[c], sizes.of(_by_unicode(kind, c))) for c in sizes})
-        if kind == "BertNormalizer":  # spaces around what is Chinese
+        sizes.update({c: max(sizes[c], sizes.length_of(_by_unicode(kind, c))) for c in sizes})
+        if kind == "BertNormalizer":  # spaces around Chinese characters
             spaces = 2 * sizes[" "]
             sizes.change(lambda size: size + spaces)
     elif kind == "Precompiled":
@@ -267,12 +282,12 @@ def _grow(sizes: _Sizes, step: dict[str, Any], rules: Charsmap | None, made: str
         most = sizes.most() * (4 + bool(step.get("add_prefix_space")))
         sizes.change(lambda _: most)
     elif kind in ("Prepend", "Metaspace", "BPEDecoder", "CTC", "WordPiece"):
-        most = max(sizes.of(text) for text in ("▁", " ", *_texts(step)))
+        most = max(sizes.length_of(text) for text in ("▁", " ", *_texts(step)))
         sizes.change(lambda size: size + most)
 
 
 def _by_unicode(kind: str, text: str) -> str:
-    """What a step makes of a text by rules that no file can change."""
+    """Return a text after a step of Unicode's rules, which do not depend on the file."""
     if kind.startswith("NF"):
         return unicodedata.normalize(kind, text)
     text = text.lower()
@@ -281,15 +296,15 @@ def _by_unicode(kind: str, text: str) -> str:
 
 @functools.lru_cache(32)
 def _expansion(kind: str, made: str) -> int:
-    """The most characters that such a step makes of one of a text's."""
+    """Return the maximum number of characters that a Unicode step makes from one of `made`."""
     return max((len(_by_unicode(kind, character)) for character in set(made)), default=1)
 
 
-# What is put around a text
+# Tokens put around a text
 
 
 def _around(step: dict[str, Any]) -> Iterator[tuple[str, int]]:
-    """The tokens of a step and their ids."""
+    """Yield the special tokens that a step puts around a text, with their ids."""
     for name in ("sep", "cls"):
         value = step.get(name)
         if isinstance(value, list | tuple) and len(value) == 2 and isinstance(value[1], int):
@@ -317,7 +332,7 @@ def _check_around(steps: list[dict[str, Any]]) -> None:
             most = max([most, *Counter(texts).values()])
         copies *= most
     if tokens > _MAX_AROUND or copies > _MAX_COPIES:
-        raise Unusable(
-            f"its post_processor has a text {copies:,} times, of at most {_MAX_COPIES}, and puts "
-            f"{tokens:,} tokens around it, of at most {_MAX_AROUND}"
+        raise InvalidTokenizer(
+            f"its post_processor repeats a text {copies:,} times and puts {tokens:,} tokens around "
+            f"it; at most {_MAX_COPIES} times and {_MAX_AROUND} tokens are allowed"
         )

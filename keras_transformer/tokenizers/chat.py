@@ -1,6 +1,6 @@
-"""Chats as text, by the chat template of a tokenizer.
+"""Rendering of chats with a tokenizer's chat template.
 
-Templates are rendered in another process, which is started once, kept, and replaced.
+Templates are rendered in a separate process, which is started once and replaced when needed.
 """
 
 import atexit
@@ -10,24 +10,24 @@ import threading
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from keras_transformer import bounded_child
-from keras_transformer.bounded_process import BoundedProcess, Ended
+from keras_transformer.support import bounded_child
+from keras_transformer.support.bounded_process import BoundedProcess, Ended
 from keras_transformer.tokenizers import chat_child
 
-# Characters; published templates have up to some ten thousand.
+# Maximum characters of a template; published ones have up to about ten thousand.
 MAX_TEMPLATE = 2**20
-# What is said of a template before the message, by the kind of what is wrong.
+# Beginning of the error message, by the kind of failure.
 _WRONG = {
     "syntax": "is invalid in line ",
-    "forbidden": "asks for what it may not: ",
+    "forbidden": "asks for something forbidden: ",
     "size": "asks for too much: ",
     "refused": "refuses this chat: ",
     "failed": "fails for this chat: ",
 }
-SECONDS = 2.0  # of computing
-PATIENCE = 30.0  # seconds by the clock, whoever else is computing
+SECONDS = 2.0  # of CPU time
+PATIENCE = 30.0  # wall-clock seconds: more, since other programs may occupy the CPU
 MEMORY = 256 * 2**20  # bytes
-MAX_REQUEST = 16 * 2**20  # bytes, of a template and what it is given
+MAX_REQUEST = 16 * 2**20  # bytes, of a template with its variables
 
 
 def render_chat(
@@ -39,7 +39,7 @@ def render_chat(
     tools: Sequence[Mapping[str, Any]] | None = None,
     **variables: Any,
 ) -> str:
-    """The text of a chat, as Transformers' `apply_chat_template` gives it."""
+    """Return the text of a chat, as Transformers' `apply_chat_template` does."""
     messages = _checked(messages)
     if not isinstance(template, str) or len(template) > MAX_TEMPLATE:
         raise ValueError(
@@ -84,7 +84,7 @@ def _checked(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _plain(value: Any, name: str) -> Any:
-    """A value that must be JSON's."""
+    """Return a value. Raises ValueError if it cannot be written as JSON."""
     try:
         json.dumps(value)
         return value
@@ -95,11 +95,15 @@ def _plain(value: Any, name: str) -> Any:
 def render_apart(
     template: str, given: dict[str, Any], seconds: float = SECONDS, patience: float = PATIENCE
 ) -> tuple[str, str]:
-    """Renders a template in another process, which is killed if it takes too much."""
+    """Render a template in another process, which is killed if it exceeds its limits.
+
+    Returns the kind of the result and a text: `"text"` with the chat, or a key of `_WRONG` with
+    the end of the error message.
+    """
     global _process
     request = json.dumps([template, given]).encode()
     if len(request) > MAX_REQUEST:
-        return "size", f"with the chat it has {len(request):,} bytes, and may have {MAX_REQUEST:,}"
+        return "size", f"with the chat it has {len(request):,} bytes, more than {MAX_REQUEST:,}"
     with _lock:
         for _ in range(2):
             if _process is None:
@@ -111,7 +115,7 @@ def render_apart(
                 process.end()
                 _process = None
                 if not isinstance(error, Ended):
-                    raise  # such as an interruption, behind which an answer would still come
+                    raise  # such as an interruption, after which an answer would still arrive
             else:
                 if last:
                     process.end()
@@ -123,7 +127,7 @@ def render_apart(
                 return "size", f"it takes more than {seconds:g} seconds of computing"
             if process.status == bounded_child.OUT_OF_MEMORY:
                 return "size", f"it takes more than {MEMORY // 2**20} MB"
-            # Killed from outside, perhaps while it waited: once more.
+            # The process was killed from outside, perhaps while idle: try once more.
     return "size", f"it ends the process that renders it (with the status {process.status})"
 
 
@@ -143,7 +147,7 @@ _process: BoundedProcess | None = None
 
 
 def _leave() -> None:
-    """In a fork: another thread may have held the lock, and the process is the parent's."""
+    """Forget the parent's process after a fork, during which another thread may hold the lock."""
     global _lock, _process
     _lock = threading.Lock()
     if _process is not None:

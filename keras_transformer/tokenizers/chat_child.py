@@ -1,11 +1,11 @@
-"""The work of the process that renders chat templates.
+"""Code of the child process that renders chat templates.
 
-`bounded_child` imports it. It imports jinja2 and nothing of this package, and makes the text of
-each chat, or says what went wrong.
+`bounded_child` imports this module, which imports jinja2 and nothing of this package. For each
+request it returns the text of the chat, or a description of the failure.
 
-Jinja's sandbox keeps a template from Python's internals. It keeps it neither from filling the
-memory nor from running for days, and which filter, comparison or slice does so is a list without
-an end. Here the operating system bounds whatever is computed, reading the template included.
+Jinja's sandbox keeps a template from Python's internals, but not from filling the memory or running
+for days, and the filters, comparisons and slices that can do so cannot be listed completely.
+Therefore the operating system limits the whole computation, including the parsing of the template.
 """
 
 import datetime
@@ -14,18 +14,18 @@ import json
 
 MAX_TEXT = 16 * 2**20  # characters
 _MAX_MESSAGE = 2000  # characters
-# Templates that stay compiled: compiling takes longer than rendering.
+# Number of templates that stay compiled, since compiling takes longer than rendering.
 _KEPT_TEMPLATES = 4
 
 
 def make_environment():
-    """Jinja's sandbox as Transformers sets it up, so that the texts are the same."""
-    import jinja2.debug  # needed where a template fails, when no file can be opened any more
+    """Return Jinja's sandbox with the settings of Transformers, so that the texts are the same."""
+    import jinja2.debug  # needed for failing templates, when files can no longer be opened
     import jinja2.ext
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
     class GenerationBlock(jinja2.ext.Extension):
-        """`{% generation %}` marks what the assistant wrote. It is rendered like all else."""
+        """Jinja extension for `{% generation %}`, which marks assistant text. Renders it as is."""
 
         tags = frozenset({"generation"})
 
@@ -35,7 +35,7 @@ def make_environment():
             return jinja2.nodes.Scope(body).set_lineno(line)
 
     def tojson(value, ensure_ascii=False, indent=None, separators=None, sort_keys=False):
-        # Not Jinja's own, which escapes what has a meaning in HTML.
+        # Not Jinja's own filter, which escapes HTML characters.
         layout = {"indent": indent, "separators": separators, "sort_keys": sort_keys}
         return json.dumps(value, ensure_ascii=ensure_ascii, **layout)
 
@@ -55,7 +55,7 @@ def make_environment():
 
 
 def render(compiled, request):
-    """The kind of what came out of a request, and the text or the message."""
+    """Return the kind of a request's result, and the text or the message."""
     import jinja2
 
     try:
@@ -63,7 +63,7 @@ def render(compiled, request):
         text = compiled(source).render(given)
         if len(text) <= MAX_TEXT:
             return "text", text
-        kind, message = "size", f"it makes {len(text):,} characters, and may make {MAX_TEXT:,}"
+        kind, message = "size", f"it makes {len(text):,} characters, more than {MAX_TEXT:,}"
     except jinja2.TemplateSyntaxError as error:
         kind, message = "syntax", f"{error.lineno}: {error.message}"
     except jinja2.exceptions.SecurityError as error:
@@ -72,15 +72,16 @@ def render(compiled, request):
         kind, message = "refused", str(error)
     except MemoryError:
         raise
-    except Exception as error:  # whatever a template does wrong: a division by zero, a sum of lists
+    except Exception as error:  # any failure of a template: a division by zero, a sum of lists
         kind, message = "failed", f"{type(error).__name__}: {error}"
     return kind, message[:_MAX_MESSAGE]
 
 
 def prepare():
-    """Returns what answers requests, with all imported that rendering imports late."""
+    """Return the function that answers requests, once all modules it needs are imported."""
     environment = make_environment()
     compiled = functools.lru_cache(_KEPT_TEMPLATES)(environment.from_string)
+    # Formatting a date, printing and failing import modules late, when files may be out of reach.
     for source in ("{{ strftime_now('%c') }}{{ 1|pprint }}", "{{ 1 / 0 }}"):
         render(compiled, json.dumps([source, {}]))
 

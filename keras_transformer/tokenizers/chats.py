@@ -1,4 +1,4 @@
-"""A tokenizer's chats: their text, and their ids, in which no message can pass for the template."""
+"""Chats of a tokenizer: their text, and ids in which no message can imitate special tokens."""
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -12,7 +12,7 @@ from keras_transformer.tokenizers.folder import PUBLISHED_KEYS
 
 
 class Chats:
-    """Mixin of `Tokenizer`: `render_chat` and `encode_chat`."""
+    """Mixin of `Tokenizer` that renders and encodes chats."""
 
     def render_chat(
         self,
@@ -22,24 +22,24 @@ class Chats:
         tools: Sequence[Mapping[str, Any]] | None = None,
         **variables: Any,
     ) -> str:
-        """The text of a chat by `chat_template`, as Transformers' `apply_chat_template`.
+        """Render a chat with `chat_template`, as Transformers' `apply_chat_template` does.
 
-        The text has the special tokens in it. `encode_chat` gives its ids.
+        The text includes the special tokens. `encode_chat` returns its ids.
 
         Args:
-            messages: dicts with the strings `role` (`"system"`, `"user"`, `"assistant"`, ...)
-                and `content`, and further keys that the template may know.
-            add_generation_prompt: end with what comes before the assistant's next answer.
+            messages: dicts with the strings `role` (`"system"`, `"user"`, `"assistant"`, ...) and
+                `content`, and other keys that the template may use.
+            add_generation_prompt: end with the beginning of the assistant's next answer.
             tools: descriptions of functions that the model may call, as dicts of JSON values.
-            **variables: what else the template knows, such as `enable_thinking`.
+            **variables: other variables of the template, such as `enable_thinking`.
 
         Returns:
             A string.
 
         Raises:
             ImportError: if jinja2 is not installed.
-            ValueError: if there is no template, if a message is wrong, or if the template is or
-                refuses the chat.
+            ValueError: if there is no template, if a message is invalid, if the template is
+                invalid, or if it rejects the chat.
 
         Example:
         ```python
@@ -56,8 +56,8 @@ class Chats:
         """
         if self.chat_template is None:
             raise ValueError(
-                "The tokenizer has no chat template: it is not that of a chat model. Set its "
-                "`chat_template`, or write the prompt as the model was trained on it."
+                "The tokenizer has no chat template: it does not belong to a chat model. Set its "
+                "`chat_template`, or write the prompt in the form that the model was trained on."
             )
         return render_chat(
             self.chat_template,
@@ -69,17 +69,17 @@ class Chats:
         )
 
     def encode_chat(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> list[int]:
-        """The ids of a chat, in which special tokens are those of the template alone.
+        """Return the ids of a chat, in which all special tokens come from the template.
 
-        A special token that is written out in a message, such as `</s>`, is encoded as the
-        characters that it is written with, so that no message can end its turn and begin another.
+        A special token that is written out in a message, such as `</s>`, is encoded as ordinary
+        characters, so that no message can end its turn and begin another.
 
         Args:
-            messages: as of `render_chat`.
-            **options: as of `render_chat`.
+            messages: as in `render_chat`.
+            **options: as in `render_chat`.
 
         Returns:
-            A list of ints: of messages without special tokens those of
+            A list of ints. If the messages contain no special tokens, it equals
             `encode(render_chat(messages), special_tokens=False)`.
 
         Raises:
@@ -102,8 +102,9 @@ class Chats:
         special = {token.content: token for token in added if token.special and token.content}
         if not any(token in written for token in special):
             return self.encode(self.render_chat(**given), special_tokens=False)
-        # Characters that nobody writes stand for those of messages while the template is rendered,
-        # and others for its own while the text is encoded, of which the library takes no other.
+        # Private use characters stand for special tokens in messages while the template is
+        # rendered, and others stand for the template's own while the text is encoded. The library
+        # recognizes only the latter as special tokens.
         unused = (chr(code) for code in range(0xF0000, 0xFFFFD) if chr(code) not in written)
         theirs = dict(zip(special, unused, strict=False))
         text = self.render_chat(**_replaced(given, theirs))
@@ -121,7 +122,7 @@ class Chats:
 
 
 def _texts(value: Any) -> Iterator[str]:
-    """All strings of JSON, names too."""
+    """Yield all strings of a JSON value, including the keys of objects."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, Mapping):
@@ -133,7 +134,7 @@ def _texts(value: Any) -> Iterator[str]:
 
 
 def _replaced(value: Any, marks: Mapping[str, str]) -> Any:
-    """JSON with a character in the place of each special token."""
+    """Return a JSON value with one character in place of each special token."""
     if isinstance(value, str):
         return _pattern(marks).sub(lambda found: marks[found[0]], value)
     if isinstance(value, Mapping):
@@ -144,11 +145,11 @@ def _replaced(value: Any, marks: Mapping[str, str]) -> Any:
 
 
 def _pattern(tokens: Iterable[str]) -> re.Pattern:
-    """Each of the tokens; of several that begin at one place the longest."""
+    """Return a pattern that matches any of the tokens, and prefers the longest."""
     return re.compile("|".join(map(re.escape, sorted(tokens, key=len, reverse=True))))
 
 
 def _named(token: tokenizers.AddedToken, name: str) -> tokenizers.AddedToken:
-    """A token that is cut out of a text as another is, by another name."""
+    """Return a token that is split from a text as `token` is, under another name."""
     flags = ("single_word", "lstrip", "rstrip", "normalized")
     return tokenizers.AddedToken(name, **{flag: getattr(token, flag) for flag in flags})

@@ -1,4 +1,4 @@
-"""The tokenizer of encoders that write what they hear: a token for each character."""
+"""Tokenizer for CTC models, with a token for each character."""
 
 import json
 import os
@@ -10,8 +10,8 @@ import numpy as np
 import tokenizers
 from tokenizers import AddedToken, models, normalizers, pre_tokenizers
 
-from keras_transformer.checking import check_bool, check_text, describe
-from keras_transformer.files import write_text
+from keras_transformer.support.checking import check_bool, check_text, describe
+from keras_transformer.support.files import write_text
 from keras_transformer.tokenizers.backend import refusing
 from keras_transformer.tokenizers.bounds import check_ids
 from keras_transformer.tokenizers.folder import CONFIG_FILE, Folder, read_json_object
@@ -24,20 +24,21 @@ _ROLES = {"pad": "pad_token", "start": "bos_token", "end": "eos_token", "unknown
 _FILE = "vocab.json"
 
 
-class CTCTokenizer(Tokenizer):
-    """A token for each character, and one between words, as wav2vec 2.0 has them.
+class CTCTokenizer(Tokenizer, format="ctc"):
+    """Tokenizer with a token for each character, and one between words, as in wav2vec 2.0.
 
-    `Tokenizer.from_files` gives it for such files. Nothing is put around a text. The token of
-    padding is what `CTCSpeechToText` takes for nothing.
+    `Tokenizer.from_files` returns it for the files of such a model. No special tokens are added to
+    a text. `CTCSpeechToText` uses the padding token as CTC's blank.
 
     Args:
-        vocabulary: dict of the id of each character, of the delimiter and of the special tokens.
+        vocabulary: dict with the id of each character, of the delimiter and of the special tokens.
         delimiter: str, the token between words, in place of a space.
-        lowercase: bool, whether texts are lower case, and the vocabulary is upper case.
-        **roles: as for `Tokenizer`.
+        lowercase: bool, whether texts are in lower case and the vocabulary in upper case: encoding
+            and decoding convert them.
+        **roles: the tokens `pad`, `start`, `end` and `unknown`, as in `Tokenizer`.
 
     Raises:
-        ValueError: for a vocabulary without the delimiter or the unknown token.
+        ValueError: if the vocabulary lacks the delimiter or the unknown token.
 
     Example:
     ```python
@@ -81,15 +82,15 @@ class CTCTokenizer(Tokenizer):
     def of_characters(
         cls, characters: Iterable[str], delimiter: str = "|", lowercase: bool = False
     ) -> "CTCTokenizer":
-        """The tokenizer of an alphabet, behind `<pad>`, `<s>`, `</s>`, `<unk>` and the delimiter.
+        """Build a tokenizer of characters, with `<pad>`, `<s>`, `</s>`, `<unk>` and a delimiter.
 
         Args:
-            characters: a string of the characters, or texts, whose characters they are; sorted.
-            delimiter: str, one character, which is none of them.
-            lowercase: bool, see the class: the characters are then upper case.
+            characters: a string of the characters, or texts that contain them; they are sorted.
+            delimiter: str, one character that is not in `characters`.
+            lowercase: bool, as for the class: the characters are then converted to upper case.
 
         Raises:
-            ValueError: for no characters, or the delimiter among them.
+            ValueError: if there are no characters, or the delimiter is among them.
         """
         if isinstance(characters, (bytes, dict)) or not isinstance(characters, Iterable):
             raise ValueError(
@@ -98,7 +99,7 @@ class CTCTokenizer(Tokenizer):
         texts = [check_text("characters", text) for text in characters]
         found = set("".join(texts).upper() if lowercase else "".join(texts)) - {" "}
         if not found:
-            raise ValueError("`characters` is empty: give the characters of the texts.")
+            raise ValueError("`characters` is empty: give the characters that texts consist of.")
         if len(check_text("delimiter", delimiter)) != 1 or delimiter in found:
             raise ValueError(
                 f"`delimiter` must be one character that is in no text, received {delimiter!r}."
@@ -109,7 +110,7 @@ class CTCTokenizer(Tokenizer):
 
     @classmethod
     def from_files(cls, directory: str | os.PathLike) -> "CTCTokenizer":
-        """Loads a folder with a `vocab.json` of characters."""
+        """Load a folder with a `vocab.json` of characters."""
         folder = Folder(directory)
         if not folder.has(_FILE):
             raise FileNotFoundError(f"{str(directory)!r} needs the file {_FILE}.")
@@ -121,7 +122,10 @@ class CTCTokenizer(Tokenizer):
             )
         wrong = next((t for t, i in vocabulary.items() if not t or type(i) is not int), None)
         if wrong is not None:
-            raise ValueError(f"{folder.where} must have an id for each token, not for {wrong!r}.")
+            raise ValueError(
+                f"{folder.where} must map non-empty tokens to integer ids, but maps {wrong!r} to "
+                f"{vocabulary[wrong]!r}."
+            )
         delimiter = values.get("word_delimiter_token", "|")
         if not isinstance(delimiter, str) or len(delimiter) != 1:
             raise ValueError(
@@ -137,11 +141,11 @@ class CTCTokenizer(Tokenizer):
 
     @property
     def delimiter_id(self) -> int:
-        """The token between words."""
+        """Id of the token between words."""
         return self.token_to_id(self.delimiter)
 
     def save(self, directory: str | os.PathLike) -> None:
-        """Writes `vocab.json` and `tokenizer_config.json`, which Transformers reads too."""
+        """Write `vocab.json` and `tokenizer_config.json`, which Transformers can read too."""
         directory = Path(directory)
         directory.mkdir(parents=True, exist_ok=True)
         config = {
@@ -157,18 +161,18 @@ class CTCTokenizer(Tokenizer):
             write_text(directory / name, text)
 
     def decode(self, ids: Sequence[int] | np.ndarray) -> str:
-        """The text of ids: no token is left out but padding, since all of them were heard."""
+        """Return the text of ids. Only padding is left out: all other tokens were predicted."""
         return self.decode_batch([ids])[0]
 
     def decode_batch(self, ids: Sequence[Sequence[int]] | np.ndarray) -> list[str]:
-        """The texts of many rows of ids; see `decode`."""
+        """Return the texts of many rows of ids; see `decode`."""
         rows = [self._check_ids(row, f"ids[{index}]") for index, row in enumerate(ids)]
         spelled = {**self._tokens, self.delimiter_id: " ", self.pad_id: ""}
         texts = ["".join(spelled.get(i, "") for i in row).strip() for row in rows]
         return [text.lower() for text in texts] if self.lowercase else texts
 
     def to_tensorflow(self, sequence_length: int | None = None):
-        """Not for characters that were heard."""
+        """Raise ValueError: CTC tokenizers are not available in TensorFlow."""
         raise ValueError("to_tensorflow() does not support a CTCTokenizer.")
 
     def _rows(self, texts, pairs) -> list:

@@ -1,7 +1,7 @@
-"""The files of a published tokenizer: what their JSON says, and the tokens that they add.
+"""Files of a published tokenizer: their JSON values, and the tokens that they add.
 
-Only JSON values, text and SentencePiece's files are read, from fixed names in one folder.
-Nothing is imported or executed, and no path found in a file is followed.
+Only JSON values, text and SentencePiece files are read, from fixed names in one folder. Nothing is
+imported or executed, and no path found in a file is followed.
 """
 
 import io
@@ -13,8 +13,8 @@ from typing import Any
 import tokenizers
 from tokenizers import AddedToken
 
-from keras_transformer.checking import load_json
-from keras_transformer.files import has_file, read_file
+from keras_transformer.support.checking import load_json
+from keras_transformer.support.files import has_file, read_file
 from keras_transformer.tokenizers.bounds import MAX_FILE
 from keras_transformer.tokenizers.chat import MAX_TEMPLATE
 
@@ -22,7 +22,7 @@ TOKENIZER_FILE = "tokenizer.json"
 CONFIG_FILE = "tokenizer_config.json"
 CHAT_FILE = "chat_template.jinja"
 MARIAN_FILES = ("source.spm", "target.spm", "vocab.json")
-# Files that hold a tokenizer, and files that say more of it.
+# Files that hold a tokenizer, and files with more information about it.
 TOKENIZER_FILES = (
     TOKENIZER_FILE,
     "vocab.txt",
@@ -40,11 +40,12 @@ FURTHER_FILES = (
     "added_tokens.json",
     CHAT_FILE,
 )
-# In the config of a folder that this package wrote, which is what its tokenizer.json says.
-ENDS_ONCE = "ends_once"  # in such a config: see `Folder.ends_once`
+# Entries that this package adds to the `tokenizer_config.json` it writes: the key of an option that
+# tokenizer.json cannot hold, and a mark of its author.
+ENDS_ONCE = "ends_once"  # see `Folder.ends_once`
 OUR_MARK = {"written_by": "keras_transformer"}
 
-# Special tokens in the order in which those that the vocabulary lacks are added to it.
+# Special tokens, in the order in which missing ones are added to the vocabulary.
 TOKEN_NAMES = (
     "bos_token",
     "eos_token",
@@ -54,7 +55,7 @@ TOKEN_NAMES = (
     "cls_token",
     "mask_token",
 )
-# A role and the names that published files have for it, the more telling first.
+# The keys of each role in published files, the most reliable first.
 PUBLISHED_KEYS = {
     "pad": ("pad_token",),
     "start": ("bos_token", "cls_token"),
@@ -62,7 +63,7 @@ PUBLISHED_KEYS = {
     "mask": ("mask_token",),
     "unknown": ("unk_token",),
 }
-# Used when no file says which token has which role.
+# Used if no file says which token has which role.
 _WELL_KNOWN = {
     "pad": ("<pad>", "[PAD]"),
     "start": ("<s>", "[CLS]", "<|endoftext|>"),
@@ -70,15 +71,16 @@ _WELL_KNOWN = {
     "mask": ("<mask>", "[MASK]"),
     "unknown": ("<unk>", "[UNK]"),
 }
-# Bytes that a file may have: vocabularies of one kind have up to 5 MB, configs up to 2 MB.
+# Maximum bytes of a file. Published vocabularies of the older files have up to 5 MB, configs up to
+# 2 MB.
 _LIMIT = 16 * 2**20
 _LIMITS = {TOKENIZER_FILE: MAX_FILE, CHAT_FILE: MAX_TEMPLATE, "config.json": 4 * 2**20}
 TOKEN_FLAGS = ("lstrip", "rstrip", "single_word", "normalized", "special")
 
-# What the files of a tokenizer without a class of its own say, without the ending "Fast".
+# Class name, without the ending "Fast", in the files of a tokenizer without a class of its own.
 GENERIC = "PreTrainedTokenizer"
-# The class of a model's tokenizer if its tokenizer_config.json names none. The class of the
-# Llama line is in its files only.
+# Tokenizer class of a model whose tokenizer_config.json names none. The Llama classes are known
+# only from their files.
 _CLASS_OF_MODEL = {
     "albert": "AlbertTokenizer",
     "bart": "RobertaTokenizer",
@@ -106,12 +108,15 @@ _CLASS_OF_MODEL = {
     "wav2vec2": "Wav2Vec2CTCTokenizer",
     "xlm-roberta": "XLMRobertaTokenizer",
 }
-# Models whose files often name another class than theirs.
+# Models whose files often name a wrong class.
 _WRONGLY_NAMED = ("modernbert", "qwen2")
 
 
 class Folder:
-    """What the JSON files of a folder say of its tokenizer; `of_class` adds what its class says."""
+    """Contents of the JSON files that describe a folder's tokenizer.
+
+    `of_class` adds the defaults of its published class.
+    """
 
     def __init__(self, directory: str | os.PathLike):
         self.path = Path(directory)
@@ -119,14 +124,14 @@ class Folder:
         self.flags: dict[str, dict[str, bool]] = {}
         self.values = read_json_object(self.path / CONFIG_FILE)
         self.model_config = read_json_object(self.path / "config.json")
-        # A config that lists the added tokens is complete; else the older files say more.
+        # A config that lists the added tokens is complete; otherwise the older files add to it.
         self.lists_added = "added_tokens_decoder" in self.values
         if not self.lists_added:
             self.values |= read_json_object(self.path / "special_tokens_map.json")
         self.tokenizer_json = None
         if self.has(TOKENIZER_FILE):
             self.tokenizer_json = read_text(self.path / TOKENIZER_FILE)
-            # Its own template says what is put around a text.
+            # The template in this file determines which tokens are put around a text.
             for name in ("add_bos_token", "add_eos_token"):
                 self.values.pop(name, None)
         self.class_name = GENERIC
@@ -140,9 +145,13 @@ class Folder:
         charsmap: bytes = b"",
         flags: dict[str, dict[str, bool]] | None = None,
     ) -> "Folder":
-        """Itself, with the file to name, a class's special tokens and SentencePiece's rules.
+        """Set the defaults of a published class, and return the folder.
 
-        `flags` are the options of special tokens of which the files give the text alone.
+        Args:
+            path: the main file of the tokenizer, which error messages name.
+            tokens: special tokens by name, used where the files name no others.
+            charsmap: SentencePiece's compiled normalization rules.
+            flags: options of special tokens by name, used where the files give only their text.
         """
         self.where, self.charsmap, self.flags = repr(str(path)), charsmap, flags or {}
         self.tokens = {
@@ -151,32 +160,29 @@ class Folder:
         return self
 
     def has(self, *names: str) -> bool:
-        """Whether all these files are there."""
+        """Return whether all these files exist."""
         return all(has_file(self.path / name) for name in names)
 
     @property
-    def is_marian(self) -> bool:
-        """Whether it is to be read from Marian's files."""
-        named = self.class_name == "MarianTokenizer" or self.tokenizer_json is None
-        return named and self.has(*MARIAN_FILES)
-
-    @property
-    def is_ctc(self) -> bool:
-        """Whether it is to be read as the vocabulary of wav2vec 2.0."""
+    def format(self) -> str | None:
+        """`"marian"` or `"ctc"` if that subclass of `Tokenizer` reads the files, otherwise None."""
+        marian = self.class_name == "MarianTokenizer" or self.tokenizer_json is None
+        if marian and self.has(*MARIAN_FILES):
+            return "marian"
         named = self.class_name == "Wav2Vec2CTCTokenizer"
-        return named and self.tokenizer_json is None and self.has("vocab.json")
+        return "ctc" if named and self.tokenizer_json is None and self.has("vocab.json") else None
 
     def _class_name(self) -> str:
-        """The class that `AutoTokenizer` takes, without the ending "Fast"; `GENERIC` for none."""
-        # The tokenizer's file decides, except for models that are known for wrong names or have
-        # no class of their own.
+        """Return the class that `AutoTokenizer` uses, without the ending "Fast", or `GENERIC`."""
+        # The tokenizer's file decides, except for models that are known for wrong names or have no
+        # class of their own.
         named = self.values.get("tokenizer_class") or self.model_config.get("tokenizer_class")
         named = named.removesuffix("Fast") if isinstance(named, str) else None
         model_type = self.model_config.get("model_type")
         registered = _CLASS_OF_MODEL.get(model_type) if isinstance(model_type, str) else None
         if named is None:
             return registered or GENERIC
-        # Llama 3, whose words are spelled in bytes, is often named as Llama 2.
+        # Files of Llama 3, which spells words in bytes, often name the class of Llama 2.
         in_bytes = '"ByteLevel"' in (self.tokenizer_json or "")
         if named == "LlamaTokenizer" and in_bytes and model_type not in _WRONGLY_NAMED:
             return GENERIC
@@ -186,25 +192,27 @@ class Folder:
 
     @property
     def ends_once(self) -> bool:
-        """Whether no end is put behind a text that ends with it, which no template can say."""
+        """True if no end token is added to a text that ends with one; no template can say that."""
         return self.class_name == "SiglipTokenizer" or self.flag(ENDS_ONCE, False)
 
     def flag(self, name: str, default: bool | None) -> bool | None:
-        """A value that is true, false or not said."""
+        """Return an option that must be true, false or missing."""
         value = self.values.get(name)
         if value is not None and not isinstance(value, bool):
             raise ValueError(f"{name!r} must be true or false in {self.where}, but is {value!r}.")
         return default if value is None else value
 
     def size(self, name: str, default: int, most: int) -> int:
-        """A number of things."""
+        """Return an option that must be an integer from 0 to `most`."""
         value = self.values.get(name, default)
         if not isinstance(value, int) or not 0 <= value <= most:
-            raise ValueError(f"{name!r} must be 0 to {most} in {self.where}, but is {value!r}.")
+            raise ValueError(
+                f"{name!r} must be an integer from 0 to {most} in {self.where}, but is {value!r}."
+            )
         return value
 
     def needed(self, backend: tokenizers.Tokenizer, *names: str) -> list[str]:
-        """The special tokens of these names, which the vocabulary must have."""
+        """Return the special tokens of these names. Raises ValueError if one is missing."""
         found = [self.tokens.get(name) for name in names]
         for name, token in zip(names, found, strict=True):
             if token is None or backend.token_to_id(token) is None:
@@ -216,23 +224,23 @@ class Folder:
         return found
 
     def roles(self, backend: tokenizers.Tokenizer) -> dict[str, str | None]:
-        """Which token has which role: what the files and the class say, else well-known names."""
+        """Return the token of each role: from the files and the class, or else a well-known one."""
         said = any(self.tokens.values()) or not self.values.keys().isdisjoint(TOKEN_NAMES)
         roles = {}
         for role, keys in PUBLISHED_KEYS.items():
             tokens = [self.tokens[key] for key in keys] if said else _WELL_KNOWN[role]
-            # A file may name a token that its vocabulary lacks: then no embedding row has it.
+            # A file may name a token that is not in its vocabulary: it has no embedding row.
             found = (t for t in tokens if t and backend.token_to_id(t) is not None)
             roles[role] = next(found, None)
         return roles
 
     def chat_template(self) -> str | None:
-        """The template of chats, of its own file or else of the config, `None` without one."""
+        """Return the chat template from its own file, or else from the config, or `None`."""
         if self.has(CHAT_FILE):
             return read_text(self.path / CHAT_FILE)
         where = f"'chat_template' in {str(self.path / CONFIG_FILE)!r}"
         template = self.values.get("chat_template")
-        if isinstance(template, list):  # several with names
+        if isinstance(template, list):  # several named templates
             if not all(isinstance(item, dict) and "template" in item for item in template):
                 raise ValueError(f"{where} must be a list of objects with 'name' and 'template'.")
             named = {str(item.get("name")): item["template"] for item in template}
@@ -241,7 +249,7 @@ class Folder:
             raise ValueError(f"{where} must be a string, but is {type(template).__name__}.")
         if template is not None and len(template) > MAX_TEMPLATE:
             raise ValueError(
-                f"{where} has {len(template):,} characters; it may have {MAX_TEMPLATE:,}."
+                f"{where} has {len(template):,} characters; the maximum is {MAX_TEMPLATE:,}."
             )
         return template
 
@@ -251,7 +259,13 @@ class Folder:
         usual: Sequence[AddedToken] = (),
         own: dict[int, AddedToken] | None = None,
     ) -> None:
-        """Adds the tokens that the files list or name, `usual` if none speaks of further ones."""
+        """Add the tokens that the files list or name to a backend.
+
+        Args:
+            backend: the backend.
+            usual: further special tokens of the class, used if the files mention no further ones.
+            own: the added tokens of `tokenizer.json` by id, used if the config does not list any.
+        """
         listed = self._listed_tokens() | ({} if self.lists_added else own or {})
         names = {token for token in self.tokens.values() if token}
         present = backend.get_added_tokens_decoder().values()
@@ -271,9 +285,9 @@ class Folder:
                     f"{token.content!r} with the id {index}, but in the vocabulary it has "
                     f"{backend.token_to_id(token.content)}."
                 )
-        # What is only named, and not in the vocabulary, is added if the model has an embedding for
-        # it. Where nothing says how many it has, a class's mask is, which files of pieces lack.
-        # (Transformers always adds it.)
+        # A token that is only named, and not in the vocabulary, is added if the model has an
+        # embedding row for it. If the number of rows is unknown, only a class's mask is added,
+        # which files of pieces lack. (Transformers always adds it.)
         rows = self._rows()
         mask = None if self.class_name == GENERIC else self.tokens.get("mask_token")
         room = 0 if rows is None else rows - backend.get_vocab_size()
@@ -296,20 +310,20 @@ class Folder:
         backend.add_tokens(adding)
 
     def _described(self, name: str) -> Any:
-        """What the files say of a special token, with the options of its class if that is text."""
+        """Return a special token as the files describe it; plain text gets its class's options."""
         said = self.values.get(name)
         if isinstance(said, dict) or name not in self.flags:
             return said
         return {"content": said or self.tokens[name], **self.flags[name]}
 
     def _rows(self) -> int | None:
-        """How many tokens the model beside the tokenizer has embeddings for, if that is said."""
+        """Return the number of embedding rows of the model in this folder, if it is known."""
         parts = [self.model_config, *self.model_config.values()]
         sizes = [part.get("vocab_size") for part in parts if isinstance(part, dict)]
         return max((size for size in sizes if isinstance(size, int)), default=None)
 
     def _listed_tokens(self) -> dict[int, AddedToken]:
-        """The added tokens that the config or `added_tokens.json` lists with their ids."""
+        """Return the added tokens by id, from the config or `added_tokens.json`."""
         if self.lists_added:
             listed = self.values["added_tokens_decoder"]
             if not isinstance(listed, dict) or not all(map(_is_id, listed)):
@@ -321,7 +335,7 @@ class Folder:
         path = self.path / "added_tokens.json"
         listed = read_json_object(path)
         if not all(isinstance(index, int) for index in listed.values()):
-            raise ValueError(f"{str(path)!r} must hold the ids of its tokens.")
+            raise ValueError(f"{str(path)!r} must map each token to its id, an integer.")
         special = {_content(self.values.get(name)) for name in TOKEN_NAMES}
         special.update(token.content for token in self._further_tokens() or ())
         return {
@@ -330,7 +344,7 @@ class Folder:
         }
 
     def _further_tokens(self) -> list[AddedToken] | None:
-        """Special tokens beyond the named ones, `None` if no file speaks of them."""
+        """Return special tokens beyond the named ones, or `None` if no file mentions any."""
         # The newer name first.
         for name in ("extra_special_tokens", "additional_special_tokens"):
             tokens = self.values.get(name)
@@ -345,7 +359,7 @@ class Folder:
 
 
 def read_text(path: Path) -> str:
-    """A text file, of a size that such a file may have."""
+    """Return the content of a text file of limited size."""
     data = read_file(path, _LIMITS.get(path.name, _LIMIT))
     try:
         return io.TextIOWrapper(io.BytesIO(data), encoding="utf-8").read()
@@ -354,7 +368,7 @@ def read_text(path: Path) -> str:
 
 
 def read_json_object(path: Path) -> dict[str, Any]:
-    """The object in a JSON file; empty if there is no such file."""
+    """Return the object in a JSON file; empty if the file does not exist."""
     if not has_file(path):
         return {}
     text = read_text(path)
@@ -374,17 +388,19 @@ def _is_id(text: str) -> bool:
 
 
 def _content(token) -> str | None:
-    """The text of a special token, which files give as a string or as an object."""
+    """Return the text of a special token, which files give as a string or as an object."""
     if isinstance(token, dict):
         token = token.get("content")
     return token if isinstance(token, str) else None
 
 
 def _added_token(value, special: bool = False) -> AddedToken:
-    """A token with its options: whether it takes spaces along, and so on."""
+    """Return a token with its options, such as whether it absorbs spaces."""
     text = _content(value)
     if text is None:
-        raise ValueError(f"A token must be a string or have a 'content', but is {value!r}.")
+        raise ValueError(
+            f"A special token must be a string or an object with 'content', but is {value!r}."
+        )
     options = value if isinstance(value, dict) else {}
     flags = {name: options[name] for name in TOKEN_FLAGS if isinstance(options.get(name), bool)}
     return AddedToken(text, **flags | {"special": special or flags.get("special", False)})

@@ -1,8 +1,8 @@
-"""The languages of mBART: codes that stand beside a text and say what it is written in."""
+"""Language codes of mBART: tokens that are added to a text and name its language."""
 
 import tokenizers
 
-from keras_transformer.checking import describe
+from keras_transformer.support.checking import describe
 from keras_transformer.tokenizers.training import set_template
 
 _OF_25 = (
@@ -14,29 +14,29 @@ _OF_50 = (
     "ps_AF pt_XX sv_SE sw_KE ta_IN te_IN th_TH tl_XX uk_UA ur_PK xh_ZA gl_ES sl_SI"
 )
 CODES_25, CODES_50 = tuple(_OF_25.split()), tuple(_OF_50.split())
-# The code in front (mBART-50), or behind (mBART); of texts and of pairs.
+# Templates of texts and of pairs, with the code in front (mBART-50) or at the end (mBART).
 _FIRST = ("{start} $A {end}", "{start} $A $B {end}")
 _LAST = ("$A {end} {start}", "$A $B {end} {start}")
 
 
 def set_language(backend: tokenizers.Tokenizer, code: str, end: str, first: bool) -> None:
-    """Puts the code of a language, which the vocabulary has, and the end around texts."""
+    """Make the backend add a language code and the end token; with `first` the code is in front."""
     set_template(backend, _FIRST if first else _LAST, code, end)
 
 
 def set_source_language(tokenizer, code: str) -> None:
-    """Changes the language that mBART's tokenizer puts beside a text: that of the sources.
+    """Change the language that mBART's tokenizer adds to source texts.
 
-    The language of the targets is the token that they start with: `Rules(forced_prefix=[id])` of
-    `generate`, or `forced_bos_token_id` in the backbone's `generation_config`, which `fit` heeds
-    too; of the first mBART, which has no such token, it is `start_id` of `Seq2SeqLM`.
+    The target language is the token that targets start with: `Rules(forced_prefix=[id])` in
+    `generate`, or `forced_bos_token_id` in the backbone's `generation_config`, which `fit` uses
+    too. The first mBART has no such token; there it is the `start_id` of `Seq2SeqLM`.
 
     Args:
-        tokenizer: `Tokenizer` of an mBART, which has a code around texts already.
+        tokenizer: `Tokenizer` of an mBART, which already adds a code to texts.
         code: str, such as `"de_DE"`.
 
     Raises:
-        ValueError: for a code that the vocabulary lacks, or another tokenizer.
+        ValueError: if the code is not in the vocabulary, or if it is not an mBART tokenizer.
 
     Example:
     ```python
@@ -48,7 +48,7 @@ def set_source_language(tokenizer, code: str) -> None:
     try:
         set_source_language(tokenizer, "de_DE")
     except ValueError as error:
-        assert "puts no language beside a text" in str(error)
+        assert "adds no language to a text" in str(error)
     ```
 
     Source: Liu et al. 2020, "Multilingual Denoising Pre-training", section 2; Tang et al. 2020.
@@ -57,11 +57,11 @@ def set_source_language(tokenizer, code: str) -> None:
     here = [tokenizer.id_to_token(index) for index in around if index != end]
     if len(around) != 2 or len(here) != 1 or here[0] not in CODES_50:
         raise ValueError(
-            "This tokenizer puts no language beside a text: it is not that of an mBART."
+            "This tokenizer adds no language to a text: it does not belong to an mBART."
         )
     if not isinstance(code, str) or tokenizer.token_to_id(code) is None:
         raise ValueError(
-            f"The vocabulary has no language {describe(code)}. Codes are such as 'en_XX', 'de_DE'."
+            f"The vocabulary has no language {describe(code)}. Examples of codes: 'en_XX', 'de_DE'."
         )
     end = tokenizer.id_to_token(end)
     set_language(tokenizer._backend, code, end, first=around[0] != tokenizer.end_id)

@@ -1,4 +1,4 @@
-"""Tokenizer files: read the published formats, write `tokenizer.json`."""
+"""Reading of published tokenizer formats, and writing of `tokenizer.json`."""
 
 import base64
 import json
@@ -8,7 +8,7 @@ from pathlib import Path
 import tokenizers
 from tokenizers import decoders, models, normalizers
 
-from keras_transformer.files import write_text
+from keras_transformer.support.files import write_text
 from keras_transformer.tokenizers.backend import refusing
 from keras_transformer.tokenizers.bounds import bounded, check_ids, steps_of, try_out
 from keras_transformer.tokenizers.folder import (
@@ -32,9 +32,9 @@ from keras_transformer.tokenizers.sentencepiece import (
 )
 from keras_transformer.tokenizers.sentencepiece_file import parse_sentencepiece
 
-# Names of classes that say no more than the files do.
+# Classes without rules of their own: their files say everything.
 _GENERIC_CLASSES = (GENERIC, "TokenizersBackend", "PythonBackend", "MarianTokenizer")
-# What "clean_up_tokenization_spaces" asks for in decoded text, in this order.
+# Replacements of "clean_up_tokenization_spaces" in decoded text, in this order.
 _CLEAN_UP = (
     *((f" {mark}", mark) for mark in ".?!,"),
     (" ' ", "'"),
@@ -43,11 +43,12 @@ _CLEAN_UP = (
 
 
 def read_folder(folder: Folder) -> tokenizers.Tokenizer:
-    """The backend of `tokenizer.json`, else of the older files of a published class."""
+    """Return the backend from `tokenizer.json`, or from the older files of a published class."""
     read = _read_older_files if folder.tokenizer_json is None else _read_tokenizer_json
     backend = read(folder)
     backend.encode_special_tokens = folder.flag("split_special_tokens", False)
-    # Spaces before punctuation go in decoding, except for BPE, as in Transformers.
+    # With this option, decoding removes spaces before punctuation, except for BPE, as in
+    # Transformers.
     cleaned = folder.flag("clean_up_tokenization_spaces", False)
     if cleaned and backend.decoder is not None and not isinstance(backend.model, models.BPE):
         steps = [decoders.Replace(old, new) for old, new in _CLEAN_UP]
@@ -64,14 +65,14 @@ def write_directory(
     chat_template: str | None = None,
     ends_once: bool = False,
 ) -> None:
-    """Writes `tokenizer.json` and `tokenizer_config.json`, readable by Transformers too."""
+    """Write `tokenizer.json` and `tokenizer_config.json`, which Transformers can read too."""
     directory = Path(directory)
     directory.mkdir(parents=True, exist_ok=True)
     config = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
     # A role without a token is written as null, so that reading does not guess one.
     for role, keys in PUBLISHED_KEYS.items():
         config.update(dict.fromkeys(keys, roles[role]))
-    if backend.encode_special_tokens:  # which their file does not keep
+    if backend.encode_special_tokens:  # which the library's file does not store
         config["split_special_tokens"] = True
     if chat_template is not None:
         config["chat_template"] = chat_template
@@ -80,7 +81,7 @@ def write_directory(
         config[ENDS_ONCE] = True
     write_text(directory / TOKENIZER_FILE, backend.to_str(pretty=True))
     write_text(directory / CONFIG_FILE, json.dumps(config, indent=2, ensure_ascii=False) + "\n")
-    # That of the tokenizer that was in the folder before would count.
+    # The template of a tokenizer that was in the folder before would take precedence.
     Path(directory, CHAT_FILE).unlink(missing_ok=True)
 
 
@@ -108,7 +109,7 @@ def _read_tokenizer_json(folder: Folder) -> tokenizers.Tokenizer:
 
 
 def _charsmap(backend: tokenizers.Tokenizer, path: Path) -> bytes:
-    """SentencePiece's compiled rules in a normalizer, which are checked."""
+    """Return SentencePiece's compiled rules in a normalizer, after checking them."""
     found = b""
     for step in steps_of(backend.normalizer):
         if step["type"] == "Precompiled":
@@ -123,9 +124,9 @@ def _read_older_files(folder: Folder) -> tokenizers.Tokenizer:
         guess = _guess_class(folder)
         if name not in CLASSES and name not in _GENERIC_CLASSES:
             raise ValueError(
-                f"The tokenizer in {str(folder.path)!r} is a {name!r}, which has rules of its own "
-                "that its older files do not tell. Give a tokenizer.json too, as `save_pretrained` "
-                "of Transformers 5 writes."
+                f"The tokenizer in {str(folder.path)!r} is a {name!r}, which has rules that its "
+                "older files do not contain. Add the tokenizer.json that `save_pretrained` of "
+                "Transformers 5 writes."
             )
         name = guess
     if name is None:
@@ -151,7 +152,7 @@ def _read_older_files(folder: Folder) -> tokenizers.Tokenizer:
 
 
 def _files(folder: Folder, cls: Published) -> tuple[str, ...]:
-    """The files of a class that are there, none if one is missing."""
+    """Return the files of a class in the folder, or an empty tuple if one is missing."""
     choices = [cls.files]
     if cls.from_pieces is not None:
         choices.append(("tokenizer.model",))
@@ -159,7 +160,7 @@ def _files(folder: Folder, cls: Published) -> tuple[str, ...]:
 
 
 def _guess_class(folder: Folder) -> str | None:
-    """The class of files of which nothing says what they are."""
+    """Guess the class of files that do not name one; `tokenizer.model` alone gives None."""
     if folder.has("vocab.txt"):
         return "BertTokenizer"
     if folder.has("vocab.json", "merges.txt"):
@@ -186,9 +187,9 @@ def _guess_class(folder: Folder) -> str | None:
 
 
 def _read_generic_pieces(folder: Folder) -> tokenizers.Tokenizer:
-    """A `tokenizer.model` of no class that has rules of its own, such as Mistral's."""
+    """Read a `tokenizer.model` of a class without rules of its own, such as Mistral's."""
     # Transformers 5.23 puts no space before the text here, whatever the file says (release 4 read
-    # it as Llama's). For the same ids, neither do we; a `tokenizer.json` has its own rules.
+    # it as Llama's). To get the same ids, we do the same; a `tokenizer.json` has its own rules.
     path = folder.path / "tokenizer.model"
     pieces = parse_sentencepiece(path)
     names = {f"{name}_token": pieces.pieces[i] for name, i in pieces.special_ids.items() if i >= 0}
@@ -204,13 +205,13 @@ def _read_generic_pieces(folder: Folder) -> tokenizers.Tokenizer:
 
 
 def _read_vocab_txt(directory: Path) -> dict[str, int]:
-    """BERT's format: one token a line, its id is the line number."""
+    """Read BERT's format: one token per line, with the line number as its id."""
     lines = read_text(directory / "vocab.txt").removesuffix("\n").split("\n")
     return {line.rstrip("\r"): index for index, line in enumerate(lines)}
 
 
 def _read_vocab_and_merges(directory: Path) -> tuple[dict[str, int], list[tuple[str, ...]]]:
-    """The format of GPT and GPT-2."""
+    """Read the format of GPT and GPT-2."""
     vocabulary = read_json_object(directory / "vocab.json")
     # The first line is a version; a merge may itself start with '#'.
     lines = read_text(directory / "merges.txt").split("\n")
@@ -221,7 +222,16 @@ def _read_vocab_and_merges(directory: Path) -> tuple[dict[str, int], list[tuple[
 def _build(
     cls: Published, model: models.Model, folder: Folder, more=(), own=None, template=None
 ) -> tokenizers.Tokenizer:
-    """A backend of a published class: `more` tokens of a file of pieces, `own` of the other."""
+    """Build a backend of a published class.
+
+    Args:
+        cls: the class.
+        model: the model with its vocabulary.
+        folder: the folder.
+        more: added tokens of a SentencePiece file.
+        own: added tokens of a `tokenizer.json`, by id.
+        template: the template of a `tokenizer.json`, used unless the class has its own.
+    """
     backend = tokenizers.Tokenizer(model)
     cls.prepare(backend, folder)
     folder.add_tokens(backend, [*more, *cls.further(folder)], own)

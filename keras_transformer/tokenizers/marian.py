@@ -1,4 +1,4 @@
-"""Marian's translation models: two SentencePiece files and one vocabulary."""
+"""Tokenizers of Marian's translation models: two SentencePiece files and one vocabulary."""
 
 import json
 import os
@@ -10,7 +10,7 @@ import numpy as np
 import tokenizers
 from tokenizers import Regex, decoders, models, processors
 
-from keras_transformer.files import write_bytes, write_text
+from keras_transformer.support.files import write_bytes, write_text
 from keras_transformer.tokenizers.backend import refusing
 from keras_transformer.tokenizers.bounds import check_ids
 from keras_transformer.tokenizers.folder import (
@@ -27,8 +27,8 @@ from keras_transformer.tokenizers.tokenizer import Tokenizer
 _TOKENS = {"eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>"}
 
 
-class MarianTokenizer(Tokenizer):
-    """The tokenizer of a Marian model, which `Tokenizer.from_files` gives for its files."""
+class MarianTokenizer(Tokenizer, format="marian"):
+    """Tokenizer of a Marian model, which `Tokenizer.from_files` returns for its files."""
 
     _takes_pieces = True
 
@@ -38,13 +38,13 @@ class MarianTokenizer(Tokenizer):
         super().__init__(backend, **roles)
         self._source, self._target = source, target
         added = {token.content for token in backend.get_added_tokens_decoder().values()}
-        # The longest first: the first alternative that fits is taken.
+        # Longest first, since the first matching alternative is taken.
         choices = "|".join(map(re.escape, sorted(added, key=len, reverse=True)))
         self._parts = re.compile(f"({choices})" if added else r"(?!)()")
 
     @classmethod
     def from_files(cls, directory: str | os.PathLike) -> "MarianTokenizer":
-        """Loads a folder with `source.spm`, `target.spm` and `vocab.json`."""
+        """Load a folder with `source.spm`, `target.spm` and `vocab.json`."""
         folder = Folder(directory)
         if not folder.has(*MARIAN_FILES):
             raise FileNotFoundError(
@@ -53,8 +53,8 @@ class MarianTokenizer(Tokenizer):
         path = folder.path / "vocab.json"
         if folder.of_class(path, _TOKENS).flag("separate_vocabs", False):
             raise ValueError(
-                f"{folder.where} has a vocabulary for each side, which is not supported: the "
-                "sides are to share one."
+                f"{folder.where} has a vocabulary for each side ('separate_vocabs'), which is not "
+                "supported: source and target must share one."
             )
         with refusing(f"{folder.where} is not a usable vocabulary"):
             vocabulary = read_json_object(path)
@@ -67,7 +67,7 @@ class MarianTokenizer(Tokenizer):
                 pair=["$A", "$B:0", end],
                 special_tokens=[(end, backend.token_to_id(end))],
             )
-            # Not `Strip`, which panics for a text that is nothing but what it strips.
+            # Not `Strip`, which panics on a text of nothing but spaces.
             strip = decoders.Replace(Regex(r"\A +| +\z"), "")
             backend.decoder = decoders.Sequence(
                 [decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse(), strip]
@@ -79,7 +79,7 @@ class MarianTokenizer(Tokenizer):
         return cls(backend, *segmenters, **folder.roles(backend))
 
     def save(self, directory: str | os.PathLike) -> None:
-        """Writes Marian's own files, which Transformers reads too."""
+        """Write Marian's own files, which Transformers can read too."""
         directory = Path(directory)
         directory.mkdir(parents=True, exist_ok=True)
         model = json.loads(self._backend.to_str())["model"]
@@ -102,7 +102,7 @@ class MarianTokenizer(Tokenizer):
             write_text(directory / name, text)
 
     def encode_targets(self, texts: Sequence[str] | np.ndarray) -> list[list[int]]:
-        """The ids of targets, segmented by `target.spm`, without the end."""
+        """Return the ids of targets, segmented by `target.spm`, without the end token."""
         rows = self._rows(texts, None, self._target)
         with self._refusing("encode"):
             encodings = self._backend.encode_batch_fast(
@@ -111,11 +111,11 @@ class MarianTokenizer(Tokenizer):
         return [encoding.ids for encoding in encodings]
 
     def encode_batch_with_offsets(self, texts, pairs=None) -> list[tokenizers.Encoding]:
-        """Not for Marian."""
-        raise ValueError("The pieces of a Marian tokenizer have no places in the original text.")
+        """Raise ValueError: Marian's tokens have no offsets."""
+        raise ValueError("The pieces of a Marian tokenizer have no offsets in the original text.")
 
     def to_tensorflow(self, sequence_length: int | None = None):
-        """Not for Marian."""
+        """Raise ValueError: Marian's tokenizers are not available in TensorFlow."""
         raise ValueError("to_tensorflow() does not support Marian's tokenizers.")
 
     def _rows(self, texts, pairs, segment: Segmenter | None = None) -> list:
@@ -126,7 +126,7 @@ class MarianTokenizer(Tokenizer):
         return list(zip(*(self._pieces(side, self._source) for side in sides), strict=True))
 
     def _pieces(self, texts: Iterable[str], segment: Segmenter) -> list[list[str]]:
-        """The pieces of texts: special tokens and languages as they are, the rest segmented."""
+        """Return the pieces of texts; special tokens and languages are not segmented."""
         rows: list[list[tuple[bool, str]]] = []
         for text in texts:
             rows.append([])

@@ -1,13 +1,13 @@
-"""Moses's tokenization: words apart from their punctuation, and back.
+"""Moses tokenization, which separates words from punctuation, and its inverse.
 
 Corpora of machine translation, such as Multi30k, are distributed in this form. A model that was
-trained on it wants its input so, whatever its own tokenizer does afterwards.
+trained on it needs its input in this form, whatever its own tokenizer does afterwards.
 """
 
 import re
 from collections.abc import Callable
 
-# What may end in a point without ending a sentence.
+# Abbreviations whose final period does not end a sentence.
 _ABBREVIATIONS = frozenset(
     ("mr", "mrs", "ms", "dr", "prof", "st", "jr", "sr", "vs", "etc", "inc", "ltd", "co")
 )
@@ -20,17 +20,17 @@ _TYPOGRAPHIC = str.maketrans({"“": '"', "”": '"', "„": '"', "‘": "'", "�
 
 
 def moses_tokenize(text: str) -> str:
-    """Puts spaces between words and punctuation, and escapes what Moses escapes.
+    """Put spaces between words and punctuation, and escape characters as Moses does.
 
-    The rules of the English tokenizer of Moses, with few abbreviations: a point at the end of a
-    word, a comma that is not in a number, any other sign but the hyphen, and an apostrophe with
-    what follows. Text in this form already does not change.
+    Follows the rules of Moses's English tokenizer, with few abbreviations: it separates a period at
+    the end of a word, a comma outside of numbers, any other sign except the hyphen, and an
+    apostrophe together with the letters after it. Text that already has this form does not change.
 
     Args:
         text: a string. Its case is kept.
 
     Returns:
-        The words and signs, one space between two.
+        The words and signs, separated by single spaces.
 
     Example:
     ```python
@@ -45,9 +45,9 @@ def moses_tokenize(text: str) -> str:
     text = re.sub(r"([^\w\s.'`,-]|_)", r" \1 ", text)
     text = re.sub(r"(\.{2,})", r" \1 ", text)
     text = re.sub(r"(?<!\d),|,(?!\d)", " , ", text)
-    text = re.sub(r"(?<![^\W_])'|'(?![^\W_])", " ' ", text)  # at an end of a word
-    text = re.sub(r"(?<=[^\W_])'(?=[^\W_])", " '", text)  # inside
-    text = re.sub(r"(?<!\S)' (?=(?:s|re|ve|ll|d|m|t)(?!\S))", "'", text)  # set apart already
+    text = re.sub(r"(?<![^\W_])'|'(?![^\W_])", " ' ", text)  # at the edge of a word
+    text = re.sub(r"(?<=[^\W_])'(?=[^\W_])", " '", text)  # inside a word
+    text = re.sub(r"(?<!\S)' (?=(?:s|re|ve|ll|d|m|t)(?!\S))", "'", text)  # already separated
     words = text.split()
     for place, word in enumerate(words):
         stem, last = word[:-1], place == len(words) - 1
@@ -61,13 +61,13 @@ def moses_tokenize(text: str) -> str:
 
 
 def moses_detokenize(text: str) -> str:
-    """Joins punctuation to its words again: what a translation is shown as.
+    """Attach punctuation to its words again, to show a translation.
 
     Args:
-        text: words and signs with spaces between them, as `moses_tokenize` gives them.
+        text: words and signs with spaces between them, as from `moses_tokenize`.
 
     Returns:
-        The text as it is written. Case does not come back.
+        The text in ordinary spelling. Its case is not restored.
 
     Example:
     ```python
@@ -87,13 +87,14 @@ def moses_detokenize(text: str) -> str:
 
 
 def text_forms(text: str | None) -> tuple[Callable[[list[str]], list[str]], Callable[[str], str]]:
-    """From ordinary texts to the form that a preset was trained on, and from its form back.
+    """Return functions from ordinary texts to the form a preset was trained on, and back.
 
     Args:
-        text: the form as the metadata of a preset have it, `"moses"` or None for ordinary texts.
+        text: the form as in a preset's metadata, `"moses"`, or None if texts are ordinary.
 
     Returns:
-        A function of texts, and one of a text.
+        A function from a list of ordinary texts to that form, and one from a text in that form back
+        to an ordinary one.
 
     Example:
     ```python

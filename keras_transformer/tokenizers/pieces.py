@@ -1,7 +1,7 @@
-"""What each token adds to a text, in bytes, as the decoder of a tokenizer has it.
+"""Bytes that each token adds to a text, according to a tokenizer's decoder.
 
-The bytes of a text's tokens together are the UTF-8 of the decoded text, except for a space at its
-start. (And for those before punctuation, where `clean_up_tokenization_spaces` takes them away.)
+Concatenated, the bytes of a text's tokens are the UTF-8 of the decoded text, except for a space at
+its start (and, with `clean_up_tokenization_spaces`, spaces before punctuation).
 """
 
 import re
@@ -12,14 +12,17 @@ from keras_transformer.tokenizers.bounds import steps_of
 from keras_transformer.tokenizers.tokenizer import Tokenizer
 
 _BYTE_TOKEN = re.compile("<0x([0-9A-Fa-f]{2})>")
-# Decoders that go token by token, except for bytes and for what is at the ends of a text.
+# Decoders that work token by token, except for byte tokens and the ends of a text.
 _KNOWN = {"ByteFallback", "ByteLevel", "Fuse", "Metaspace", "Replace", "Strip", "WordPiece"}
-# A token that every decoder leaves as it is, put around the token in question.
+# A token that every decoder leaves unchanged, put around the token in question.
 _AROUND = "a"
 
 
 def token_bytes(tokenizer: Tokenizer) -> list[bytes | None]:
-    """What each token adds to a decoded text when it is neither the first nor the last token."""
+    """Return the bytes that each id adds to a decoded text when it is neither first nor last.
+
+    Special tokens and unused ids are None.
+    """
     piece = _Pieces(tokenizer)
     special = set(tokenizer.special_ids)
     tokens: list[bytes | None] = [None] * tokenizer.vocabulary_size
@@ -30,7 +33,7 @@ def token_bytes(tokenizer: Tokenizer) -> list[bytes | None]:
 
 
 def strips_first_space(tokenizer: Tokenizer) -> bool:
-    """Whether a decoded text lacks the space that its first token adds elsewhere."""
+    """Return whether a decoded text lacks the space that its first token adds elsewhere."""
     piece = _Pieces(tokenizer)
     special = set(tokenizer.special_ids)
     for token, index in tokenizer.get_vocabulary().items():
@@ -40,19 +43,22 @@ def strips_first_space(tokenizer: Tokenizer) -> bool:
 
 
 def ids_within_words(tokenizer: Tokenizer) -> list[int]:
-    """Tokens of WordPiece that go on with a word: at the start of a text they show their prefix."""
+    """Return the ids of WordPiece tokens that continue a word.
+
+    At the start of a text, they are decoded with their prefix, such as `##`.
+    """
     steps = decoder_steps(tokenizer)
     prefixes = tuple(step["prefix"] for step in steps if step["type"] == "WordPiece")
     return [i for token, i in tokenizer.get_vocabulary().items() if token.startswith(prefixes)]
 
 
 def decoder_steps(tokenizer: Tokenizer) -> list[dict[str, Any]]:
-    """The steps of a tokenizer's decoder, in their order."""
+    """Return the steps of a tokenizer's decoder, in order."""
     return steps_of(tokenizer._backend.decoder)
 
 
 class _Pieces:
-    """The bytes of a token that is neither the first nor the last."""
+    """Function from a token to the bytes that it adds when it is neither first nor last."""
 
     def __init__(self, tokenizer: Tokenizer):
         self._decoder = tokenizer._backend.decoder
@@ -60,9 +66,9 @@ class _Pieces:
         kinds = [step["type"] for step in decoder_steps(tokenizer)]
         unknown = set(kinds) - _KNOWN
         before = "ByteLevel" in kinds and set(kinds[: kinds.index("ByteLevel")])
-        if unknown or before or {"ByteLevel", "Replace"} <= set(kinds):  # ends of words, of CLIP
+        if unknown or before or {"ByteLevel", "Replace"} <= set(kinds):  # CLIP's ends of words
             raise ValueError(
-                f"What a token adds to a text is not known for a tokenizer with the decoder "
+                f"The text that a single token adds is not known for a tokenizer with the decoder "
                 f"{' and '.join(sorted(unknown or kinds))}."
             )
         characters = byte_alphabet() if "ByteLevel" in kinds else ()
@@ -73,7 +79,7 @@ class _Pieces:
 
     def __call__(self, token: str) -> bytes:
         if self._byte_level:
-            # A token with another character, which was added, is the text that it shows.
+            # A token with any other character is an added one, which stands for its own text.
             if all(character in self._byte_level for character in token):
                 return bytes(self._byte_level[character] for character in token)
             return token.encode()

@@ -1,6 +1,6 @@
-"""How the published tokenizer classes prepare text: what is normalized, what a word is.
+"""Text preparation in the published tokenizer classes: normalization and splitting into words.
 
-Facts are from Transformers 5.23, `models/*/tokenization_*.py`.
+Source: Transformers 5.23, `models/*/tokenization_*.py`.
 """
 
 from collections.abc import Callable, Sequence
@@ -10,9 +10,13 @@ from tokenizers import Regex, decoders, normalizers, pre_tokenizers
 
 from keras_transformer.tokenizers.bounds import AT_START, MARKS, SPACES
 from keras_transformer.tokenizers.folder import Folder
-from keras_transformer.tokenizers.sentencepiece import SPACE, charsmap_normalizers, space_decoder
+from keras_transformer.tokenizers.sentencepiece import (
+    SPACE,
+    charsmap_normalizers,
+    space_decoder,
+)
 
-# What sets something of a backend by what a folder says.
+# Function that sets parts of a backend according to the options of a folder.
 Setter = Callable[[tokenizers.Tokenizer, Folder], None]
 
 _QWEN2_WORD = (
@@ -26,7 +30,7 @@ _STRIP = decoders.Replace(Regex(rf"\A{SPACES}|{SPACES}\z"), "")
 
 
 def prepare_bert(backend: tokenizers.Tokenizer, folder: Folder) -> None:
-    """Words and punctuation marks, by default in lower case and without accents."""
+    """Split at words and punctuation marks, by default in lower case and without accents."""
     backend.normalizer = normalizers.BertNormalizer(
         lowercase=folder.flag("do_lower_case", True),
         handle_chinese_chars=folder.flag("tokenize_chinese_chars", True),
@@ -37,14 +41,14 @@ def prepare_bert(backend: tokenizers.Tokenizer, folder: Folder) -> None:
 
 
 def prepare_gpt(backend: tokenizers.Tokenizer, folder: Folder) -> None:
-    """As BERT, for merges that know where a word ends (GPT, 2018)."""
+    """Split as BERT does, in lower case; merges mark the end of a word with `</w>` (GPT, 2018)."""
     backend.normalizer = normalizers.BertNormalizer(lowercase=True)
     backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     backend.decoder = decoders.BPEDecoder(suffix="</w>")
 
 
 def prepare_bytes(backend: tokenizers.Tokenizer, folder: Folder) -> None:
-    """GPT-2's words, spelled in bytes."""
+    """Split into GPT-2's words, spelled in bytes."""
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(
         add_prefix_space=folder.flag("add_prefix_space", False)
     )
@@ -52,13 +56,13 @@ def prepare_bytes(backend: tokenizers.Tokenizer, folder: Folder) -> None:
 
 
 def prepare_neox(backend: tokenizers.Tokenizer, folder: Folder) -> None:
-    """GPT-2's words of composed characters."""
+    """Compose characters (NFC), and split into GPT-2's words, spelled in bytes."""
     prepare_bytes(backend, folder)
     backend.normalizer = normalizers.NFC()
 
 
 def prepare_clip(backend: tokenizers.Tokenizer, folder: Folder) -> None:
-    """Words, numbers and marks in lower case, spelled in bytes, each ended by `</w>`."""
+    """Split into words, numbers and marks in lower case, spelled in bytes, each ended by `</w>`."""
     backend.normalizer = normalizers.Sequence(
         [normalizers.NFC(), normalizers.Replace(Regex(r"\s+"), " "), normalizers.Lowercase()]
     )
@@ -70,7 +74,7 @@ def prepare_clip(backend: tokenizers.Tokenizer, folder: Folder) -> None:
 
 
 def prepare_qwen2(backend: tokenizers.Tokenizer, folder: Folder) -> None:
-    """Words and single digits of composed characters, spelled in bytes."""
+    """Compose characters (NFC), and split into words and single digits, spelled in bytes."""
     prepare_neox(backend, folder)
     spelled = backend.pre_tokenizer
     spelled.use_regex = False
@@ -82,7 +86,7 @@ def prepare_qwen2(backend: tokenizers.Tokenizer, folder: Folder) -> None:
 def prepare_words(
     backend: tokenizers.Tokenizer, folder: Folder, prefix: bool | None = None
 ) -> None:
-    """Words that start with `▁`, as SentencePiece has them, normalized by the file's rules."""
+    """Split into words that start with `▁`, as in SentencePiece, normalized by the file's rules."""
     prefix = folder.flag("add_prefix_space", True) if prefix is None else prefix
     for rules in charsmap_normalizers(folder.charsmap, folder.where):
         backend.normalizer = rules
@@ -92,7 +96,7 @@ def prepare_words(
 def set_words(
     backend: tokenizers.Tokenizer, scheme: str = "always", at_white_space: bool = True
 ) -> None:
-    """Words behind `▁`, as they are, split at white space before or not."""
+    """Split into words that start with `▁`: at all white space, or else only at spaces."""
     words = pre_tokenizers.Metaspace(SPACE, scheme)
     split = [pre_tokenizers.WhitespaceSplit(), words]
     backend.pre_tokenizer = pre_tokenizers.Sequence(split) if at_white_space else words
@@ -100,7 +104,7 @@ def set_words(
 
 
 def prepare_albert(backend: tokenizers.Tokenizer, folder: Folder) -> None:
-    """Words behind `▁`, by default in lower case and without accents."""
+    """Split into words that start with `▁`, by default in lower case and without accents."""
     steps = [normalizers.Replace("``", '"'), normalizers.Replace("''", '"')]
     if not folder.flag("keep_accents", False):
         steps += [normalizers.NFKD(), normalizers.StripAccents()]
@@ -112,7 +116,7 @@ def prepare_albert(backend: tokenizers.Tokenizer, folder: Folder) -> None:
 
 
 def prepare_deberta(backend: tokenizers.Tokenizer, folder: Folder) -> None:
-    """The whole text, composed, with `▁` for spaces; not by the file's rules."""
+    """Compose characters (NFC), and write `▁` for spaces; the file's rules are not used."""
     prefix = "always" if folder.flag("add_prefix_space", True) else "first"
     backend.normalizer = normalizers.Sequence(
         [normalizers.Lowercase()] * folder.flag("do_lower_case", False)
@@ -128,26 +132,26 @@ def prepare_deberta(backend: tokenizers.Tokenizer, folder: Folder) -> None:
 
 
 def prepare_siglip(backend: tokenizers.Tokenizer, folder: Folder) -> None:
-    """The whole text without punctuation, by default in lower case, with `▁` before each word."""
+    """Remove punctuation, write `▁` before words, and do not split; by default in lower case."""
     steps = [normalizers.Replace(SPACE, " ")]
     steps += [normalizers.Lowercase()] * folder.flag("do_lower_case", True)
-    # What goes at the start leaves a space: where all goes, the library puts none before a word.
-    # So does what goes behind a special token that stands in a text, other than in Transformers: a
-    # normalizer does not know which part of a text it is given.
+    # Punctuation at the start becomes a space: if it were removed without trace, the library would
+    # put no space before the first word. Unlike in Transformers, this also happens after a special
+    # token in a text, since a normalizer does not know which part of a text it is given.
     steps += [normalizers.Replace(Regex(AT_START), " ")]
     steps += [normalizers.Replace(Regex(MARKS), ""), normalizers.Replace(Regex(SPACES), " ")]
     steps += charsmap_normalizers(folder.charsmap, folder.where)
     steps += [normalizers.Replace(Regex(r" +\z|(?<= ) +"), "")]
     backend.normalizer = normalizers.Sequence([*steps, normalizers.Replace(" ", SPACE)])
-    # Not before a word behind a special token.
+    # "first": no space is put before a word that follows a special token.
     backend.pre_tokenizer = pre_tokenizers.Metaspace(SPACE, prepend_scheme="first", split=False)
     backend.decoder = decoders.Sequence([space_decoder(strip=False), _STRIP])
 
 
 def prepare_llama(backend: tokenizers.Tokenizer, folder: Folder) -> None:
-    """The whole text, with `▁` for spaces and one before it."""
+    """Write `▁` for spaces and before the text, and do not split."""
     prefix = folder.flag("add_prefix_space", True)
-    # What is "legacy" about it: a space also behind a special token that is written in a text.
+    # "legacy" also puts a space after a special token that is written out in a text.
     scheme = "always" if folder.flag("legacy", False) else "first"
     backend.pre_tokenizer = pre_tokenizers.Metaspace(
         replacement=SPACE, prepend_scheme=scheme if prefix else "never", split=False
@@ -158,7 +162,10 @@ def prepare_llama(backend: tokenizers.Tokenizer, folder: Folder) -> None:
 def prepare_spaces(
     backend: tokenizers.Tokenizer, folder: Folder, unruled: Sequence[tuple[str, str]] = ()
 ) -> None:
-    """Words behind `▁`, normalized by the file's rules or else as `unruled` says."""
+    """Split at spaces into words that start with `▁`, normalized by the file's rules.
+
+    If the file has no rules, the replacements `unruled` are made instead.
+    """
     steps = charsmap_normalizers(folder.charsmap, folder.where)
     steps = steps or [normalizers.Replace(old, new) for old, new in unruled]
     backend.normalizer = normalizers.Sequence([*steps, normalizers.Replace(Regex(" {2,}"), " ")])

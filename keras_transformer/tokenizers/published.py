@@ -1,12 +1,13 @@
-"""The published tokenizer classes: how each prepares text, what it puts around it, its model.
+"""Published tokenizer classes: text preparation, template and model of each.
 
-Transformers 5 takes from a `tokenizer.json` of one of these classes the vocabulary, the merges,
-the compiled normalization rules, the added tokens and mostly the template; normalizer,
-pre-tokenizer and decoder are the class's own. So do we. (Release 4 took all from the file. It
-matters where they differ: Llama's files of that time, say, always put a space before a text,
-release 5 only where there is none yet.) Every other class is what its file says.
+For these classes, Transformers 5 reads from a `tokenizer.json` only the vocabulary, the merges, the
+compiled normalization rules, the added tokens and mostly the template; normalizer, pre-tokenizer
+and decoder come from the class. This module does the same. (Release 4 read everything from the
+file. The difference matters: with Llama's older files, for example, release 4 always puts a space
+before a text, and release 5 only if it is missing.) Every other class is read entirely from its
+file.
 
-Facts are from Transformers 5.23, `models/*/tokenization_*.py`.
+Source: Transformers 5.23, `models/*/tokenization_*.py`.
 """
 
 import dataclasses
@@ -20,23 +21,56 @@ from tokenizers import AddedToken, models, processors
 from keras_transformer.tokenizers import preparing
 from keras_transformer.tokenizers.folder import Folder
 from keras_transformer.tokenizers.languages import CODES_25, CODES_50, set_language
-from keras_transformer.tokenizers.piece_orders import (
-    fairseq_pieces,
-    pegasus_pieces,
-    pegasus_tokens,
-    sentinels,
-    t5_pieces,
-)
 from keras_transformer.tokenizers.preparing import Setter
 from keras_transformer.tokenizers.sentencepiece_file import SentencePieceModel
 from keras_transformer.tokenizers.training import TEMPLATES, set_template
 
-# `<s> a </s>`, `<s> a </s></s> b </s>`, of RoBERTa and BART.
+
+def fairseq_pieces(
+    pieces: SentencePieceModel, folder: Folder, codes: Sequence[str] = ()
+) -> models.Model:
+    """Return a model of Fairseq's four special tokens, the pieces, language codes and the mask."""
+    names = ("bos_token", "pad_token", "eos_token", "unk_token", "mask_token")
+    specials = [(folder.tokens[name] or f"<{name}>", 0.0) for name in names]
+    behind = [*((code, 0.0) for code in codes), specials[4]]
+    return models.Unigram([*specials[:4], *pieces.scored[3:], *behind], 3, False)
+
+
+def sentinels(folder: Folder) -> list[AddedToken]:
+    """Return the sentinels `<extra_id_0>` and so on, which stand for masked spans."""
+    count = folder.size("extra_ids", 100, most=10_000)
+    return [AddedToken(f"<extra_id_{i}>", special=True) for i in range(count)]
+
+
+def t5_pieces(pieces: SentencePieceModel, folder: Folder) -> models.Model:
+    """Return a model of the pieces and the sentinels, the last sentinel first."""
+    behind = [(token.content, 0.0) for token in reversed(sentinels(folder))]
+    return models.Unigram(pieces.scored + behind, 2, False)
+
+
+def pegasus_tokens(folder: Folder) -> list[AddedToken]:
+    """Return the tokens of pre-training: the sentence mask, and tokens without a meaning."""
+    count = folder.size("offset", 103, most=10_000)
+    names = ["<mask_1>", *(f"<unk_{i}>" for i in range(2, count))]
+    return [AddedToken(name, special=True) for name in names]
+
+
+def pegasus_pieces(pieces: SentencePieceModel, folder: Folder) -> models.Model:
+    """Return a model of the padding, the end token, the tokens of pre-training and the pieces."""
+    mask, *plain = (token.content for token in pegasus_tokens(folder))
+    names = (folder.tokens["pad_token"], folder.tokens["eos_token"])
+    named = [*names, mask, folder.tokens["mask_token"]]
+    scored = [*((name, 0.0) for name in named), *((name, -100.0) for name in plain)]
+    unknown = pieces.special_ids["unk"] + len(scored) - 2
+    return models.Unigram([*scored, *pieces.scored[2:]], unknown, False)
+
+
+# RoBERTa's and BART's templates: `<s> a </s>` and `<s> a </s></s> b </s>`.
 PAIRS = ("{start} $A {end}", "{start} $A {end} {end} $B {end}")
 
 
 def start_and_end(backend: tokenizers.Tokenizer, folder: Folder) -> None:
-    """The start and the end token if `add_bos_token` and `add_eos_token` say so."""
+    """Set a template with the start token if `add_bos_token`, the end token if `add_eos_token`."""
     start, end = (
         folder.tokens.get(f"{name}_token") if folder.flag(f"add_{name}_token", False) else None
         for name in ("bos", "eos")
@@ -54,7 +88,7 @@ def start_and_end(backend: tokenizers.Tokenizer, folder: Folder) -> None:
 
 
 def _around(template: tuple[str, str], start: str, end: str) -> Setter:
-    """A template of the special tokens that have these names."""
+    """Return a setter for a template, in which the special tokens have these names."""
 
     def set_around(backend: tokenizers.Tokenizer, folder: Folder) -> None:
         names = dict.fromkeys((start, end))
@@ -84,39 +118,43 @@ _BERT_TEMPLATE = _around(TEMPLATES["bert"], "cls_token", "sep_token")
 
 
 def _language_template(first: bool) -> Setter:
-    """The source's language, that of the folder or English, in front of a text or behind it."""
+    """Return a setter for a template with the code of the source language, by default English."""
 
     def set_template(backend: tokenizers.Tokenizer, folder: Folder) -> None:
         code = folder.values.get("src_lang") or "en_XX"
         if not isinstance(code, str) or backend.token_to_id(code) is None:
-            raise ValueError(f"'src_lang' is {code!r} in {folder.where}, which is no token of it.")
+            raise ValueError(
+                f"'src_lang' is {code!r} in {folder.where}, which is not in the vocabulary."
+            )
         (end,) = folder.needed(backend, "eos_token")
         set_language(backend, code, end, first)
 
     return set_template
 
 
-# The classes
+# Classes
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Published:
     """A published tokenizer class."""
 
-    model: type  # the kind of its model
-    files: tuple[str, ...]  # if there is no `tokenizer.json`
-    tokens: dict[str, str]  # its special tokens if its files name no others
-    prepare: Setter  # normalizer, pre-tokenizer and decoder
-    template: Setter = start_and_end  # what is put around a text
-    own_template: bool = False  # whether so whatever the `tokenizer.json` says
-    options: dict[str, Any] = dataclasses.field(default_factory=dict)  # of the model
-    names_unknown: bool = False  # whether the model is told the unknown token, and needs it
-    flags: dict[str, dict[str, bool]] = dataclasses.field(default_factory=dict)  # of `tokens`
-    further: Callable[[Folder], list[AddedToken]] = lambda folder: []  # special tokens if none said
+    model: type  # class of its model
+    files: tuple[str, ...]  # used if there is no `tokenizer.json`
+    tokens: dict[str, str]  # special tokens, unless the files name others
+    prepare: Setter  # sets normalizer, pre-tokenizer and decoder
+    template: Setter = start_and_end  # sets the tokens put around a text
+    own_template: bool = False  # whether `template` replaces the one in `tokenizer.json`
+    options: dict[str, Any] = dataclasses.field(default_factory=dict)  # options of the model
+    names_unknown: bool = False  # whether the model needs the unknown token
+    # Options of the special tokens, by their names.
+    flags: dict[str, dict[str, bool]] = dataclasses.field(default_factory=dict)
+    further: Callable[[Folder], list[AddedToken]] = lambda folder: []  # default special tokens
+    # Builds the model from a SentencePiece file.
     from_pieces: Callable[[SentencePieceModel, Folder], models.Model] | None = None
 
     def model_options(self, folder: Folder) -> dict[str, Any]:
-        """The values of the model."""
+        """Return the options of the model."""
         unknown = {"unk_token": folder.tokens["unk_token"]} if self.names_unknown else {}
         return {**self.options, **unknown}
 

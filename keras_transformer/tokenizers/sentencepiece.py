@@ -1,4 +1,4 @@
-"""SentencePiece's models, by the library `tokenizers`.
+"""SentencePiece models, run by the library `tokenizers`.
 
 Source: Kudo & Richardson 2018.
 """
@@ -21,10 +21,10 @@ SPACE = "▁"
 
 
 def read_sentencepiece(path: str | os.PathLike) -> tokenizers.Tokenizer:
-    """A SentencePiece file as a backend that segments as SentencePiece does, with its ids."""
-    # Two things are other than there, as in Transformers: a control symbol such as `</s>` that is
-    # written out in a text is that symbol, and rules are looked up for a character together with
-    # its marks, so that decomposed Korean, or two marks on one letter, may come out differently.
+    """Return the backend of a SentencePiece file, with SentencePiece's segmentation and ids."""
+    # Two differences from SentencePiece, as in Transformers: a control symbol such as `</s>` that
+    # is written out in a text is recognized, and rules are looked up for a character together with
+    # its marks, so decomposed Korean, or two marks on one letter, may come out differently.
     model = parse_sentencepiece(path)
     backend = tokenizers.Tokenizer(
         piece_model(model, segmentation_scores(model), model.byte_fallback)
@@ -47,9 +47,12 @@ def read_sentencepiece(path: str | os.PathLike) -> tokenizers.Tokenizer:
 def piece_model(
     model: SentencePieceModel, scores: list[float], byte_fallback: bool, bare: bool = True
 ) -> models.Model:
-    """The library's model of a file, with these scores if it is of the unigram kind."""
+    """Return the library's model of a file, with these scores if it is a unigram model.
+
+    Without `bare`, control symbols and bytes of a unigram model are never found in texts.
+    """
     if model.kind == "unigram":
-        # Else control symbols and bytes are not to be found in texts, none of which has a space.
+        # A name that begins with a space cannot match: texts have no spaces any more.
         names = [
             piece if bare or type in (NORMAL, USER_DEFINED) else f" {piece}"
             for piece, type in zip(model.pieces, model.types, strict=True)
@@ -66,9 +69,9 @@ def piece_model(
 
 
 def segmentation_scores(model: SentencePieceModel) -> list[float]:
-    """The scores of a file as the segmentation of the unigram kind uses them."""
-    # User defined symbols are to be found whatever their score: SentencePiece gives them, in place
-    # of theirs, the best score once for each character.
+    """Return the scores of a file as unigram segmentation uses them."""
+    # User defined symbols are found whatever their score: SentencePiece replaces it by the best
+    # score times their number of characters.
     typed = list(zip(model.pieces, model.scores, model.types, strict=True))
     best = max((score for _, score, type in typed if type == NORMAL), default=0.0)
     return [
@@ -77,9 +80,10 @@ def segmentation_scores(model: SentencePieceModel) -> list[float]:
 
 
 class Segmenter:
-    """Segments texts exactly as SentencePiece does; an unknown piece is what stands in the text."""
+    """Segmentation as in SentencePiece; unknown pieces are returned as they are in the text.
 
-    # Except that user defined symbols have no precedence in a file of the BPE kind.
+    The one difference is that user defined symbols have no precedence in a BPE file.
+    """
 
     def __init__(self, model: SentencePieceModel):
         self.model = model
@@ -106,7 +110,7 @@ class Segmenter:
         ]
 
     def _normalize(self, text: str) -> str:
-        """The text as the pieces spell it: by the rules, and with `▁` for spaces."""
+        """Return the text as pieces spell it: normalized by the rules, and with `▁` for spaces."""
         if self._charsmap is not None:
             text = self._charsmap.normalize(text)
         if self.model.remove_extra_whitespaces:
@@ -118,17 +122,17 @@ class Segmenter:
 
 
 def charsmap_normalizers(charsmap: bytes, where: str) -> list[normalizers.Normalizer]:
-    """The normalizer of compiled rules of a file, in a list that is empty if there are none."""
+    """Return the normalizer of a file's compiled rules in a list, which is empty without rules."""
     if not charsmap:
         return []
     try:
         Charsmap(charsmap)
         return [normalizers.Precompiled(charsmap)]
     except Exception as error:
-        raise ValueError(f"{where} has broken normalization rules: {error}") from None
+        raise ValueError(f"{where} has invalid normalization rules: {error}") from None
 
 
 def space_decoder(strip: bool) -> decoders.Decoder:
-    """Pieces to text: spaces, bytes, and one space less at the start if one was put there."""
+    """Return a decoder of pieces and bytes; with `strip` it drops a space at the start."""
     steps = [decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
     return decoders.Sequence(steps + [decoders.Strip(" ", 1, 0)] * strip)

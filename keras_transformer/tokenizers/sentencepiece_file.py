@@ -1,10 +1,10 @@
-"""SentencePiece's files (`.model`, `.spm`), read without its library.
+"""Reader of SentencePiece files (`.model`, `.spm`) that does not need the `sentencepiece` library.
 
-The few fields that are needed are taken from the protobuf by hand: bounded, and without a
-dependency. What is read is checked, since the Rust library trusts what it is given.
+The few fields needed are parsed from the protobuf by hand: with limits, and without a dependency.
+Their values are checked, since the Rust library trusts its input.
 
-Source: the fields are those of `sentencepiece_model.proto`, the table of normalization rules is
-a trie of Darts-clone.
+Source: the numbers of fields are from `sentencepiece_model.proto`; the table of normalization rules
+is a trie of Darts-clone.
 """
 
 import dataclasses
@@ -18,48 +18,49 @@ from pathlib import Path
 import numpy as np
 from tokenizers import AddedToken
 
-from keras_transformer.files import read_file
+from keras_transformer.support.files import read_file
 
-# The types of pieces.
+# Types of pieces.
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
 _KINDS = {1: "unigram", 2: "bpe"}
-# Ten times the largest published file; a piece is a word or a few.
+# Maximum bytes of a file, ten times the largest published one, and maximum characters of a piece,
+# which is one word or a few.
 _MAX_FILE = 50_000_000
 _MAX_PIECE = 512
-# Characters that one is replaced by. By Unicode's rules of compatibility there are up to 18.
+# Maximum characters that may replace one. Unicode's compatibility rules need up to 18.
 _MAX_REPLACEMENT = 36
-_MAX_REPLACEMENTS = 2**20  # characters of all; published ones have a twentieth
-# The bits of a unit of the trie that must equal a byte for a step along it.
+_MAX_REPLACEMENTS = 2**20  # characters in total; published files have a twentieth
+# Bits of a trie unit that must equal a byte for a step along it.
 _LABEL = 0x800000FF
 
 
 @dataclasses.dataclass(frozen=True)
 class SentencePieceModel:
-    """The content of a SentencePiece file."""
+    """Content of a SentencePiece file."""
 
     kind: str  # "unigram" or "bpe"
-    pieces: list[str]  # their ids are their places
+    pieces: list[str]  # in the order of their ids
     scores: list[float]  # log probabilities (unigram) or minus the ranks (BPE)
-    types: list[int]  # `NORMAL`, `CONTROL` and so on
+    types: list[int]  # such as `NORMAL` and `CONTROL`
     byte_fallback: bool  # whether unknown characters are spelled in bytes
-    special_ids: dict[str, int]  # of "unk", "bos" and "eos", -1 for one that is not used
-    charsmap: bytes  # the compiled rules of Unicode normalization, empty for none
+    special_ids: dict[str, int]  # ids of "unk", "bos" and "eos", -1 if not used
+    charsmap: bytes  # compiled Unicode normalization rules, perhaps empty
     add_dummy_prefix: bool  # whether a space is put before a text
-    remove_extra_whitespaces: bool  # at the ends, and of several all but one
+    remove_extra_whitespaces: bool  # whether spaces are trimmed, and runs become one
     data: bytes = dataclasses.field(repr=False)  # the file itself
 
     @property
     def scored(self) -> list[tuple[str, float]]:
-        """The pieces with their scores."""
+        """Pieces with their scores."""
         return list(zip(self.pieces, self.scores, strict=True))
 
     @property
     def vocabulary(self) -> dict[str, int]:
-        """The id of every piece."""
+        """Ids of all pieces."""
         return {piece: index for index, piece in enumerate(self.pieces)}
 
     def merges(self) -> list[tuple[str, str]]:
-        """The merges of BPE, which the file leaves implicit: every split into two pieces."""
+        """Return BPE's merges, which the file leaves implicit: every split into two pieces."""
         known = set(self.pieces)
         return [
             (piece[:place], piece[place:])
@@ -69,7 +70,7 @@ class SentencePieceModel:
         ]
 
     def added_tokens(self) -> list[AddedToken]:
-        """Control symbols, which are special, and user defined ones, which are not."""
+        """Return control symbols, which are special, and user defined symbols, which are not."""
         return [
             AddedToken(piece, normalized=False, special=type == CONTROL)
             for piece, type in zip(self.pieces, self.types, strict=True)
@@ -78,7 +79,7 @@ class SentencePieceModel:
 
 
 def parse_sentencepiece(path: str | os.PathLike) -> SentencePieceModel:
-    """Reads and checks a SentencePiece file."""
+    """Read and check a SentencePiece file."""
     path = Path(path)
     data = read_file(path, _MAX_FILE)
     try:
@@ -91,7 +92,7 @@ def parse_sentencepiece(path: str | os.PathLike) -> SentencePieceModel:
 
 
 class Charsmap:
-    """SentencePiece's compiled rules of normalization: strings and what replaces them."""
+    """SentencePiece's compiled normalization rules: strings and their replacements."""
 
     def __init__(self, data: bytes):
         size = struct.unpack("<I", data[:4])[0] if len(data) >= 4 else -1
@@ -105,10 +106,10 @@ class Charsmap:
             raise ValueError("the compiled rules have too many replacements")
         if self.longest > _MAX_REPLACEMENT:
             raise ValueError(
-                f"the compiled rules replace a character by {self.longest:,} characters, and may "
-                f"do so by {_MAX_REPLACEMENT}"
+                f"the compiled rules replace a character by {self.longest:,} characters, more "
+                f"than {_MAX_REPLACEMENT}"
             )
-        # No step of a search may lead out of the trie, no rule out of the replacements.
+        # No search step may leave the trie, and no rule may point outside of the replacements.
         targets = np.arange(len(units)) ^ _offset(units)
         inner = units >> 31 == 0
         leaves = targets[inner & (units >> 8 & 1 == 1)]
@@ -117,14 +118,15 @@ class Charsmap:
         starts = units[leaves] & 0x7FFFFFFF
         ends = np.frombuffer(self._replacements + b"\0", np.uint8)
         if (starts >= len(ends)).any() or (ends[starts] >> 6 == 0b10).any():
-            raise ValueError("the compiled rules have wrong replacements")
+            raise ValueError("the compiled rules have invalid replacements")
         self._units = units.tolist()
-        # Most of a text: ASCII that no rule of ASCII alone is about, where no mark follows.
+        # Most text is copied without a search: ASCII characters that no rule starts with, not
+        # followed by a combining mark.
         plain = bytes(byte for byte in range(128) if not self._has_ascii_rule(byte))
         self._plain = re.compile(b"[%s]+(?![\x80-\xff])" % re.escape(plain) if plain else b"(?!)")
 
     def normalize(self, text: str) -> str:
-        """The text with the rules applied."""
+        """Return the text with the rules applied."""
         data, place, parts = text.encode(), 0, []
         while place < len(data):
             plain = self._plain.match(data, place)
@@ -143,7 +145,7 @@ class Charsmap:
         return b"".join(parts).decode()
 
     def _has_ascii_rule(self, byte: int) -> bool:
-        """Whether a rule starts with this byte and is one character or goes on in ASCII."""
+        """Return whether a rule starts with this byte, alone or followed by ASCII."""
         node = _offset(self._units[0]) ^ byte
         unit = self._units[node]
         if unit & _LABEL != byte:
@@ -188,7 +190,7 @@ def _parse(data: bytes) -> SentencePieceModel:
         name: _signed(_typed(trainer.get(field, default), int))
         for name, field, default in (("unk", 40, 0), ("bos", 41, 1), ("eos", 42, 2))
     }
-    # A file may name a start that it has no piece for.
+    # A file may name a start or end token that is not among its pieces.
     for name in ("bos", "eos"):
         if not 0 <= special_ids[name] < len(pieces) or types[special_ids[name]] != CONTROL:
             special_ids[name] = -1
@@ -212,9 +214,9 @@ def _check(model: SentencePieceModel) -> None:
     if not model.pieces:
         raise ValueError("it has no pieces")
     if not model.kind:
-        raise ValueError("it is neither of the unigram nor of the BPE kind")
+        raise ValueError("it is neither a unigram nor a BPE model")
     if len(set(model.pieces)) != len(model.pieces):
-        raise ValueError("a piece is there twice")
+        raise ValueError("a piece occurs twice")
     longest = max(map(len, model.pieces))
     if longest > _MAX_PIECE or not all(model.pieces):
         raise ValueError(f"a piece is empty or longer than {_MAX_PIECE} characters ({longest})")
@@ -222,17 +224,17 @@ def _check(model: SentencePieceModel) -> None:
         raise ValueError("a score is not a finite number")
     if not 0 <= model.special_ids["unk"] < len(model.pieces):
         raise ValueError(
-            f"its unknown piece has the id {model.special_ids['unk']}, and it has "
+            f"its unknown piece has the id {model.special_ids['unk']}, but it has only "
             f"{len(model.pieces)} pieces"
         )
     if model.byte_fallback:
         missing = {f"<0x{byte:02X}>" for byte in range(256)} - set(model.pieces)
         if missing:
-            raise ValueError(f"it spells in bytes, and lacks the piece {min(missing)}")
+            raise ValueError(f"it spells in bytes, but lacks the piece {min(missing)}")
 
 
 def _fields(data: bytes) -> Iterator[tuple[int, int | bytes]]:
-    """The fields of a protobuf message: number, and value (bytes if it is not a varint)."""
+    """Yield the fields of a protobuf message: number, and value (bytes unless it is a varint)."""
     place = 0
     while place < len(data):
         key, place = _varint(data, place)
@@ -245,7 +247,7 @@ def _fields(data: bytes) -> Iterator[tuple[int, int | bytes]]:
             else:
                 length = {1: 8, 5: 4}.get(wire_type, -1)
             if field == 0 or not 0 <= length <= len(data) - place:
-                raise ValueError(f"the data end or break at byte {place} of {len(data)}")
+                raise ValueError(f"the data is truncated or invalid at byte {place} of {len(data)}")
             value = data[place : place + length]
             place += length
         yield field, value
@@ -261,7 +263,7 @@ def _varint(data: bytes, place: int) -> tuple[int, int]:
         value |= (byte & 0x7F) << shift
         if byte < 0x80:
             return value, place
-    raise ValueError(f"the data end or break at byte {place} of {len(data)}")
+    raise ValueError(f"the data is truncated or invalid at byte {place} of {len(data)}")
 
 
 def _typed(value, expected: type):
@@ -281,7 +283,7 @@ def _signed(value: int) -> int:
 
 
 def field(number: int, value: bytes | int | float) -> bytes:
-    """A field of a protobuf as it is written: bytes, an integer or a float of 32 bits."""
+    """Return an encoded protobuf field: bytes, an integer or a 32-bit float."""
     if isinstance(value, float):
         return _written(number << 3 | 5) + struct.pack("<f", value)
     if isinstance(value, int):

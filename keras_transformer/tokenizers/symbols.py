@@ -1,24 +1,30 @@
-"""The tokenizer of an alphabet: a token for each symbol of DNA, of a tune, of a list of numbers."""
+"""Tokenizer of an alphabet: a token for each symbol, such as DNA bases, notes or numbers."""
 
 from collections.abc import Iterable, Sequence
 
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers
 
-from keras_transformer.checking import check_bool, check_choice, check_text, describe, shorten
-from keras_transformer.tokenizers.backend import Unusable
+from keras_transformer.support.checking import (
+    check_bool,
+    check_choice,
+    check_text,
+    describe,
+    shorten,
+)
+from keras_transformer.tokenizers.backend import InvalidTokenizer
 from keras_transformer.tokenizers.bounds import MAX_VOCABULARY
 from keras_transformer.tokenizers.training import SEQUENCE_ROLES, TEMPLATES, set_template
 
 _MASK = "<mask>"
-# The unknown token of a tokenizer that refuses what is unknown. (The library needs one.)
+# Unknown token of a tokenizer that refuses unknown symbols. (The library needs one.)
 _REFUSED = "<refused>"
 
 
 def of_symbols(
     symbols: Iterable, template: str, unknown: bool
 ) -> tuple[tokenizers.Tokenizer, dict[str, str]]:
-    """Makes a backend; see `Tokenizer.of_symbols` for the arguments."""
+    """Build a backend; see `Tokenizer.of_symbols` for the arguments."""
     check_choice("template", template, TEMPLATES)
     unknown = check_bool("unknown", unknown)
     roles = {**SEQUENCE_ROLES, "mask": _MASK}
@@ -50,20 +56,22 @@ def _checked(symbols: Iterable, roles: dict[str, str]) -> list[str]:
     if not names:
         raise ValueError("`symbols` is empty: an alphabet needs at least one symbol.")
     if len(names) + len(roles) > MAX_VOCABULARY:
-        raise ValueError(f"`symbols` has {len(names):,} symbols, the most is {MAX_VOCABULARY:,}.")
+        raise ValueError(
+            f"`symbols` has {len(names):,} symbols; the maximum is {MAX_VOCABULARY:,}."
+        )
     places: dict[str, int] = {}
     for place, name in enumerate(names):
         check_text(f"symbols[{place}]", name)
         if name in places:
             raise ValueError(
-                f"`symbols` has {shorten(name)} twice, at {places[name]} and at {place}: give "
+                f"`symbols` has {shorten(name)} twice, at {places[name]} and at {place}. Give "
                 "each symbol once."
             )
         if name in roles.values():
             raise ValueError(f"`symbols[{place}]` is {name!r}, the name of a special token.")
         if name.split() != [name]:
             raise ValueError(
-                f"`symbols[{place}]` is {name!r}: a symbol is not empty and has no white space."
+                f"`symbols[{place}]` is {name!r}: a symbol must not be empty or have white space."
             )
         places[name] = place
     return names
@@ -72,7 +80,10 @@ def _checked(symbols: Iterable, roles: dict[str, str]) -> list[str]:
 def known(
     backend: tokenizers.Tokenizer, rows: Sequence, encodings: list[tokenizers.Encoding]
 ) -> list[tokenizers.Encoding]:
-    """The encodings of rows, if all symbols are of the alphabet or no alphabet is asked for."""
+    """Return the encodings of rows.
+
+    Raises InvalidTokenizer if a text has a symbol outside of an alphabet that must cover it.
+    """
     refused = backend.token_to_id(_REFUSED) if isinstance(backend.model, models.WordLevel) else None
     if refused is None:
         return encodings
@@ -83,14 +94,17 @@ def known(
 
 
 def _refuse(name: str, row: str | tuple[str, str], backend: tokenizers.Tokenizer, refused: int):
-    """Says which symbol it is: encodings made fast have no offsets, and may be cut."""
+    """Raise InvalidTokenizer with the first unknown symbol of a row and its position.
+
+    The row is encoded again, since fast encodings have no offsets.
+    """
     sides = row if isinstance(row, tuple) else (row,)
     for side, text in enumerate(sides):
         encoding = backend.encode(text, add_special_tokens=False)
         if refused in encoding.ids:
             start, end = encoding.offsets[encoding.ids.index(refused)]
             part = f", text {side} of the pair," if len(sides) == 2 else ""
-            raise Unusable(
-                f"{name}{part} has {shorten(text[start:end])} at {start}, which is none of the "
-                "symbols. With of_symbols(..., unknown=True) it is a token <unk>."
+            raise InvalidTokenizer(
+                f"{name}{part} has {shorten(text[start:end])} at {start}, which is not a "
+                "symbol. With of_symbols(..., unknown=True) it becomes the token <unk>."
             )

@@ -1,4 +1,4 @@
-"""A tokenizer as a Keras layer over TensorFlow ops."""
+"""Tokenizer as a Keras layer over TensorFlow ops."""
 
 import json
 
@@ -8,28 +8,29 @@ import tokenizers
 
 @keras.saving.register_keras_serializable("keras_transformer")
 class TensorFlowTokenizer(keras.layers.Layer):
-    """Strings to token ids by TensorFlow ops; made by `Tokenizer.to_tensorflow()`.
+    """Layer that maps strings to token ids with TensorFlow ops.
 
-    Works eagerly, in `tf.function`, in `tf.data` and in an exported SavedModel, on every Keras
-    backend. The ids are those of `Tokenizer.encode_batch`, with the template's special tokens.
-    With another backend than TensorFlow, a SavedModel is told of the vocabulary by tracking
-    `layer.graph`, a `tf.Module` that maps strings to ragged ids.
+    `Tokenizer.to_tensorflow()` makes it. It works eagerly, in `tf.function`, in `tf.data` and in an
+    exported SavedModel, on every Keras backend. The ids are the same as those of
+    `Tokenizer.encode_batch`, with the template's special tokens. With a backend other than
+    TensorFlow, a SavedModel must track `layer.graph`, a `tf.Module` that maps strings to ragged
+    ids, to include the vocabulary.
 
-    Supported are WordPiece with BERT's normalizer, byte-level BPE and byte-level unigram: all
-    that `Tokenizer.train` makes, and published tokenizers such as BERT's, GPT-2's, RoBERTa's. Of
-    KerasHub's also BERT's, and those of SentencePiece, such as T5's and Llama's: with the ids that
-    KerasHub's layer gives in a graph, which for a few odd texts (a hundred times one letter) are
-    others than those of `encode_batch`, where two segmentations are equally good.
-    The ids may differ for the few hundred characters that came to Unicode so lately that only
-    one of the libraries knows their class.
+    Supported are WordPiece with BERT's normalizer, byte-level BPE and byte-level unigram: all that
+    `Tokenizer.train` makes, and published tokenizers such as BERT's, GPT-2's and RoBERTa's.
+    KerasHub's BERT and SentencePiece tokenizers, such as T5's and Llama's, are supported with the
+    ids that KerasHub's layer gives in a graph. These differ from `encode_batch` for a few odd texts
+    with two equally good segmentations, such as one letter repeated a hundred times. The ids may
+    also differ for the few hundred characters that were added to Unicode so recently that only one
+    of the libraries knows their class.
 
     Args:
-        tokenizer_json: what a `tokenizer.json` holds, a string.
-        pad_id: the id to pad with. Needed with `sequence_length`.
-        sequence_length: cut and pad every row to this length, keeping the special tokens.
-            `None` gives a `tf.RaggedTensor`.
+        tokenizer_json: the content of a `tokenizer.json`, a string.
+        pad_id: int, the padding id. Required with `sequence_length`.
+        sequence_length: int, the length that every row is cut or padded to, keeping the special
+            tokens. `None` returns a `tf.RaggedTensor`.
         split_special_tokens: whether a special token that is written out in a text, such as
-            `[MASK]`, is text as any other.
+            `[MASK]`, is treated as ordinary text.
 
     Call arguments:
         texts: a string tensor `(batch,)`, or a list of strings.
@@ -39,8 +40,8 @@ class TensorFlowTokenizer(keras.layers.Layer):
 
     Raises:
         ImportError: if TensorFlow or tensorflow-text is not installed.
-        ValueError: for a tokenizer with a part that is not supported, or a `sequence_length`
-            without `pad_id` or without room for a token beside the special tokens.
+        ValueError: if a part of the tokenizer is not supported, or if `sequence_length` is given
+            without `pad_id` or leaves no room for a token beside the special tokens.
 
     Example:
     ```python
@@ -70,7 +71,7 @@ class TensorFlowTokenizer(keras.layers.Layer):
                 f"Tokenizing in TensorFlow needs tensorflow and tensorflow-text ({error}). "
                 'Install them with: pip install "keras_transformer[tensorflow]"'
             ) from error
-        # Strings are no arrays of the backend: Keras is not to convert what comes in.
+        # Strings cannot be arrays of the backend, so Keras must not convert the input.
         self._convert_input_args = False
         self._allow_non_tensor_positional_args = True
         self.supports_jit = False
@@ -123,17 +124,20 @@ class TensorFlowTokenizer(keras.layers.Layer):
 
 
 def _around(encoding: tokenizers.Encoding) -> list[list[int]]:
-    """The ids that the template adds: before the text or the first of two, between them, after."""
+    """Return the ids that the template adds before a text or pair, between two texts, and after."""
     return [ids for number, ids in _parts(encoding, encoding.ids) if number is None]
 
 
 def _segments(encoding: tokenizers.Encoding) -> list[list[int]]:
-    """The segments of what is before a pair, of its first text, between, of its second, after."""
+    """Return the segment ids of a pair's parts: before, first text, between, second text, after."""
     return [segments for _, segments in _parts(encoding, encoding.type_ids)]
 
 
 def _parts(encoding: tokenizers.Encoding, values: list[int]) -> list[tuple[int | None, list[int]]]:
-    """The values of each part: None, 0, None of a text; None, 0, None, 1, None of a pair."""
+    """Split the values of an encoding into parts, each with the number of its text.
+
+    One text has the numbers None, 0, None, and a pair None, 0, None, 1, None.
+    """
     numbers = encoding.sequence_ids
     texts = [number for number in (0, 1) if number in numbers]
     if not texts:

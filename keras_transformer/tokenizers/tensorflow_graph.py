@@ -1,7 +1,8 @@
-"""The parts of a `tokenizer.json` as TensorFlow ops.
+"""Parts of a `tokenizer.json` as TensorFlow ops.
 
-The only module here that imports TensorFlow; `tensorflow.py` imports it when it is needed.
-Everything but SentencePiece's models is plain ops over constants: no tables to initialize.
+This module imports TensorFlow at its top, so `tensorflow.py` imports it only when it is needed.
+Everything except SentencePiece models consists of plain ops over constants, so there are no tables
+to initialize.
 """
 
 import base64
@@ -16,32 +17,33 @@ from keras_transformer.tokenizers.backend import CHINESE, WORD_BREAK, byte_alpha
 from keras_transformer.tokenizers.sentencepiece import SPACE
 from keras_transformer.tokenizers.sentencepiece_file import BYTE, NORMAL, UNKNOWN, field
 
-# RE2's \s is ASCII. This is Unicode's White_Space, which the Rust library goes by.
+# Unicode's White_Space, which the Rust library uses: RE2's \s is ASCII only.
 _SPACE = r"\t-\r \x{85}\x{a0}\x{1680}\x{2000}-\x{200a}\x{2028}\x{2029}\x{202f}\x{205f}\x{3000}"
-# Marks a place to split at. U+10FFFF is a noncharacter, kept for such internal use.
+# Marks a place to split at. U+10FFFF is a noncharacter, reserved for such internal use.
 _MARK = "\U0010ffff"
-# GPT-2's pattern without its lookahead `\s+(?!\S)`, which RE2 lacks: `_split_bytes` has put a
-# mark before the last space of every run that is followed by something.
+# GPT-2's pattern without its lookahead `\s+(?!\S)`, which RE2 lacks: `_split_bytes` inserts a mark
+# before the last space of every run that is followed by something.
 _GPT2_WORD = (
     r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+"
     rf"| ?[^{_SPACE}\p{{L}}\p{{N}}{_MARK}]+|[{_SPACE}]+"
 )
 _PUNCTUATION = r"[!-/:-@\[-`{-~\p{P}]"
-_LONG, _MOST_BYTES = "\x1d", 100  # what a word of more bytes is to KerasHub: no token
-# TensorFlow Text ends a string at NUL, and the mark may stand in a text: both are escaped meanwhile
-# by noncharacters, which no pattern here tells from the characters around them.
+_LONG, _MOST_BYTES = "\x1d", 100  # replaces a longer word, which KerasHub makes an unknown token
+# TensorFlow Text ends a string at NUL, and the mark may occur in a text: both are temporarily
+# replaced by noncharacters, which no pattern here distinguishes from their neighbours.
 _ESCAPE = "\ufdd0"
 _ESCAPES = {_ESCAPE: _ESCAPE + "\ufdd1", "\0": _ESCAPE + "\ufdd2", _MARK: _ESCAPE + "\ufdd3"}
 _NEVER = np.iinfo(np.int32).max
 
 
 class TextToIds(tf.Module):
-    """Strings to ragged ids, as one `tokenizer.json` says.
+    """Map from strings to ragged ids, as defined by a `tokenizer.json`.
 
     Args:
         description: the values of the `tokenizer.json`.
-        template: the ids before and after one text; and of a pair those before, between and after.
-        segments: the segments of a pair: of what is before it, of its first text, and so on.
+        template: the ids before and after one text, and the ids before, between and after a pair.
+        segments: the segment ids of a pair's parts: before, first text, between, second text,
+            after.
     """
 
     def __init__(
@@ -61,7 +63,7 @@ class TextToIds(tf.Module):
         self._normalize, self._split, self._model = build(model, normalizer, splitter)
 
     def __call__(self, texts, max_length: int | None = None) -> tf.RaggedTensor:
-        """Maps strings `(batch,)` to int32 ids `(batch, None)`, of at most `max_length`."""
+        """Map strings `(batch,)` to int32 ids `(batch, None)`, of at most `max_length`."""
         ids = self._ids(texts)
         if max_length is not None:
             ids = ids[:, : max_length - len(self._prefix) - len(self._suffix)]
@@ -70,7 +72,7 @@ class TextToIds(tf.Module):
         return tf.concat([part for part in parts if part is not None], axis=1)
 
     def pairs(self, texts, others, max_length: int) -> tuple[tf.RaggedTensor, tf.RaggedTensor]:
-        """Maps pairs of strings `(batch,)` to int32 ids `(batch, None)`, and to their segments."""
+        """Map pairs of strings `(batch,)` to int32 ids and segment ids, both `(batch, None)`."""
         first, second = self._ids(texts), self._ids(others)
         room = max_length - sum(map(len, self._around_pair))
         first, second = (
@@ -91,7 +93,7 @@ class TextToIds(tf.Module):
         return ids, segments
 
     def _ids(self, texts) -> tf.RaggedTensor:
-        """The ids of strings, without a template."""
+        """Return the ids of strings, without a template."""
         texts = tf.convert_to_tensor(texts)
         if texts.dtype != tf.string or texts.shape.rank != 1:
             raise ValueError(
@@ -109,12 +111,12 @@ def _unsupported(part: str) -> ValueError:
     return ValueError(
         f"to_tensorflow() does not support {part}. It supports WordPiece with BERT's "
         "normalizer or KerasHub's, byte-level BPE, byte-level unigram and SentencePiece's unigram "
-        "and BPE as KerasHub has them; use encode_batch otherwise."
+        "and BPE in KerasHub's form; use encode_batch otherwise."
     )
 
 
 def _longest_first(first, second, room: int) -> tuple:
-    """How many ids of each of a pair are kept, as `tokenizers` cuts the longer one first."""
+    """Return how many ids of each text of a pair to keep; the longer is cut, as in `tokenizers`."""
     counts = [tf.cast(ids.row_lengths(), "int32") for ids in (first, second)]
     least = tf.minimum(*counts)
     cut = tf.where(least > room, least, tf.maximum(least, room - least))
@@ -127,7 +129,7 @@ def _longest_first(first, second, room: int) -> tuple:
 
 
 def _beginning(ids: tf.RaggedTensor, counts) -> tf.RaggedTensor:
-    """Of each row the first `counts`, int `(batch,)`."""
+    """Return the first `counts[i]` ids of each row `i`, for `counts` int `(batch,)`."""
     places = tf.ragged.range(tf.cast(ids.row_lengths(), "int32")).flat_values
     kept = places < tf.gather(counts, ids.value_rowids())
     return tf.ragged.boolean_mask(ids, ids.with_flat_values(kept))
@@ -156,17 +158,17 @@ def _unescaped(texts):
 
 
 def _regex_split(texts, ends: str, kept: str = "") -> tf.RaggedTensor:
-    """Splits strings `(n,)` at a pattern, and keeps what `kept` matches, ragged `(n, None)`."""
+    """Split strings `(n,)` at a pattern, keeping matches of `kept`, ragged `(n, None)`."""
     parts = tf_text.regex_split(_escaped(texts), ends, kept)
     return parts.with_flat_values(_unescaped(parts.flat_values))
 
 
 class _SpecialTokens:
-    """Finds tokens such as `[MASK]` that are written out in a text."""
+    """Recognition of special tokens, such as `[MASK]`, that are written out in a text."""
 
     def __init__(self, added_tokens: list[dict], normalizer: dict | None):
         patterns = []
-        # The longest first, because RE2 takes the first alternative that fits.
+        # Longest first, since RE2 takes the first alternative that matches.
         for token in sorted(added_tokens, key=lambda token: -len(token["content"])):
             if token["single_word"] or (token["normalized"] and normalizer is not None):
                 raise _unsupported(f"the options of the added token {token['content']!r}")
@@ -179,13 +181,13 @@ class _SpecialTokens:
         self._ids = [token["id"] for token in added_tokens]
 
     def split(self, texts) -> tf.RaggedTensor:
-        """Strings `(batch,)` to segments `(batch, None)`, each a special token or text."""
+        """Split strings `(batch,)` into segments `(batch, None)`, each a special token or text."""
         if not self._tokens:
             return tf.RaggedTensor.from_tensor(texts[:, None])
         return _regex_split(texts, self._pattern, self._pattern)
 
     def lookup(self, segments):
-        """The special id of each segment, ragged `(n, 0 or 1)`, and the text left to encode."""
+        """Return each segment's special id, ragged `(n, 0 or 1)`, and the text left to encode."""
         if not self._tokens:
             none = tf.zeros((tf.size(segments), 0), tf.int32)
             return tf.RaggedTensor.from_tensor(none), segments
@@ -216,8 +218,8 @@ def _normalizer(description: dict | None):
 
 
 def _lowercase(texts):
-    # The sigma at the end of a word has a form of its own, which Rust, going by single
-    # characters, does not use.
+    # At the end of a word TensorFlow would use the final form of sigma. Rust lowercases single
+    # characters, so it does not.
     texts = _escaped(tf.strings.regex_replace(texts, "Σ", "σ"))
     return _unescaped(tf.strings.lower(texts, encoding="utf-8"))
 
@@ -241,15 +243,15 @@ def _bert_normalizer(description: dict):
     return normalize
 
 
-# KerasHub's BERT: the words are split off first, and folded one by one. Its normalizer is that of
-# `checkpoints.keras_hub.tokenizers`, whose steps show the options.
+# KerasHub's BERT: words are split first and case-folded one by one. The steps of its normalizer,
+# which `checkpoints.keras_hub.tokenizers` makes, show the options.
 
 
 def _split_keras_hub(normalizer: dict):
     steps = [(step["type"], step.get("pattern", {})) for step in normalizer["normalizers"]]
     kinds = [kind for kind, _ in steps]
     found = [pattern["Regex"] for kind, pattern in steps if "Regex" in pattern]
-    # The step that puts a mark around all that is a word by itself, behind the one for spaces.
+    # The step after the one for spaces marks every character that is a word by itself.
     place = next((i for i, each in enumerate(found) if "(?!\\A)" in each), None)
     ends, alone = WORD_BREAK, ""
     if place is not None:
@@ -279,7 +281,7 @@ def _split_bert(description: dict):
 
 
 def _whole(texts):
-    """Each text as one word."""
+    """Return each text as one word."""
     return tf.RaggedTensor.from_tensor(texts[:, None])
 
 
@@ -313,7 +315,7 @@ class _WordPiece(tf.Module):
         self._tokenizer = tf_text.FastWordpieceTokenizer(
             tokens,
             suffix_indicator=description["continuing_subword_prefix"],
-            # The limit is in characters, and applied below.
+            # The limit is in characters, of at most 4 bytes, and `__call__` applies it.
             max_bytes_per_word=4 * self._longest,
             token_out_type=tf.int32,
             unknown_token=self._unknown,
@@ -326,7 +328,7 @@ class _WordPiece(tf.Module):
 
 
 def _to_bytes(words):
-    """The bytes of words: values 0 to 255 `(total,)`, and for each the index of its word."""
+    """Return the bytes of all words, 0 to 255 `(total,)`, and for each the index of its word."""
     split = tf.strings.bytes_split(words)
     values = tf.io.decode_raw(tf.strings.reduce_join(split.flat_values), tf.uint8)
     return tf.cast(values, tf.int32), split.value_rowids()
@@ -347,7 +349,7 @@ def _check_plain_merging(description: dict) -> None:
 
 
 class _BytePair(tf.Module):
-    """Merges pairs of neighbours in the order of their ranks (Sennrich et al. 2016)."""
+    """BPE, which merges neighbouring pairs in the order of their ranks (Sennrich et al. 2016)."""
 
     def __init__(self, description: dict):
         super().__init__()
@@ -355,7 +357,7 @@ class _BytePair(tf.Module):
         vocabulary = description["vocab"]
         alphabet = _alphabet(vocabulary)
         self._byte_ids = np.array([vocabulary[char] for char in alphabet], np.int32)
-        # A pair is one number, so that a sorted array serves as the table of merges.
+        # A pair is encoded as one number, so that a sorted array serves as the table of merges.
         self._base = max(vocabulary.values()) + 1
         table = {-1: (_NEVER, 0)}
         for rank, (left, right) in enumerate(description["merges"]):
@@ -385,7 +387,7 @@ class _BytePair(tf.Module):
         rank = tf.where(known, tf.gather(self._ranks, at), _NEVER)
         best = tf.gather(tf.math.unsorted_segment_min(rank, rows[:-1], count), rows[:-1])
         chosen = known & (rank == best)
-        # In "aaaa" the pairs overlap: of a run of chosen pairs, only every other one merges.
+        # In "aaaa" the pairs overlap: in a run of chosen pairs, only every other one merges.
         starts = chosen & ~tf.concat([[False], chosen], 0)[:-1]
         run = tf.cumsum(tf.cast(starts, tf.int32))
         place = tf.range(tf.size(run))
@@ -414,7 +416,7 @@ class _Unigram(tf.Module):
 
 
 class _Pieces(tf.Module):
-    """A model of SentencePiece with the rules of a normalizer, over whole texts."""
+    """SentencePiece model with the rules of a normalizer, over whole texts."""
 
     def __init__(self, description: dict, normalizer: dict):
         super().__init__()
@@ -440,13 +442,13 @@ class _Pieces(tf.Module):
 def _sentencepiece_model(
     description: dict, rules: bytes, prefixed: bool = False, trimmed: bool = False
 ) -> bytes:
-    """A SentencePiece file of the tokens of a unigram model, or of BPE over characters.
+    """Return a SentencePiece file with the tokens of a unigram model, or of BPE over characters.
 
     Args:
         description: the model of a `tokenizer.json`.
-        rules: fields of how a text is normalized.
+        rules: fields of the text normalization.
         prefixed: whether a space is put before a text.
-        trimmed: whether spaces at its ends are taken away, and of several all but one.
+        trimmed: whether spaces at the ends are removed, and runs of spaces become one.
     """
     unigram = description["type"] == "Unigram"
     if unigram:
@@ -468,7 +470,7 @@ def _sentencepiece_model(
 
 
 def _scored_by_rank(description: dict) -> list[tuple[str, float]]:
-    """The tokens of BPE in the order of their ids, with minus the rank of their first merge."""
+    """Return BPE's tokens in the order of their ids; a score is minus the first merge's rank."""
     _check_plain_merging(description)
     vocabulary = description["vocab"]
     tokens = sorted(vocabulary, key=vocabulary.get)
@@ -504,7 +506,7 @@ def _build_pieces(model: dict, normalizer: dict | None, splitter: dict) -> tuple
     return _normalizer(None), _whole, _Pieces(model, normalizer)
 
 
-# By the types of the model and of the pre-tokenizer: how to normalize, to split and to spell.
+# Builders of the normalizer, the splitter and the model, by the types of model and pre-tokenizer.
 _KINDS = {
     ("WordPiece", "BertPreTokenizer"): _build_bert,
     ("WordPiece", "Split"): _build_keras_hub_bert,

@@ -1,4 +1,4 @@
-"""Token ids to strings as TensorFlow ops: the way back of `tensorflow_graph.py`."""
+"""Conversion of token ids to strings as TensorFlow ops, the inverse of `tensorflow_graph.py`."""
 
 import json
 import re
@@ -10,16 +10,16 @@ from keras_transformer.tokenizers.sentencepiece import SPACE
 
 
 class IdsToText(tf.Module):
-    """Ragged ids to strings, as `Tokenizer.decode_batch` gives them.
+    """Map from ragged ids to strings, as in `Tokenizer.decode_batch`.
 
-    Of a tokenizer whose tokens are written in bytes, or are pieces of SentencePiece.
+    Supported are tokenizers with tokens spelled in bytes, and with SentencePiece's pieces.
 
     Args:
-        tokenizer_json: what a `tokenizer.json` holds, a string.
-        continues: bool, whether the ids go on with a text: then the space before it stays.
+        tokenizer_json: the content of a `tokenizer.json`, a string.
+        continues: bool, whether the ids continue a text, so that a space at their start stays.
 
     Raises:
-        ValueError: for a tokenizer of another kind.
+        ValueError: if the tokenizer is of another kind.
 
     Example:
     ```python
@@ -45,22 +45,21 @@ class IdsToText(tf.Module):
         if not (spaced or in_bytes) or (rest and not strips):
             said = ", ".join(part["type"] for part in kinds) or "none"
             raise ValueError(
-                "Ids become text in TensorFlow where tokens are written in bytes or are pieces of "
-                f"SentencePiece, and the decoder of this tokenizer is {said}; use decode_batch "
-                "otherwise."
+                "TensorFlow can decode ids of tokens that are spelled in bytes or are pieces of "
+                f"SentencePiece, but the decoder of this tokenizer is {said}. Use decode_batch."
             )
         self._strips = strips and not continues
         self._pieces = _pieces(description, spaced)
 
     def __call__(self, ids: tf.RaggedTensor) -> tf.Tensor:
-        """Maps ids `(batch, None)` to strings `(batch,)`."""
+        """Map ids `(batch, None)` to strings `(batch,)`."""
         pieces = ids.with_flat_values(tf.gather(tf.constant(self._pieces), ids.flat_values))
         texts = tf.strings.reduce_join(pieces, axis=-1)
         texts = tf.strings.unicode_transcode(texts, "UTF-8", "UTF-8", errors="replace")
         return tf.strings.regex_replace(texts, "^ ", "") if self._strips else texts
 
 
-# How pieces are joined, as `sentencepiece.space_decoder` writes it.
+# How pieces are joined, as in `sentencepiece.space_decoder`.
 _SPACED = [
     {"type": "Replace", "pattern": {"String": SPACE}, "content": " "},
     {"type": "ByteFallback"},
@@ -75,9 +74,9 @@ def _parts(decoder: dict | None) -> list[dict]:
 
 
 def _pieces(description: dict, spaced: bool) -> list[bytes]:
-    """The bytes of each id; none of special tokens."""
+    """Return the bytes of each id; empty for special tokens."""
     vocabulary = description["model"]["vocab"]
-    if not isinstance(vocabulary, dict):  # That of unigram is a list, with scores.
+    if not isinstance(vocabulary, dict):  # a unigram vocabulary is a list, with scores
         vocabulary = {token: i for i, (token, _) in enumerate(vocabulary)}
     added = description["added_tokens"]
     vocabulary = vocabulary | {token["content"]: token["id"] for token in added}

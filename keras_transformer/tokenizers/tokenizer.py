@@ -1,16 +1,16 @@
-"""Text to token ids and back."""
+"""Conversion between text and token ids."""
 
 import os
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 import tokenizers
 
-from keras_transformer.checking import check_bool, check_path, is_int, shorten
-from keras_transformer.columns import is_column
-from keras_transformer.kerashub_names import ForeignNames, answers_theirs
-from keras_transformer.registry import bound
+from keras_transformer.support.checking import check_bool, check_path, is_int, shorten
+from keras_transformer.support.columns import is_column
+from keras_transformer.support.foreign_names import ForeignNames, hint_on_foreign_arguments
+from keras_transformer.support.registry import bound
 from keras_transformer.tokenizers import loading, training
 from keras_transformer.tokenizers.backend import check_texts, copy_backend, refusing
 from keras_transformer.tokenizers.beginnings import encode_beginnings
@@ -21,24 +21,24 @@ from keras_transformer.tokenizers.vocabulary import Vocabulary
 
 
 class Tokenizer(ForeignNames, Chats, Vocabulary):
-    """Maps text to token ids and back.
+    """Map between text and token ids.
 
-    The work is done by the Rust library `tokenizers`; no deep learning framework is needed.
-    Load one with `from_preset` or `from_files`, learn one with `train`, or wrap a
+    The work is done by the Rust library `tokenizers`; no deep learning framework is needed. Load a
+    tokenizer with `from_preset` or `from_files`, learn one with `train`, or wrap a
     `tokenizers.Tokenizer`. Padding, truncation and dropout that a published tokenizer was saved
-    with are switched off: a text gives all of its ids, the same in every call, and batches are
-    padded where they are made. (Dropout of a `backend` that is given here stays, for training.)
+    with are switched off: a text always gives all of its ids, and batches are padded later, by
+    tasks. (Dropout of a `backend` that is given here stays, for training.)
 
-    A special token written out in a text, such as `[MASK]`, is that token.
+    A special token that is written out in a text, such as `[MASK]`, is encoded as that token.
 
     Args:
         backend: a `tokenizers.Tokenizer`. It is not changed, and its vocabulary is shared.
-        pad: the padding token, a string of the vocabulary, or `None` if there is none.
+        pad: the padding token, a string of the vocabulary, or `None`.
         start: the token that starts a sequence (`<s>`, `[CLS]`), or `None`.
         end: the token that ends a sequence (`</s>`, `[SEP]`), or `None`.
         mask: the token that hides a token in masked language modelling, or `None`.
-        unknown: the token for what the vocabulary cannot spell, or `None`.
-        chat_template: how a chat is written, in Jinja, or `None`; see `render_chat`.
+        unknown: the token for text that the vocabulary cannot spell, or `None`.
+        chat_template: template of a chat, in Jinja, or `None`; see `render_chat`.
 
     Raises:
         ValueError: if the vocabulary lacks a token that is given a role.
@@ -54,20 +54,27 @@ class Tokenizer(ForeignNames, Chats, Vocabulary):
     ```
     """
 
-    # Whether the backend gets lists of pieces, not texts: so for a subclass that segments itself.
+    # True in a subclass that segments texts itself: the backend is given lists of pieces.
     _takes_pieces = False
-    _ends_once = False  # Whether no end is put behind a text that ends with it.
+    _ends_once = False  # whether no end is added to a text that ends with one
+    _of_formats: ClassVar[dict[str, type["Tokenizer"]]] = {}  # subclasses by the format they read
+
+    def __init_subclass__(cls, format: str | None = None, **options):
+        """Register a subclass that reads files of a format, see `Folder.format`."""
+        super().__init_subclass__(**options)
+        if format is not None:
+            Tokenizer._of_formats[format] = cls
 
     if not TYPE_CHECKING:
 
         def __call__(self, *args, **kwargs):
             raise TypeError(
-                "A tokenizer is not called: `encode(text)` gives the ids of one text, "
-                "`encode_batch(texts)` those of many, as lists that are not padded. Tasks take "
-                "texts as they are."
+                "A tokenizer cannot be called: `encode(text)` returns the ids of one text, "
+                "`encode_batch(texts)` the ids of many, as unpadded lists. Tasks take "
+                "texts directly."
             )
 
-    # Making one
+    # Construction
 
     @classmethod
     def train(
@@ -80,36 +87,38 @@ class Tokenizer(ForeignNames, Chats, Vocabulary):
         special_tokens: Sequence[str] = (),
         add_prefix_space: bool = True,
     ) -> "Tokenizer":
-        """Learns a vocabulary from texts.
+        """Learn a vocabulary from texts.
 
-        `"bpe"` (Sennrich et al. 2016, section 3.2) and `"unigram"` (Kudo 2018, section 3.2)
-        spell words in bytes (Radford et al. 2019, section 2.2), so that every text, in any
-        script and with any spacing, comes back exactly from `decode(encode(text))`.
-        `"wordpiece"` (Devlin et al. 2019) works on normalized words: what comes back is the
-        normalized text (lowercased and without accents with `lowercase=True`), with one space
-        around every word and punctuation mark, and `[UNK]` characters are lost.
+        `"bpe"` (Sennrich et al. 2016, section 3.2) and `"unigram"` (Kudo 2018, section 3.2) spell
+        words in bytes (Radford et al. 2019, section 2.2), so that every text, in any script and
+        with any spacing, is restored exactly by `decode(encode(text))`. `"wordpiece"` (Devlin et
+        al. 2019) works on normalized words: decoding returns the normalized text (lowercased and
+        without accents with `lowercase=True`), with one space around every word and punctuation
+        mark, and `[UNK]` characters are lost.
 
-        The same texts give the same BPE vocabulary; of the other two, in which words have no fixed
-        order, two runs may differ in ids and in a few tokens.
+        The same texts give the same BPE vocabulary. The other two kinds keep words in no fixed
+        order, so two runs may differ in ids and in a few tokens.
 
         Args:
             texts: an iterable of strings, which is read once and not kept.
             kind: `"bpe"`, `"wordpiece"` or `"unigram"`.
-            vocabulary_size: the most tokens, special ones included. Little text gives fewer.
+            vocabulary_size: maximum number of tokens, including special ones. A small corpus gives
+                fewer.
             lowercase: lowercase every text first. Then decoding gives lowercased text.
-            template: what encoding adds to a text: `"end"` gives `a </s>`, `"start_end"`
-                `<s> a </s>`, `"bert"` `[CLS] a [SEP]` and `[CLS] a [SEP] b [SEP]` with segment
-                ids 0 and 1, `"none"` nothing. Defaults to `"bert"` for WordPiece, else `"end"`.
-            special_tokens: further special tokens, such as `"<mask>"`. They follow the usual
-                ones: `<pad>`, `<s>`, `</s>`, `<unk>` with ids 0 to 3, or for WordPiece
-                `[PAD]`, `[UNK]`, `[CLS]`, `[SEP]`, `[MASK]` with ids 0 to 4.
-            add_prefix_space: put a space before every text and take it away in decoding, so that
-                a word has the same id at the start of a text as inside. No difference to WordPiece.
-                With `False` a decoded continuation keeps the space that it starts with.
+            template: special tokens that encoding adds to a text: `"end"` gives `a </s>`,
+                `"start_end"` `<s> a </s>`, `"bert"` `[CLS] a [SEP]` and `[CLS] a [SEP] b [SEP]`
+                with segment ids 0 and 1, `"none"` nothing. Defaults to `"bert"` for WordPiece, else
+                `"end"`.
+            special_tokens: further special tokens, such as `"<mask>"`. They follow the usual ones:
+                `<pad>`, `<s>`, `</s>`, `<unk>` with ids 0 to 3, or for WordPiece `[PAD]`, `[UNK]`,
+                `[CLS]`, `[SEP]`, `[MASK]` with ids 0 to 4.
+            add_prefix_space: put a space before every text and remove it in decoding, so that a
+                word has the same id at the start of a text as inside it. With `False` a decoded
+                continuation keeps the space that it starts with. Has no effect on WordPiece.
 
         Raises:
-            ValueError: for texts that are not strings or are missing, an unknown kind or
-                template, or a vocabulary size below the special tokens and the alphabet.
+            ValueError: if texts are missing or not strings, if the kind or the template is unknown,
+                or if the vocabulary size is too small for the special tokens and the alphabet.
 
         Example:
         ```python
@@ -127,28 +136,25 @@ class Tokenizer(ForeignNames, Chats, Vocabulary):
 
     @classmethod
     def from_files(cls, directory: str | os.PathLike) -> "Tokenizer":
-        """Loads a folder: ours, or one in the format of Hugging Face.
+        """Load a tokenizer from a folder that `save` wrote, or one in Hugging Face's format.
 
         Args:
             directory: a folder with `tokenizer.json`, or the older files of a published class:
-                `vocab.txt` (WordPiece), `vocab.json` and `merges.txt` (BPE), a SentencePiece
-                file (`spiece.model`, `sentencepiece.bpe.model`, `spm.model`, `tokenizer.model`),
-                or Marian's `source.spm`, `target.spm` and `vocab.json`, or the `vocab.json` of
-                characters of wav2vec 2.0. `tokenizer_config.json`,
-                `special_tokens_map.json`, `added_tokens.json` and `config.json`, if there, say
-                which class it is, which tokens are added, and which has which role. The template
-                of chats is that of `chat_template.jinja`, else of `tokenizer_config.json`.
+                `vocab.txt` (WordPiece), `vocab.json` and `merges.txt` (BPE), a SentencePiece file
+                (`spiece.model`, `sentencepiece.bpe.model`, `spm.model`, `tokenizer.model`),
+                Marian's `source.spm`, `target.spm` and `vocab.json`, or the `vocab.json` of
+                characters of wav2vec 2.0. `tokenizer_config.json`, `special_tokens_map.json`,
+                `added_tokens.json` and `config.json`, if present, define the class, the added
+                tokens and the role of each token. The chat template is read from
+                `chat_template.jinja`, or else from `tokenizer_config.json`.
 
         Raises:
             FileNotFoundError: if the folder has none of these files.
-            ValueError: if a file is broken, naming the file and what is wrong.
+            ValueError: if a file is broken; the message names the file and the fault.
         """
         folder = Folder(directory)
-        if folder.is_marian or folder.is_ctc:
-            from keras_transformer.tokenizers import ctc, marian  # of subclasses
-
-            kind = marian.MarianTokenizer if folder.is_marian else ctc.CTCTokenizer
-            return kind.from_files(directory)
+        if folder.format is not None:
+            return cls._of_formats[folder.format].from_files(directory)
         backend = loading.read_folder(folder)
         roles, chat_template = folder.roles(backend), folder.chat_template()
         with refusing(f"The tokenizer in {str(directory)!r} is not usable"):
@@ -159,7 +165,7 @@ class Tokenizer(ForeignNames, Chats, Vocabulary):
 
     @classmethod
     def from_preset(cls, preset: str | os.PathLike) -> "Tokenizer":
-        """Loads the tokenizer of a preset.
+        """Load the tokenizer of a preset.
 
         Args:
             preset: a bundled name, a local folder, or `"hf://org/name"`.
@@ -167,13 +173,13 @@ class Tokenizer(ForeignNames, Chats, Vocabulary):
         return bound("load_tokenizer")(preset, cls)
 
     def save(self, directory: str | os.PathLike) -> None:
-        """Writes `tokenizer.json` and `tokenizer_config.json`.
+        """Write `tokenizer.json` and `tokenizer_config.json`.
 
-        `from_files` gives the identical tokenizer back, and Transformers reads the folder.
-        Each file is written beside its target and renamed.
+        `from_files` restores the identical tokenizer, and Transformers can read the folder. Each
+        file is written under another name and then renamed, so it is never half-written.
 
         Args:
-            directory: the folder; made if it does not exist.
+            directory: the folder; created if it does not exist.
         """
         check_path("directory", directory)
         loading.write_directory(
@@ -181,33 +187,34 @@ class Tokenizer(ForeignNames, Chats, Vocabulary):
         )
 
     def save_to_preset(self, directory: str | os.PathLike) -> None:
-        """Writes the tokenizer's part of a preset, all of it at one instant.
+        """Write the tokenizer's part of a preset.
 
         Args:
-            directory: the folder: new, empty, or that of a preset, whose tokenizer is replaced.
+            directory: a new or empty folder, or the folder of a preset, whose tokenizer is
+                replaced.
         """
         bound("save_preset")(directory, tokenizer=self)
 
     # Text to ids
 
-    @answers_theirs
+    @hint_on_foreign_arguments
     def encode(self, text: str, pair: str | None = None, special_tokens: bool = True) -> list[int]:
-        """The ids of one text, or of a pair of texts.
+        """Return the ids of one text, or of a pair of texts.
 
         Args:
             text: a string.
-            pair: a second string, encoded behind the first.
+            pair: a second string, encoded after the first.
             special_tokens: add the special tokens of the template, such as `[CLS]` and `[SEP]`.
 
         Raises:
             ValueError: if a text is not a string.
         """
         if isinstance(text, (list, tuple, np.ndarray)) or is_column(text):
-            raise ValueError("`text` must be one string. Many are for `encode_batch`.")
+            raise ValueError("`text` must be one string. For many use `encode_batch`.")
         pairs = None if pair is None else [pair]
         return self.encode_batch([text], pairs, special_tokens)[0]
 
-    @answers_theirs
+    @hint_on_foreign_arguments
     def encode_batch(
         self,
         texts: Sequence[str] | np.ndarray,
@@ -215,21 +222,21 @@ class Tokenizer(ForeignNames, Chats, Vocabulary):
         special_tokens: bool = True,
         max_length: int | None = None,
     ) -> list[list[int]]:
-        """The ids of many texts, or of many pairs, in parallel.
+        """Return the ids of many texts, or of many pairs, computed in parallel.
 
         Args:
             texts: a list, tuple or 1-D NumPy array of strings, or a column of a data frame.
-            pairs: as many second texts, or `None`.
+            pairs: the second texts, one for each text, or `None`.
             special_tokens: add the special tokens of the template.
-            max_length: the largest number of ids of a row. The end of a longer text is cut
-                off, of a pair the end of the longer of the two; the special tokens stay.
+            max_length: maximum number of ids in a row. The end of a longer text is cut off (in a
+                pair, of whichever text is longer); the special tokens stay.
 
         Returns:
             One list of ints for each text. They differ in length: nothing is padded.
 
         Raises:
-            ValueError: for what is not a string, with its position; for texts and pairs that
-                differ in number; for a `max_length` with no room beside the special tokens.
+            ValueError: if a value is not a string, with its position; if texts and pairs differ in
+                number; or if `max_length` leaves no room beside the special tokens.
 
         Example:
         ```python
@@ -250,7 +257,7 @@ class Tokenizer(ForeignNames, Chats, Vocabulary):
         special_tokens: bool = True,
         max_length: int | None = None,
     ) -> tuple[list[list[int]], list[list[int]]]:
-        """`encode_batch`, with its arguments, and the segment of every id: 0 or 1 for BERT's.
+        """Encode as `encode_batch` does, and also return segment ids, such as BERT's 0 and 1.
 
         Returns:
             The ids and the segment ids, two lists of lists of the same lengths.
@@ -263,14 +270,15 @@ class Tokenizer(ForeignNames, Chats, Vocabulary):
         texts: Sequence[str] | np.ndarray,
         pairs: Sequence[str] | np.ndarray | None = None,
     ) -> list[tokenizers.Encoding]:
-        """`encode_batch`, with its arguments, and where in the text each token stands.
+        """Encode as `encode_batch` does, and return the position of each token in the text.
 
-        The special tokens of the template are added, nothing is truncated.
+        The special tokens of the template are added; nothing is truncated.
 
         Returns:
-            What the library gives: beside `ids` and `type_ids`, for each token the characters
-            `offsets` of the original text (start and end), `word_ids` (`None` for an added
-            special token) and `sequence_ids` (0 for a token of the text, 1 of its pair, `None`).
+            The library's encodings: beside `ids` and `type_ids`, they have for each token the
+            character `offsets` in the original text (start and end), `word_ids`, and
+            `sequence_ids` (0 in the text, 1 in its pair). The latter two are `None` at special
+            tokens that were added.
 
         Example:
         ```python
@@ -292,7 +300,7 @@ class Tokenizer(ForeignNames, Chats, Vocabulary):
         pairs = check_texts(pairs, "pairs")
         if len(pairs) != len(rows):
             raise ValueError(
-                "`texts` and `pairs` must have as many strings. "
+                "`texts` and `pairs` must have the same number of strings. "
                 f"Received: {len(rows)} texts and {len(pairs)} pairs."
             )
         return list(zip(rows, pairs, strict=True))
@@ -308,7 +316,7 @@ class Tokenizer(ForeignNames, Chats, Vocabulary):
                     f"`max_length` must be an integer greater than {added}, the number of "
                     f"special tokens. Received: max_length={shorten(max_length)}"
                 )
-            # On a copy: the setting would last, and other threads would see it.
+            # Set on a copy: the setting would persist, and other threads would see it.
             backend = copy_backend(backend)
             backend.enable_truncation(int(max_length), strategy="longest_first")
 
@@ -325,17 +333,18 @@ class Tokenizer(ForeignNames, Chats, Vocabulary):
                 encodings = encode_beginnings(encode, rows, int(max_length))
         if self._ends_once and special_tokens:
             for encoding in encodings:
-                # The one before may be that of the first of a pair, whose second is empty.
+                # The mask tells an end token in the text from one that the template added: in a
+                # pair with an empty second text the template's two end tokens are neighbours.
                 written = encoding.special_tokens_mask[-2:] == [0, 1]
                 if written and encoding.ids[-2:] == [self.end_id] * 2:
                     encoding.truncate(len(encoding.ids) - 1)
         return encodings
 
     def encode_targets(self, texts: Sequence[str] | np.ndarray) -> list[list[int]]:
-        """The ids of the targets of a sequence-to-sequence model, without special tokens.
+        """Return the ids of the targets of a sequence-to-sequence model, without special tokens.
 
         Returns:
-            One list of ints for each text: those of `encode_batch`, except in a tokenizer that
+            One list of ints for each text: the ids of `encode_batch`, except for a tokenizer that
             segments sources and targets differently, as Marian's does.
         """
         return self.encode_batch(texts, special_tokens=False)
@@ -343,18 +352,19 @@ class Tokenizer(ForeignNames, Chats, Vocabulary):
     # TensorFlow
 
     def to_tensorflow(self, sequence_length: int | None = None):
-        """The same mapping as a Keras layer over TensorFlow ops, for string-in SavedModels.
+        """Return a Keras layer that does the same with TensorFlow ops, for SavedModels of strings.
 
         Args:
-            sequence_length: cut and pad every row to this length. `None` gives ragged rows.
+            sequence_length: the length that every row is cut or padded to. `None` returns ragged
+                rows.
 
         Returns:
-            A `TensorFlowTokenizer` layer: strings `(batch,)` to int32 ids.
+            A `TensorFlowTokenizer` layer, which maps strings `(batch,)` to int32 ids.
 
         Raises:
             ImportError: if TensorFlow or tensorflow-text is not installed.
-            ValueError: if the tokenizer has a part that has no TensorFlow counterpart here, or
-                `sequence_length` is given and there is no padding token.
+            ValueError: if a part of the tokenizer is not supported, or if `sequence_length` is
+                given and there is no padding token.
         """
         from keras_transformer.tokenizers.tensorflow import TensorFlowTokenizer
 

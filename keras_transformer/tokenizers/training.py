@@ -1,18 +1,24 @@
-"""Learn a vocabulary from text: byte-level BPE, WordPiece, unigram."""
+"""Training of a vocabulary on texts: byte-level BPE, WordPiece and unigram."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import tokenizers
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers
 
-from keras_transformer.checking import check_bool, check_choice, check_int, check_text, shorten
+from keras_transformer.support.checking import (
+    check_bool,
+    check_choice,
+    check_int,
+    check_text,
+    shorten,
+)
 from keras_transformer.tokenizers.backend import refusing
 from keras_transformer.tokenizers.bounds import MAX_TOKEN, MAX_VOCABULARY
 
 KINDS = ("bpe", "wordpiece", "unigram")
 
-# What `special_tokens=True` puts around one text and around a pair. The number after the
-# colon is the segment id.
+# Templates of the special tokens around one text ($A) and around a pair. The number after a colon
+# is the segment id.
 TEMPLATES = {
     "end": ("$A {end}", "$A {end} $B {end}"),
     "start_end": ("{start} $A {end}", "{start} $A {end} $B {end}"),
@@ -20,7 +26,7 @@ TEMPLATES = {
     "none": None,
 }
 
-# The roles of the special tokens, in the order of their ids.
+# Roles of the special tokens, in the order of their ids.
 BERT_ROLES = {
     "pad": "[PAD]",
     "unknown": "[UNK]",
@@ -40,7 +46,7 @@ def train(
     special_tokens: Sequence[str],
     add_prefix_space: bool,
 ) -> tuple[tokenizers.Tokenizer, dict[str, str]]:
-    """Trains a backend; see `Tokenizer.train` for the arguments."""
+    """Train a backend; see `Tokenizer.train` for the arguments."""
     check_choice("kind", kind, KINDS)
     vocabulary_size = check_int("vocabulary_size", vocabulary_size)
     lowercase = check_bool("lowercase", lowercase)
@@ -68,10 +74,10 @@ def train(
             f"({len(specials)} special tokens and the alphabet). "
             f"Received: vocabulary_size={vocabulary_size!r}"
         )
-    if vocabulary_size > MAX_VOCABULARY:  # the library takes the memory for it at once
+    if vocabulary_size > MAX_VOCABULARY:  # the library allocates the memory for it at once
         raise ValueError(
-            f"`vocabulary_size` may be {MAX_VOCABULARY:,}, several times that of the largest "
-            f"models. Received: vocabulary_size={vocabulary_size!r}"
+            f"`vocabulary_size` may be at most {MAX_VOCABULARY:,}, several times that of the "
+            f"largest models. Received: vocabulary_size={vocabulary_size!r}"
         )
 
     backend, trainer = _untrained(kind, vocabulary_size, specials, alphabet)
@@ -82,7 +88,7 @@ def train(
         backend.decoder = decoders.WordPiece(prefix="##", cleanup=False)
     else:
         _set_byte_level(backend, lowercase, add_prefix_space)
-    with refusing("The texts cannot be learned from"):
+    with refusing("No vocabulary can be learned from the texts"):
         backend.train_from_iterator(_checked(texts), trainer)
     set_template(backend, TEMPLATES[template], roles["start"], roles["end"])
     return backend, roles
@@ -91,10 +97,10 @@ def train(
 def set_template(
     backend: tokenizers.Tokenizer, template: tuple[str, str] | None, start: str, end: str
 ) -> None:
-    """Makes the backend add `start` and `end` around one text and around a pair."""
+    """Make the backend add `start` and `end` around one text and around a pair."""
     if template is None:
         return
-    # In parts, since a token may have a space.
+    # The template is split before tokens are put in, since a token may contain a space.
     single, pair = (
         [part.format(start=start, end=end) for part in form.split()] for form in template
     )
@@ -107,13 +113,13 @@ def set_template(
 
 
 def _set_byte_level(backend: tokenizers.Tokenizer, lowercase: bool, add_prefix_space: bool) -> None:
-    """Splits into words as GPT-2 does and spells them in bytes, so that no text is lost."""
+    """Split into words as GPT-2 does and spell them in bytes, so that no text is lost."""
     steps = [normalizers.Lowercase()] if lowercase else []
     decoder = decoders.ByteLevel()
     if add_prefix_space:
-        # Not the option of the same name of `ByteLevel`: that one adds no space to a text
-        # that starts with one, so " a" and "a" would become the same ids. Here a space is
-        # always added, and always taken away again.
+        # `ByteLevel` has an option of the same name, which adds no space to a text that starts with
+        # one, so " a" and "a" would get the same ids. Here a space is always added, and always
+        # removed again.
         steps.append(normalizers.Prepend(" "))
         decoder = decoders.Sequence([decoder, decoders.Strip(" ", 1, 0)])
     if steps:
@@ -128,7 +134,7 @@ def _untrained(kind: str, size: int, specials: list[str], alphabet: list[str]):
         unknown = SEQUENCE_ROLES["unknown"]
         trainer = trainers.UnigramTrainer(unk_token=unknown, initial_alphabet=alphabet, **common)
         return tokenizers.Tokenizer(models.Unigram()), trainer
-    common["min_frequency"] = 2  # a token seen once teaches a model nothing
+    common["min_frequency"] = 2  # a model learns nothing from a token seen once
     if kind == "wordpiece":
         # Every character counts twice: at the start of a word and, with ##, inside.
         limit = min(1000, (size - len(specials)) // 2)
@@ -136,14 +142,14 @@ def _untrained(kind: str, size: int, specials: list[str], alphabet: list[str]):
         return tokenizers.Tokenizer(models.WordPiece(unk_token=BERT_ROLES["unknown"])), trainer
     trainer = trainers.BpeTrainer(
         initial_alphabet=alphabet,
-        max_token_length=MAX_TOKEN,  # what is saved is to be loaded again
+        max_token_length=MAX_TOKEN,  # so that a saved tokenizer can be loaded
         **common,
     )
     return tokenizers.Tokenizer(models.BPE()), trainer
 
 
 def _checked(texts: Iterable[str]) -> Iterator[str]:
-    """Yields the texts, refusing what is not a text with its position."""
+    """Yield the texts. Raises ValueError with the position of a value that is not a text."""
     if isinstance(texts, (str, bytes, Mapping)) or not isinstance(texts, Iterable):
         raise ValueError(
             "`texts` must be an iterable of strings, such as a list or an open text file. "

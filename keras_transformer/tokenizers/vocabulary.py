@@ -1,4 +1,4 @@
-"""The vocabulary of a tokenizer: its tokens, their roles and ids, and the text of ids."""
+"""Vocabulary of a tokenizer: its tokens, their roles and ids, and the text of ids."""
 
 from collections.abc import Iterable, Sequence
 from functools import cached_property
@@ -7,24 +7,24 @@ from typing import Any
 import numpy as np
 import tokenizers
 
-from keras_transformer.checking import check_int, check_text, describe, shorten
-from keras_transformer.kerashub_names import answers_theirs
-from keras_transformer.notebook import html_table
+from keras_transformer.support.checking import check_int, check_text, describe, shorten
+from keras_transformer.support.foreign_names import hint_on_foreign_arguments
+from keras_transformer.support.notebook import html_table
 from keras_transformer.tokenizers.backend import copy_backend, refusing
 from keras_transformer.tokenizers.bounds import segment_count
 from keras_transformer.tokenizers.symbols import of_symbols
 
 
 def _role(role: str, what: str) -> Any:
-    """The property that is the id of a role's token."""
-    doc = f"The id of {what}, `None` if there is none."
+    """Return a property for the id of a role's token."""
+    doc = f"Id of {what}, or `None` without one."
     return property(lambda self: self._role_id(role), doc=doc)
 
 
 class Vocabulary:
-    """The part of a `Tokenizer` that knows tokens and ids; for the arguments see there."""
+    """Base class of `Tokenizer` for tokens and ids. `Tokenizer` documents the arguments."""
 
-    # What errors call it.
+    # Name of the tokenizer in error messages.
     _name = "The tokenizer"
 
     def __init__(
@@ -63,25 +63,26 @@ class Vocabulary:
         template: str = "start_end",
         unknown: bool = False,
     ):
-        """A token for each symbol: bases of DNA, notes of a tune, values of a series.
+        """Return a tokenizer with a token for each symbol: DNA bases, notes, or values of a series.
 
-        If all symbols are single characters, each character of a text is one, `"ACGT"`, and white
-        space is nothing; otherwise symbols stand apart, `"60 64 67"`. Numbers are symbols by their
-        digits. Tasks on texts do all they do: `TokenClassifier` labels each symbol of a list.
+        If all symbols are single characters, each character of a text is a symbol, as in `"ACGT"`,
+        and white space is ignored; otherwise symbols are separated by spaces, as in `"60 64 67"`.
+        Numbers are spelled by their digits. Tasks on texts work as usual: `TokenClassifier` labels
+        each symbol of a list.
 
         Args:
             symbols: the alphabet, in the order of the ids: a string, or a list of strings or
-                numbers. Their ids are 5 and more, behind those of special tokens.
-            template: what encoding adds to a text, see `train`.
-            unknown: bool, whether a symbol that is not of the alphabet is the token `<unk>`.
+                numbers. Their ids start at 5, after the special tokens.
+            template: the special tokens that encoding adds to a text, see `train`.
+            unknown: bool, whether symbols outside of the alphabet become the token `<unk>`.
 
         Returns:
-            A `Tokenizer`. Without `unknown` it refuses a text with another symbol, by a ValueError
-            with the row and the place.
+            A `Tokenizer`. Without `unknown`, encoding raises ValueError if a text has another
+            symbol; the message gives its row and position.
 
         Raises:
-            ValueError: for no symbols, one that is there twice, is empty, has white space, or is
-                called as a special token, and for an unknown template.
+            ValueError: if there are no symbols; if a symbol occurs twice, is empty, has white
+                space, or has the name of a special token; or if the template is unknown.
 
         Example:
         ```python
@@ -97,32 +98,32 @@ class Vocabulary:
         return cls(backend, **roles)
 
     def _refusing(self, what: str):
-        """Failures of the library, also of its Rust code, become errors that name the tokenizer."""
+        """Turn the library's failures, even Rust panics, into errors that name the tokenizer."""
         return refusing(f"{self._name} cannot {what} this")
 
     # Ids to text
 
-    @answers_theirs
+    @hint_on_foreign_arguments
     def decode(self, ids: Sequence[int] | np.ndarray) -> str:
-        """The text of ids. Special tokens are left out.
+        """Return the text of ids, without special tokens.
 
         Args:
             ids: a list or 1-D array of integers.
 
         Returns:
-            A string. Bytes that do not make up a character, as in a sequence that was cut
-            off, become U+FFFD.
+            A string. Bytes that do not form a character, as in a sequence that was cut off, become
+            U+FFFD.
 
         Raises:
             ValueError: if the ids are not integers or an id is outside the vocabulary.
         """
-        ids = self._check_ids(ids, "ids", hint=" Many rows are for `decode_batch`.")
+        ids = self._check_ids(ids, "ids", hint=" For many rows use `decode_batch`.")
         with self._refusing("decode"):
             return self._backend.decode(ids)
 
-    @answers_theirs
+    @hint_on_foreign_arguments
     def decode_batch(self, ids: Sequence[Sequence[int]] | np.ndarray) -> list[str]:
-        """The texts of many rows of ids, in parallel; see `decode`.
+        """Return the texts of many rows of ids, computed in parallel; see `decode`.
 
         Args:
             ids: a list of lists or 1-D arrays of integers, or a 2-D array.
@@ -131,7 +132,7 @@ class Vocabulary:
             One string for each row.
 
         Raises:
-            ValueError: as `decode`, with the row.
+            ValueError: as `decode`; the message gives the row.
         """
         if not isinstance(ids, (list, tuple, np.ndarray)) or getattr(ids, "ndim", 1) == 0:
             raise ValueError(f"`ids` must be a list of rows of integers, received {describe(ids)}.")
@@ -157,34 +158,34 @@ class Vocabulary:
             )
         return array.astype(int).tolist()
 
-    # The vocabulary
+    # Vocabulary
 
     @cached_property
     def vocabulary_size(self) -> int:
-        """The highest id plus one: the rows that an embedding needs."""
+        """The highest id plus one, which is the number of rows that an embedding needs."""
         return max(self.get_vocabulary().values(), default=-1) + 1
 
     @cached_property
     def segment_count(self) -> int:
-        """The highest segment id plus one, at least 2: the segments that a model must know."""
+        """Number of segments: the highest segment id plus one, and at least 2."""
         return segment_count(self._backend)
 
     def get_vocabulary(self) -> dict[str, int]:
-        """Every token, special ones included, with its id."""
+        """Return all tokens, including special ones, with their ids."""
         return self._backend.get_vocab(with_added_tokens=True)
 
     def token_to_id(self, token: str) -> int | None:
-        """The id of a token, `None` if the vocabulary lacks it."""
+        """Return the id of a token, `None` if the vocabulary lacks it."""
         return self._backend.token_to_id(check_text("token", token))
 
     def id_to_token(self, id: int) -> str | None:
-        """The token of an id, `None` if the vocabulary lacks it."""
+        """Return the token of an id, `None` if the vocabulary lacks it."""
         id = check_int("id", id)
         return self._backend.id_to_token(id) if 0 <= id < self.vocabulary_size else None
 
     @cached_property
     def special_ids(self) -> tuple[int, ...]:
-        """The ids of all special tokens, in their order."""
+        """Ids of all special tokens, in ascending order."""
         added = self._backend.get_added_tokens_decoder().items()
         ids = {id for id, token in added if token.special}
         return tuple(sorted((ids | {self._role_id(role) for role in self._roles}) - {None}))

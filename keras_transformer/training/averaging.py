@@ -1,4 +1,4 @@
-"""Keeping the last checkpoints of a run, and averaging them."""
+"""Saving the last checkpoints of a run, and averaging them."""
 
 import os
 import re
@@ -9,30 +9,32 @@ import keras
 import numpy as np
 from keras import ops
 
-from keras_transformer.checking import check_int, check_path, describe
-from keras_transformer.files import SafetensorsFile, write_safetensors
-from keras_transformer.models.accumulation import batches_done, batches_of_update
-from keras_transformer.structure import without_numbers
+from keras_transformer.config.structure import without_numbers
+from keras_transformer.models.runtime.accumulation import batches_done, batches_of_update
+from keras_transformer.support.checking import check_int, check_path, describe
+from keras_transformer.support.files import SafetensorsFile, write_safetensors
 
 
 def average_checkpoints(
     paths: Sequence[str | os.PathLike], output_path: str | os.PathLike | None = None
 ) -> dict[str, np.ndarray]:
-    """The average of the weights in several safetensors files.
+    """Average the weights in several safetensors files.
 
-    Summed in float64, one tensor at a time. Integer tensors are taken from the last file.
+    Sums are in float64, and one tensor at a time is in memory. Integer tensors come from the last
+    file.
 
     Args:
-        paths: files with the same tensors.
-        output_path: file to write the average to, or None.
+        paths: paths of safetensors files that hold the same tensors.
+        output_path: path of the file to write the average to. Defaults to None, which only returns
+            it.
 
     Returns:
         dict of tensor name to array, with the files' dtypes.
 
     Raises:
-        ValueError: for no files, or files whose tensors differ in name or shape.
+        ValueError: if `paths` is empty, or the tensors of the files differ in name or shape.
         FileNotFoundError: if a file does not exist.
-        OSError: if the output cannot be written. What was there is unchanged.
+        OSError: if the output cannot be written. An existing file stays unchanged.
 
     Example:
     ```python
@@ -66,7 +68,7 @@ def average_checkpoints(
         if differ:
             raise ValueError(
                 f"{path} and {paths[-1]} do not hold the same tensors; "
-                f"{len(differ)} are in one only, such as {differ[0]!r}."
+                f"{len(differ)} are in only one of them, such as {differ[0]!r}."
             )
     average = {
         name: _average([(path, files[path], stored[path][names[name]]) for path in paths])
@@ -78,7 +80,7 @@ def average_checkpoints(
 
 
 def _average(found: list[tuple[Path, SafetensorsFile, str]]) -> np.ndarray:
-    """The average of one tensor, by the name that it has in each file; of integers the last."""
+    """Average one tensor under its name in each file; integer tensors come from the last file."""
     last_path, file, name = found[-1]
     last = file[name]
     if last.dtype.kind in "iub":
@@ -97,19 +99,19 @@ def _average(found: list[tuple[Path, SafetensorsFile, str]]) -> np.ndarray:
 
 
 class LastCheckpoints(keras.callbacks.Callback):
-    """Saves the model's weights as training goes on and keeps the last few, for averaging.
+    """Saves the model's weights during training and keeps the last few, for averaging.
 
-    Files are named by the optimizer's step, `step-00001200.safetensors`, and appear whole or not at
-    all. With `gradient_accumulation_steps` a step is an update of the weights, not a batch. A
-    resumed run continues with its own files; those of earlier runs are left alone.
+    Files are named by the optimizer's step, `step-00001200.safetensors`, and are written completely
+    or not at all. With `gradient_accumulation_steps` a step is an update of the weights, not a
+    batch. A resumed run continues with its own files and does not touch the files of earlier runs.
 
     Args:
-        directory: where the files go; made if it does not exist.
-        keep: int, how many to keep.
-        every: "epoch", or int: steps between two files. Defaults to "epoch".
+        directory: folder for the files; made if it does not exist.
+        keep: int, number of files to keep. Defaults to 10.
+        every: "epoch", or int, the number of steps between two files. Defaults to "epoch".
 
     Raises:
-        ValueError: for `keep` or `every` out of range.
+        ValueError: if `keep` or `every` is out of range.
 
     Example:
     ```python
@@ -135,12 +137,12 @@ class LastCheckpoints(keras.callbacks.Callback):
         self.paths = None
 
     def on_epoch_begin(self, epoch, logs=None):
-        # Here and not in on_train_begin: by now `ResumableRun` has put back the step.
+        # Not in on_train_begin, where `ResumableRun` may not have restored the step yet.
         self._batches = self._begin = batches_done(self.model.optimizer)
         self._find()
 
     def on_train_batch_end(self, batch, logs=None):
-        # Counts, rather than ask the optimizer: on JAX that would copy the whole state.
+        # Counted here: reading the optimizer's step would copy the whole state on JAX.
         before, self._batches = self._batches, self._begin + batch + 1
         if self.every == "epoch":
             return
@@ -153,13 +155,14 @@ class LastCheckpoints(keras.callbacks.Callback):
             self._save_model()
 
     def on_train_end(self, logs=None):
-        self._find()  # A run that was resumed at its end had no epoch.
+        self._find()  # a run resumed at its end has no epoch to begin
 
     def average_into(self, model: keras.Model):
-        """Sets the model's weights to the average of the checkpoints kept.
+        """Set the model's weights to the average of the saved checkpoints.
 
         Raises:
-            ValueError: if nothing was saved yet, or the model's weights are not those saved.
+            ValueError: if nothing was saved yet, or the weights of model and files differ in name
+                or shape.
         """
         if not self.paths:
             raise ValueError(f"No checkpoint was saved to {self.directory} yet; call fit first.")
@@ -172,8 +175,8 @@ class LastCheckpoints(keras.callbacks.Callback):
         differ = sorted(set(average) ^ set(variables))
         if differ:
             raise ValueError(
-                f"The checkpoints in {self.directory} are of another model: {len(differ)} weights "
-                f"are in one only, such as {differ[0]!r}."
+                f"The checkpoints in {self.directory} belong to another model: {len(differ)} "
+                f"weights are in only one of the two, such as {differ[0]!r}."
             )
         for name, variable in variables.items():
             if tuple(variable.shape) != average[name].shape:
@@ -185,7 +188,7 @@ class LastCheckpoints(keras.callbacks.Callback):
             variable.assign(average[name])
 
     def _find(self):
-        """Takes over the files of a run that was resumed, once."""
+        """Find the files that a resumed run has already saved; later calls do nothing."""
         if self.paths is not None:
             return
         self.directory.mkdir(parents=True, exist_ok=True)
@@ -213,18 +216,18 @@ class LastCheckpoints(keras.callbacks.Callback):
 
 
 def _named_weights(model) -> dict:
-    """The model's weights by path, relative to the model's own path."""
+    """Return the model's weights by path, relative to the model's own path."""
     prefix = f"{model.path or model.name}/"
     named = {weight.path.removeprefix(prefix): weight for weight in model.weights}
     if len(named) < len(model.weights):
         paths = [weight.path for weight in model.weights]
         twice = next(path for path in paths if paths.count(path) > 1)
-        raise ValueError(f"Two weights of the model are called {twice!r}: name its layers apart.")
+        raise ValueError(f"Two weights of the model are called {twice!r}: rename its layers.")
     return named
 
 
 def to_numpy(variable) -> np.ndarray:
-    """The value of a variable, in a dtype that files have."""
+    """Return the value of a variable in a dtype that files support."""
     array = ops.convert_to_numpy(variable)
     # NumPy has no bfloat16 or float8 of its own, and not every reader of the file has them.
     return array.astype("float32") if array.dtype.kind == "V" else np.asarray(array, order="C")

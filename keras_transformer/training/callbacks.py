@@ -1,4 +1,4 @@
-"""Callbacks: a look at the loss, and BLEU of what the model generates."""
+"""Callbacks: a check of the loss for NaN, and BLEU of generated texts."""
 
 import os
 from pathlib import Path
@@ -6,21 +6,22 @@ from pathlib import Path
 import keras
 import numpy as np
 
-from keras_transformer.checking import check_int, check_path, describe
-from keras_transformer.models.accumulation import batches_of_update
+from keras_transformer.models.runtime.accumulation import batches_of_update
+from keras_transformer.support.checking import check_int, check_path, describe
 from keras_transformer.training.text_metrics import BLEU, check_translations
 
 
 class StopAtNaN(keras.callbacks.Callback):
     """Ends a run whose loss is NaN or infinite; the error names the step and the last checkpoint.
 
-    The loss in the logs is a mean over the epoch so far: once one is NaN or infinite, all after it
-    are. So it is checked every few steps only, since reading it waits for the step to end.
+    The loss in the logs is a mean over the epoch so far, so once it is NaN or infinite it stays so.
+    Reading the loss waits for the step to end, so it is only checked every few steps.
 
     Args:
         every: int, steps between two checks; with `gradient_accumulation_steps` a step is an
             update of the weights, not a batch. Defaults to 50.
-        checkpoints: folder of what the run keeps, whose newest file or folder is named; or None.
+        checkpoints: path of the folder with the run's checkpoints; the error names the newest one.
+            Defaults to None.
 
     Raises:
         FloatingPointError: from `fit`, once the loss is NaN or infinite.
@@ -73,21 +74,21 @@ class StopAtNaN(keras.callbacks.Callback):
 
 
 class BLEUCallback(keras.callbacks.Callback):
-    """BLEU of the model's generated texts after an epoch, as `val_bleu` in the logs.
+    """Logs the BLEU score of the model's generated texts as `val_bleu` after an epoch.
 
     Place it before callbacks that watch `val_bleu`, such as `ModelCheckpoint`.
 
     Args:
         sources: list of str, given to `model.generate`.
-        references: list of str, or of a list of str where a source has several.
-        generate_kwargs: dict of other arguments of `model.generate`.
+        references: list of str, or of lists of str if sources have several.
+        generate_kwargs: dict of further arguments of `model.generate`.
         tokenize, lowercase: see `BLEU`.
-        samples: int, how many sources to print with their reference and the model's output.
-        every: int, epochs from one measurement to the next; the others log the last value.
+        samples: int, number of sources to print with their reference and the model's output.
+        every: int, number of epochs between two measurements; epochs in between log the last value.
 
     Raises:
-        ValueError: for references and sources of different numbers, `every` below 1, or a model
-            without `generate`.
+        ValueError: if references and sources differ in number, `every` is below 1, or the model
+            has no `generate`.
         ImportError: if sacrebleu is not installed.
 
     Example:
@@ -128,13 +129,14 @@ class BLEUCallback(keras.callbacks.Callback):
                 f"`generate_kwargs` must be a dict, received {describe(generate_kwargs)}."
             )
         self.generate_kwargs = dict(generate_kwargs or {})
-        self._last = float("nan")  # CSVLogger wants the same logs of each epoch
+        self._last = float("nan")  # CSVLogger needs the same logs in each epoch
         self.bleu = BLEU(tokenize=tokenize, lowercase=lowercase)
 
     def on_train_begin(self, logs=None):
         if not hasattr(self.model, "generate"):
             raise ValueError(
-                f"BLEUCallback needs a model with generate; {type(self.model).__name__} has none."
+                "BLEUCallback needs a model with a `generate` method, such as a Seq2SeqLM; "
+                f"{type(self.model).__name__} has none."
             )
 
     def on_epoch_end(self, epoch, logs=None):

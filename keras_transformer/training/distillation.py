@@ -6,37 +6,37 @@ import keras
 import numpy as np
 from keras import ops
 
-from keras_transformer.checking import check_int, check_number, describe
+from keras_transformer.config.structure import sides
 from keras_transformer.data import BucketedDataset
 from keras_transformer.kernels.gradients import without_gradients
 from keras_transformer.layers.initializers import HostZeros
-from keras_transformer.layers.unit_vectors import unit_vectors
+from keras_transformer.layers.normalization import unit_vectors
 from keras_transformer.models import build_backbone
-from keras_transformer.models.turns import ThreadSafe, Turns
-from keras_transformer.structure import sides
-from keras_transformer.training.compile_ahead import CompiledSteps
+from keras_transformer.models.runtime.read_write_lock import ReadWriteLock
+from keras_transformer.models.runtime.runtime import Runtime
+from keras_transformer.models.runtime.steps import OutputLoss
+from keras_transformer.support.checking import check_int, check_number, describe
 from keras_transformer.training.optimizers import FineTuningAdamW
-from keras_transformer.training.steps import OutputLoss
 
 
 def smaller(teacher, num_layers: int, num_decoder_layers: int | None = None):
-    """A task with fewer layers, which begins with the weights of some of the teacher's.
+    """Make a task with fewer layers, initialized from some of the teacher's layers.
 
-    The layers are evenly spaced, the first and the last among them: of 12 layers 6 are those of
-    DistilBERT, 0, 2, 4, 7, 9 and 11. Embeddings and head are copies too.
+    The chosen layers are evenly spaced and include the first and the last: 6 of 12 layers are 0, 2,
+    4, 7, 9 and 11, as in DistilBERT. Embeddings and head are copied too.
 
     Args:
         teacher: a task.
-        num_layers: int, layers of the new model; of an encoder-decoder those of the encoder.
-        num_decoder_layers: int, those of its decoder. Defaults to `num_layers`, or to what the
-            teacher has if that is less.
+        num_layers: int, number of layers of the new model, or of its encoder in an encoder-decoder.
+        num_decoder_layers: int, number of layers of its decoder. Defaults to the smaller of
+            `num_layers` and the number of the teacher's decoder layers.
 
     Returns:
         A task of the teacher's class, with its tokenizer.
 
     Raises:
-        ValueError: for more layers than the teacher has, for layers that share their weights, and
-            for a teacher with adapters.
+        ValueError: if the teacher has fewer layers than asked for, layers that share weights, or
+            adapters.
 
     Source: Sanh et al. 2019, "DistilBERT", section 3. Example: see `Distiller`.
     """
@@ -44,9 +44,9 @@ def smaller(teacher, num_layers: int, num_decoder_layers: int | None = None):
         raise ValueError(f"`teacher` must be a task, received {describe(teacher)}.")
     config = teacher.backbone.config
     if not teacher.backbone.stacks:
-        raise ValueError("The blocks of the teacher are your own: make the student yourself.")
+        raise ValueError("The teacher has custom blocks: make the student yourself.")
     if any(side.groups < side.depth for side in sides(config)):
-        raise ValueError("The teacher's layers share their weights: fewer of them are no smaller.")
+        raise ValueError("The teacher's layers share weights: fewer of them would not be smaller.")
     values = {"num_layers": num_layers}
     if config.kind == "seq2seq":
         fewer = min(check_int("num_layers", num_layers), config.num_decoder_layers)
@@ -73,7 +73,7 @@ def smaller(teacher, num_layers: int, num_decoder_layers: int | None = None):
         raise ValueError("The teacher has adapters: call its `merge_lora` first.")
     for new, old in pairs:
         for variable, value in zip(new, old, strict=True):
-            # Copied: on JAX the two would be one array, which a step may not give away twice.
+            # A copy: on JAX both variables would share one array, which a step cannot donate twice.
             variable.assign(np.array(ops.convert_to_numpy(value)))
     return student
 
@@ -84,32 +84,33 @@ def _outside_blocks(task) -> list[keras.Variable]:
     return [variable for variable in task.weights if id(variable) not in inside]
 
 
-class Distiller(ThreadSafe, CompiledSteps, keras.Model):
-    """Trains a task on the outputs of a larger one, beside its own targets.
+class Distiller(Runtime):
+    """Trains a task on the outputs of a larger task in addition to its own targets.
 
     The loss is `soft_weight * temperature**2 * KL(teacher || student)` of the probabilities at the
-    temperature, `hard_weight` times the student's own loss, and `cosine_weight` times `1 - cosine`
-    of the last hidden states; `fit` reports each. It takes what `student.make_dataset` gives. The
-    teacher is not changed. A step holds all logits of both models in memory.
+    temperature, plus `hard_weight` times the student's own loss, plus `cosine_weight` times
+    `1 - cosine` of the last hidden states; `fit` reports each term. Fit it on the result of
+    `student.make_dataset`. The teacher is not changed. A step holds all logits of both models in
+    memory.
 
-    Compiled with `FineTuningAdamW` (5e-5); `compile` changes that.
+    It is compiled with `FineTuningAdamW` at a learning rate of 5e-5; `compile` changes that.
 
     Args:
         student: a task that predicts classes or tokens, compiled.
-        teacher: a task of the same class, of the same classes or vocabulary.
+        teacher: a task of the same class, with the same classes or vocabulary.
         temperature: float above 0.
-        soft_weight, hard_weight: float, at least 0.
-        cosine_weight: float, at least 0. Defaults to 1, or 0 for models of different widths.
-        name: str.
+        soft_weight, hard_weight: float, at least 0, the weights of the first two terms.
+        cosine_weight: float, at least 0. Defaults to 1, or 0 if the models differ in width.
+        name: str, name of the model.
 
     Call arguments:
-        inputs: as of the student.
+        inputs: the inputs of the student.
 
     Returns:
         The student's logits.
 
     Raises:
-        ValueError: for tasks that do not fit together, and for values out of range.
+        ValueError: if the tasks differ in class, targets or vocabulary, or a value is out of range.
 
     Example:
     ```python
@@ -147,7 +148,7 @@ class Distiller(ThreadSafe, CompiledSteps, keras.Model):
         cosine_weight = float(same) if cosine_weight is None else cosine_weight
         if cosine_weight and not same:
             raise ValueError(
-                "The cosine of hidden states needs models of one `hidden_dim`, received "
+                "The cosine of hidden states needs models of the same `hidden_dim`, received "
                 f"{student.backbone.config.hidden_dim} and {teacher.backbone.config.hidden_dim}. "
                 "Leave `cosine_weight` out."
             )
@@ -166,36 +167,37 @@ class Distiller(ThreadSafe, CompiledSteps, keras.Model):
         self.compile(FineTuningAdamW())
 
     def compile(self, optimizer="rmsprop", loss=None, **kwargs):
-        """As `keras.Model.compile`; `loss`, the hard one, defaults to the student's."""
+        """Configure training like `keras.Model.compile`; `loss` defaults to the student's."""
         super().compile(optimizer, self.student.loss if loss is None else loss, **kwargs)
 
     def fit(self, x=None, y=None, **kwargs):
-        """As `keras.Model.fit`, with the batches of `student.make_dataset` or arrays."""
+        """Train like `keras.Model.fit`, with batches of `student.make_dataset` or arrays."""
         if x is None or isinstance(x, (str, bytes, list, tuple, int, float)):
             raise ValueError(
-                "Distiller takes batches: give `fit` what `student.make_dataset(texts, ...)` "
-                f"makes. Received {describe(x)}."
+                "Distiller takes batches: give `fit` the result of `student.make_dataset(texts, "
+                f"...)`. Received {describe(x)}."
             )
         if isinstance(x, Mapping):
             x = self.student._named(x)
         if isinstance(x, BucketedDataset):
-            kwargs["shuffle"] = False  # It shuffles by itself.
+            kwargs["shuffle"] = False  # the dataset shuffles itself
         weigh = self.student.class_weights(kwargs.pop("class_weight", None))
         weights, steps = kwargs.pop("sample_weight", None), kwargs.get("steps_per_epoch")
         with self.student.weighing(x, y, weights, weigh, steps) as (x, weights):
             return super().fit(x, y, sample_weight=weights, **kwargs)
 
     def train_on_batch(self, x, y=None, sample_weight=None, class_weight=None, return_dict=False):
-        """As `keras.Model.train_on_batch`, with `class_weight` as the student takes it."""
+        """Train like `keras.Model.train_on_batch`, with the student's form of `class_weight`."""
         weigh = self.student.class_weights(class_weight)
         sample_weight = sample_weight if weigh is None else weigh(y, sample_weight)
         return super().train_on_batch(x, y, sample_weight, return_dict=return_dict)
 
     @property
-    def turns(self) -> Turns:
-        return self.student.turns
+    def weights_lock(self) -> ReadWriteLock:
+        return self.student.weights_lock
 
-    # The teacher is state that a step reads. `trainable = False` would change it for others.
+    # The teacher's variables are state that a step only reads. Setting its `trainable` to False
+    # would change the teacher for other users too.
     trainable_variables = property(lambda self: self.student.trainable_variables)
     trainable_weights = property(lambda self: self.student.trainable_weights)
     non_trainable_variables = property(
@@ -206,13 +208,13 @@ class Distiller(ThreadSafe, CompiledSteps, keras.Model):
     )
 
     def rematerialized_call(self, layer_call, *args, **kwargs):
-        return layer_call  # As in the tasks: their blocks are recomputed one by one.
+        return layer_call  # the student recomputes its blocks one by one, as every task does
 
     def call(self, inputs, training: bool = False):
         return self.student(inputs, training=training)
 
     def get_metrics_result(self) -> dict:
-        """As of a `keras.Model`; the loss is the sum of its parts, each a mean of its own."""
+        """Return the metrics of `keras.Model`, with the loss as the sum of its parts' means."""
         logs = super().get_metrics_result()
         parts = (weight * logs[f"{name}_loss"] for name, weight in self.loss_parts.items())
         return {**logs, "loss": sum(parts)}
@@ -222,7 +224,7 @@ class Distiller(ThreadSafe, CompiledSteps, keras.Model):
 
 
 class _DistillationLoss(OutputLoss):
-    """What a `Distiller` trains its student by."""
+    """The training loss of a `Distiller`, with the outputs of student and teacher that it needs."""
 
     def states(self, x, sample_weight, training):
         student, teacher = self.model.student, self.model.teacher
@@ -244,13 +246,13 @@ class _DistillationLoss(OutputLoss):
             ),
             "hard": model._compute_loss(x, y, logits, sample_weight, training=training),
         }
-        # What each is a mean over.
+        # The weight over which each part is a mean.
         weights = {
             "soft": _total_weight(logits[..., 0], sample_weight),
             "hard": self.weight(x, y, sample_weight),
         }
         if model.loss_parts["cosine"]:
-            ids = model.student.intake.id_inputs[-1]
+            ids = model.student.input_interface.id_inputs[-1]
             mask = model.student._named(x).get(ids.replace("token_ids", "padding_mask"))
             pair = (states["states"], states["teacher_states"])
             pair = [unit_vectors(ops.cast(x, "float32")) for x in pair]
@@ -267,13 +269,13 @@ class _DistillationLoss(OutputLoss):
 
 
 def distillation_loss(teacher_logits, logits, temperature: float = 1.0, weights=None):
-    """`temperature**2 * KL(teacher || student)` of float logits `(..., classes)`, over positions.
+    """Return the mean of `temperature**2 * KL(teacher || student)` over float logits.
 
     Args:
         teacher_logits: float `(..., classes)`.
-        logits: likewise, of the student.
-        temperature: float, both logits are divided by it.
-        weights: float `(...)`, of each position; None for 1 each.
+        logits: float `(..., classes)`, of the student.
+        temperature: float above 0, divisor of both logits.
+        weights: float `(...)`, the weight of each position. Defaults to 1 each.
 
     Returns:
         float32 scalar, the mean in nats.
@@ -288,7 +290,8 @@ def distillation_loss(teacher_logits, logits, temperature: float = 1.0, weights=
     assert abs(float(distillation_loss(teacher, student)) - kl) < 1e-6
     ```
 
-    Source: Hinton et al. 2015, section 2; the factor keeps the size of the gradient.
+    Source: Hinton et al. 2015, section 2; the factor `temperature**2` keeps the scale of the
+    gradient.
     """
     teacher, student = (
         ops.log_softmax(ops.cast(x, "float32") / temperature, axis=-1)
@@ -302,13 +305,13 @@ def _mean(values, weights):
     if weights is None:
         return ops.mean(values)
     weights = ops.cast(weights, "float32")
-    # where: what two models say of a padded place, be it no number, does not matter.
+    # `where` drops outputs at padding even if they are NaN.
     values = ops.where(weights > 0, values, 0.0)
     return ops.divide_no_nan(ops.sum(values * weights), ops.sum(weights))
 
 
 def _total_weight(values, weights):
-    """What `_mean` is over, a float scalar."""
+    """Return the total weight of `_mean`, a float scalar."""
     return ops.cast(ops.size(values) if weights is None else ops.sum(weights), "float32")
 
 
@@ -321,13 +324,20 @@ def _check_pair(student, teacher) -> None:
         )
     counts = [getattr(task, "number_of_targets", None) for task in (student, teacher)]
     if None in counts:
-        raise ValueError(f"{type(student).__name__} predicts no classes and no tokens.")
+        raise ValueError(
+            "Distiller needs tasks that predict classes or tokens, which "
+            f"{type(student).__name__} does not."
+        )
     if counts[0] != counts[1]:
         raise ValueError(
-            f"The student predicts {counts[0]} classes or tokens, the teacher {counts[1]}."
+            f"The student predicts {counts[0]} classes or tokens, the teacher {counts[1]}: "
+            "both must predict the same ones."
         )
     tokenizers = [task.tokenizer for task in (student, teacher)]
     if None not in tokenizers and tokenizers[0] is not tokenizers[1]:
         one, two = (tokenizer.get_vocabulary() for tokenizer in tokenizers)
         if one != two:
-            raise ValueError("The tokenizers of student and teacher have other vocabularies.")
+            raise ValueError(
+                "The tokenizers of student and teacher have different vocabularies: give the "
+                "student the teacher's tokenizer."
+            )

@@ -1,6 +1,6 @@
-"""Training a part of any Keras model: some of its blocks, or matrices of low rank beside kernels.
+"""Training a part of any Keras model: some of its blocks, or low-rank adapters of its kernels.
 
-The methods of the tasks call these functions with their backbone; what users need to know is there.
+The methods of tasks call these functions with their backbone; their docstrings are for users.
 """
 
 from collections.abc import Sequence
@@ -9,21 +9,26 @@ import keras
 import numpy as np
 from keras import ops
 
-from keras_transformer.checking import check_bool, check_int, check_number, shorten
-from keras_transformer.structure import block_of, is_average, is_before_blocks, without_numbers
+from keras_transformer.config.structure import (
+    block_of,
+    is_average,
+    is_before_blocks,
+    without_numbers,
+)
+from keras_transformer.support.checking import check_bool, check_int, check_number, shorten
 
 _PAIR = ("lora_kernel_a", "lora_kernel_b")
 
 
 def freeze(model: keras.Model, layers: int, embeddings: bool = True) -> None:
-    """Freezes the first blocks of each stack, and what stands before them, by their paths."""
+    """Freeze the first `layers` blocks of each stack, found by their paths, and the embeddings."""
     if is_adapted(model):
         raise ValueError("The task has adapters, and its weights are frozen already.")
     blocks = {id(v): found[1] for v in model.weights if (found := block_of(v.path))}
     if not blocks:
         raise ValueError(
-            "`freeze` found no blocks of your own, of paths like 'decoder/layer_0/...': set "
-            "`trainable` of yours."
+            "`freeze` found no blocks with paths like 'decoder/layer_0/...': set `trainable` of "
+            "your own layers instead."
         )
     layers = check_int("layers", layers, at_least=0, at_most=max(blocks.values()) + 1)
     embeddings = check_bool("embeddings", embeddings)
@@ -42,14 +47,14 @@ def enable_lora(
     targets: Sequence[str] = ("query", "value"),
     layers: Sequence[str] | None = None,
 ) -> None:
-    """Freezes a model, and gives its dense layers of these names adapters, which are trained.
+    """Freeze a model and add trainable adapters to its dense layers with these names.
 
     Args:
         model: the model.
         rank: int, the inner size of an adapter.
         alpha: float, see `Task.enable_lora`.
-        targets: names of layers.
-        layers: paths of layers in place of `targets`, as `lora_values` and `adapters` have them.
+        targets: names of the dense layers to adapt.
+        layers: paths of layers, used instead of `targets`; see `lora_values` and `adapters`.
     """
     rank = check_int("rank", rank, at_least=1, at_most=2**15)
     alpha = check_number("alpha", alpha, above=0, none=True)
@@ -82,21 +87,21 @@ def enable_lora(
 
 
 def is_adapted(model: keras.Model) -> bool:
-    """Whether a model has adapters."""
+    """Return whether a model has adapters."""
     return getattr(model, "trainable_before_lora", None) is not None
 
 
 def adapted_layers(model: keras.Model) -> list[keras.layers.Dense]:
-    """The layers that have adapters; ValueError for a model without."""
+    """Return the layers that have adapters. Raises ValueError if the model has none."""
     if not is_adapted(model):
         raise ValueError("The task has no adapters: call `enable_lora` first.")
     return [layer for layer in _dense_layers(model) if layer.lora_enabled]
 
 
 def merge_lora(model: keras.Model) -> None:
-    """Adds what was learned to the kernels. What was frozen is trained again."""
+    """Add the adapters to the kernels and remove them; make frozen weights trainable again."""
     for layer in adapted_layers(model):
-        merged = ops.convert_to_numpy(layer.kernel)  # Keras's property gives the sum.
+        merged = ops.convert_to_numpy(layer.kernel)  # this property of Keras includes the adapter
         for name in _PAIR:
             layer._untrack_variable(getattr(layer, name))
         layer.lora_enabled = False
@@ -108,7 +113,7 @@ def merge_lora(model: keras.Model) -> None:
 
 
 def adapters(model: keras.Model) -> dict[str, keras.Variable]:
-    """The matrices of the adapters, by their paths within the model."""
+    """Return the matrices of the adapters by their paths within the model."""
     layers = adapted_layers(model)
     return {
         f"{path}/{name}": getattr(layer, name)
@@ -118,12 +123,12 @@ def adapters(model: keras.Model) -> dict[str, keras.Variable]:
 
 
 def lora_values(model: keras.Model) -> dict | None:
-    """The arguments of `enable_lora` that a model was adapted with, None for one without."""
+    """Return the `enable_lora` arguments of an adapted model, or None if it is not adapted."""
     if not is_adapted(model):
         return None
     layers = adapted_layers(model)
     paths = _paths(model, layers)
-    # Names that Keras gave are others in another process.
+    # Names that Keras gives automatically differ in another process.
     named = all(p.endswith(f"/{each.name}") for p, each in zip(paths, layers, strict=True))
     return {
         "rank": layers[0].lora_rank,
@@ -134,7 +139,7 @@ def lora_values(model: keras.Model) -> dict | None:
 
 
 def load_apart(model: keras.Model, arrays: list[np.ndarray]) -> None:
-    """Makes what Keras loads next, kernels with what was learned added, kernels and adapters again.
+    """Make the next load of merged kernels split them into kernels and adapters again.
 
     Args:
         model: an adapted model.
@@ -144,7 +149,7 @@ def load_apart(model: keras.Model, arrays: list[np.ndarray]) -> None:
     for layer, (a, b) in zip(adapted_layers(model), pairs, strict=True):
 
         def load(store, layer=layer, a=a, b=b):
-            del layer.load_own_variables  # the class's from here on
+            del layer.load_own_variables  # restores the method of the class
             layer.load_own_variables(store)
             merged = ops.convert_to_numpy(ops.cast(layer._kernel, "float32"))
             learned = np.matmul(a, b, dtype="float32") * (layer.lora_alpha / layer.lora_rank)
@@ -156,9 +161,9 @@ def load_apart(model: keras.Model, arrays: list[np.ndarray]) -> None:
 
 
 def forget_compiled(model: keras.Model) -> None:
-    """Drops steps and optimizer states, which are of other variables than there are now.
+    """Drop compiled steps and optimizer states, which belong to other variables.
 
-    The functions above do it for their model; of what is compiled around it the caller does.
+    The functions above call it for their model; their callers call it for enclosing models.
     """
     model.train_function = model.test_function = model.predict_function = None
     if model.compiled and model.optimizer is not None:
@@ -167,9 +172,9 @@ def forget_compiled(model: keras.Model) -> None:
 
 
 def _paths(model: keras.Model, layers: list[keras.layers.Layer]) -> list[str]:
-    """The paths of layers within a model, the same in any process."""
+    """Return the paths of layers within a model, the same in any process."""
     own = f"{model.path}/"
-    # Among all, so that those of a few layers are the same as those of many.
+    # Numbered among all variables, so that the paths do not depend on the chosen layers.
     names = without_numbers(v.path.removeprefix(own) for v in model.variables)
     kernels = [names[layer._kernel.path.removeprefix(own)] for layer in layers]
     return [kernel.rpartition("/")[0] for kernel in kernels]

@@ -6,12 +6,12 @@ from typing import Any
 import keras
 from keras import ops
 
-from keras_transformer.training.linear_cross_entropy import TokenSums
-from keras_transformer.training.losses import checked_targets, token_cross_entropy
+from keras_transformer.training.losses.linear_cross_entropy import TokenSums
+from keras_transformer.training.losses.losses import checked_targets, token_cross_entropy
 
 
 class TokenMean(keras.metrics.Metric):
-    """Mean over tokens by weight, not over rows: a padded batch does not count less."""
+    """Base class of weighted means over tokens, not over rows: padding does not count."""
 
     def __init__(self, name=None, dtype=None):
         super().__init__(name=name, dtype=dtype)
@@ -19,7 +19,7 @@ class TokenMean(keras.metrics.Metric):
         self.count = self.add_variable(shape=(), initializer="zeros", name="count")
 
     def token_values(self, y_true, y_pred):
-        """Values `(batch, length)` to average."""
+        """Return the values to average, `(batch, length)`."""
         raise NotImplementedError
 
     def update_state(self, y_true, y_pred, sample_weight=None):
@@ -29,16 +29,16 @@ class TokenMean(keras.metrics.Metric):
         weights = ops.ones_like(values)
         if sample_weight is not None:
             weights = weights * ops.cast(sample_weight, self.dtype)
-        # where: what the model says at a padded position, be it infinite, does not matter.
+        # `where` drops outputs at padded positions even if they are infinite.
         self.total.assign_add(ops.sum(ops.where(weights > 0, values * weights, 0.0)))
         self.count.assign_add(ops.sum(weights))
 
     def total_of(self, sums: TokenSums):
-        """What of the sums over a batch is to be averaged."""
+        """Return the weighted sum over a batch from which this metric takes the mean."""
         raise NotImplementedError
 
     def update_from_sums(self, sums: TokenSums) -> None:
-        """As `update_state`, from what the loss has computed already."""
+        """Update the state from sums that the loss has already computed."""
         self.total.assign_add(ops.cast(self.total_of(sums), self.dtype))
         self.count.assign_add(ops.cast(sums.weight, self.dtype))
 
@@ -52,10 +52,10 @@ class Perplexity(TokenMean):
 
     Takes int targets `(batch, length)`, logits `(batch, length, vocabulary)` and the mask of the
     real tokens as sample weight: give it to `compile` as one of `weighted_metrics`. Label smoothing
-    does not count.
+    is not included.
 
     Args:
-        name, dtype: as in `keras.metrics.Metric`.
+        name, dtype: see `keras.metrics.Metric`.
 
     Example:
     ```python
@@ -68,7 +68,7 @@ class Perplexity(TokenMean):
     ```
     """
 
-    _direction = "down"  # Keras's callbacks ask which value is better.
+    _direction = "down"  # tells Keras's callbacks which value is better
 
     def __init__(self, name="perplexity", dtype=None):
         super().__init__(name=name, dtype=dtype)
@@ -80,7 +80,7 @@ class Perplexity(TokenMean):
         return sums.cross_entropy
 
     def result(self):
-        """The perplexity of all batches so far; 0 for none, as with the metrics of Keras."""
+        """Return the perplexity of all batches so far; 0 before the first, as in Keras."""
         return ops.where(ops.equal(self.count, 0), 0.0, ops.exp(super().result()))
 
 
@@ -88,11 +88,11 @@ class Perplexity(TokenMean):
 class TokenAccuracy(TokenMean):
     """The share of real tokens whose most likely prediction is the target.
 
-    Takes what `Perplexity` takes. Batches of different lengths count by their tokens, unlike with
-    `keras.metrics.SparseCategoricalAccuracy`.
+    Takes the same arguments as `Perplexity`. Batches of different lengths count by their tokens,
+    unlike with `keras.metrics.SparseCategoricalAccuracy`.
 
     Args:
-        name, dtype: as in `keras.metrics.Metric`.
+        name, dtype: see `keras.metrics.Metric`.
 
     Example:
     ```python
@@ -119,7 +119,7 @@ class TokenAccuracy(TokenMean):
 
 
 def class_accuracy(y_true, y_pred, multi_label: bool):
-    """Whether the class is right, or the share of classes of which it is told right; `(batch,)`."""
+    """Return 1 or 0 for right and wrong classes, or the share of right multi-labels, `(batch,)`."""
     if multi_label:
         right = ops.equal(ops.greater(y_pred, 0), ops.greater(y_true, 0.5))
         return ops.mean(ops.cast(right, "float32"), axis=-1)
@@ -133,12 +133,13 @@ def class_accuracy(y_true, y_pred, multi_label: bool):
 class ClassAccuracy(keras.metrics.MeanMetricWrapper):
     """The share of rows whose likeliest class is right, from logits `(batch, classes)`.
 
-    Takes numbers of classes `(batch,)` or probabilities `(batch, classes)`, the largest of which is
-    right. With `multi_label` the share of classes that are rightly given, or rightly not.
+    Takes class ids `(batch,)`, or probabilities `(batch, classes)`, of which the largest is the
+    right class. With `multi_label` it is the share of classes that are predicted correctly, present
+    or absent.
 
     Args:
         multi_label: bool, see above.
-        name, dtype: as in `keras.metrics.Metric`.
+        name, dtype: see `keras.metrics.Metric`.
 
     Example:
     ```python
@@ -162,14 +163,14 @@ class ClassAccuracy(keras.metrics.MeanMetricWrapper):
 
 
 def metric_of_logits(metric: Any, multi_label: bool) -> Any:
-    """A metric of Keras by its name as one of the logits of classes; what is no name, as it is."""
+    """Return the Keras metric with this name, for logits of classes, or a given metric itself."""
     if not isinstance(metric, str):
         return metric
     if metric.lower() in ("accuracy", "acc", "binary_accuracy", "binaryaccuracy"):
         return ClassAccuracy(multi_label, name=metric)
     try:
         kind = type(keras.metrics.get(metric))
-    except ValueError:  # Keras says so itself.
+    except ValueError:  # Keras reports unknown names itself
         return metric
     known = inspect.signature(kind).parameters
     return kind(name=metric, from_logits=True) if "from_logits" in known else metric

@@ -1,13 +1,13 @@
-"""Pretraining objectives: NumPy functions that make batches of padded rows of ids."""
+"""Pretraining objectives: NumPy functions that turn padded rows of ids into batches."""
 
 import dataclasses
 from collections.abc import Callable
 
 import numpy as np
 
-from keras_transformer.checking import check_bool, check_number
 from keras_transformer.data import TokenRows
 from keras_transformer.data.packing import packed_inputs
+from keras_transformer.support.checking import check_bool, check_number
 from keras_transformer.tokenizers import Tokenizer
 
 _WORD_STARTS = ("\u2581", "\u0120")  # of SentencePiece and of byte-level BPE
@@ -16,26 +16,27 @@ _SENTENCE_ENDS = (".", "!", "?", "。", "！", "？")
 
 @dataclasses.dataclass(frozen=True)
 class NextToken:
-    """Each token is predicted from those before it.
+    """Predicts each token from the tokens before it.
 
     Example:
     ```python
     from keras_transformer.data import TokenRows
     from keras_transformer.training import NextToken
 
-    columns = NextToken().columns(TokenRows.of([[5, 6, 7]]))
+    columns = NextToken().columns(TokenRows.from_lists([[5, 6, 7]]))
     assert columns["inputs"][0].tolist() == [5, 6] and columns["targets"][0].tolist() == [6, 7]
     ```
 
-    Source: Radford et al. 2018, section 3.1, equation 1.
+    Source: Radford et al. 2018, "Improving Language Understanding by Generative Pre-Training",
+    section 3.1, equation 1.
     """
 
     def columns(self, rows: TokenRows) -> dict[str, TokenRows]:
-        """The columns of a `BucketedDataset`, of rows of two tokens or more."""
+        """Return the columns of a `BucketedDataset` for rows of at least two tokens."""
         return {"inputs": rows.without_last(), "targets": rows.without_first()}
 
     def __call__(self, arrays: dict, masks: dict):
-        """The batch of padded columns: inputs, targets and their weights."""
+        """Make inputs, targets and their weights from a batch of padded columns."""
         inputs = {"token_ids": arrays["inputs"], "padding_mask": masks["inputs"]}
         inputs |= packed_inputs(arrays)
         return inputs, arrays["targets"], masks["targets"].astype("float32")
@@ -43,20 +44,20 @@ class NextToken:
 
 @dataclasses.dataclass(frozen=True)
 class MaskedTokens:
-    """Some tokens of a text are masked, and predicted from the tokens on both sides.
+    """Masks some tokens of a text, which the model learns to predict from both sides.
 
-    Of these 80 % become the mask token, 10 % a random token, and 10 % stay.
+    80 % of the chosen tokens become the mask token, 10 % a random token, and 10 % stay.
 
     Args:
-        rate: float in (0, 1), share of the tokens of a row that are masked, special ones not
-            counted; at least one.
-        whole_words: bool, all tokens of a word are masked or none. Words are drawn in turn, and
-            one that would go beyond the share of the row is passed over, so fewer tokens may be
-            masked. A word begins as the vocabulary says: with `▁` (SentencePiece), with a space
-            (byte-level BPE), or with a token that does not begin with `##` (WordPiece).
+        rate: float in (0, 1), share of a row's tokens, without special tokens, that are masked;
+            at least one token is.
+        whole_words: bool, mask either all tokens of a word or none. Words are drawn in turn, and a
+            word that would exceed the share of the row is skipped, so fewer tokens may be masked.
+            The vocabulary marks where a word begins: with `▁` (SentencePiece), with a space
+            (byte-level BPE), or by tokens that do not begin with `##` (WordPiece).
 
     Raises:
-        ValueError: for a rate out of range.
+        ValueError: if the rate is out of range.
 
     Example:
     ```python
@@ -71,9 +72,9 @@ class MaskedTokens:
     assert (targets == np.take_along_axis(ids, inputs["mask_positions"], axis=1)).all()
     ```
 
-    Source: Devlin et al. 2018, "BERT", section 3.1 and appendix A.1; drawn anew each time as by
-    Liu et al. 2019, "RoBERTa", section 4.1; whole words: Cui et al. 2019, "Pre-Training with Whole
-    Word Masking for Chinese BERT", section 2.
+    Source: Devlin et al. 2018, "BERT", section 3.1 and appendix A.1; drawn anew each time: Liu et
+    al. 2019, "RoBERTa", section 4.1; whole words: Cui et al. 2019, "Pre-Training with Whole Word
+    Masking for Chinese BERT", section 2.
     """
 
     rate: float = 0.15
@@ -84,11 +85,12 @@ class MaskedTokens:
         check_bool("whole_words", self.whole_words)
 
     def bind(self, tokenizer: Tokenizer) -> Callable:
-        """The function that makes a batch of this tokenizer's ids; ValueError without a mask token.
+        """Return a function that makes batches of this tokenizer's ids.
 
         It takes ids, int `(batch, length)`, their padding mask, bool, and a NumPy generator, and
-        gives a dict of `token_ids`, `padding_mask` and `mask_positions` `(batch, count)`, the
-        masked tokens `(batch, count)`, and their weights, 1 or 0 for a row with fewer of them.
+        returns a dict of `token_ids`, `padding_mask` and `mask_positions` `(batch, count)`, the
+        masked tokens `(batch, count)`, and their weights, 1, or 0 for unused places of a row.
+        Raises ValueError if the tokenizer lacks a mask token.
         """
         mask_id = require_mask_id(tokenizer)
         ordinary = np.setdiff1d(np.arange(tokenizer.vocabulary_size), tokenizer.special_ids)
@@ -97,7 +99,7 @@ class MaskedTokens:
         def make_batch(ids, mask, random):
             eligible = mask & ~np.isin(ids, tokenizer.special_ids)
             numbers = eligible.sum(axis=1)
-            # At most the share of a whole row: all batches of a bucket have one shape.
+            # Limited to the share of a full row, so that all batches of a bucket have one shape.
             hidden = np.where(numbers, np.maximum(np.rint(self.rate * numbers), 1), 0)
             count = max(round(self.rate * ids.shape[1]), 1)
             chances = np.where(eligible, random.random(ids.shape), -1.0)
@@ -121,9 +123,9 @@ class MaskedTokens:
 
 
 def _begin_words(tokenizer: Tokenizer) -> np.ndarray:
-    """Whether each token of a vocabulary begins a word, bool `(vocabulary_size,)`.
+    """Return which tokens of a vocabulary begin a word, bool `(vocabulary_size,)`.
 
-    Raises ValueError if its tokens do not say so.
+    Raises ValueError if the tokens do not mark the beginnings of words.
     """
     tokens = [tokenizer.id_to_token(id) or "" for id in range(tokenizer.vocabulary_size)]
     marked = np.array([token.startswith(_WORD_STARTS) for token in tokens])
@@ -139,20 +141,20 @@ def _begin_words(tokenizer: Tokenizer) -> np.ndarray:
 
 
 def _whole_words(chances, begins, hidden, count: int):
-    """Chances by which whole words come first, and how many tokens of each row are masked.
+    """Return chances that put whole words first, and how many tokens of each row are masked.
 
     Args:
-        chances: float `(batch, length)`, below 0 where a token cannot be masked.
+        chances: float `(batch, length)`, below 0 if a token cannot be masked.
         begins: bool `(batch, length)`, whether a token begins a word.
         hidden: int `(batch,)`, the most tokens of a row that are masked.
-        count: int, the most of any row.
+        count: int, the most masked tokens of any row.
     """
     order, taken = np.full(chances.shape, -1.0), np.zeros(len(chances), "int64")
     for row, limit in enumerate(np.minimum(hidden, count)):
         places = np.flatnonzero(chances[row] >= 0)
         if not len(places):
             continue
-        # What stands behind a special token begins a word too.
+        # A token after a special token begins a word too.
         first = begins[row, places] | (np.diff(places, prepend=-2) > 1)
         words = np.split(places, np.flatnonzero(first)[1:])
         for i in np.argsort([chances[row, word[0]] for word in words]):
@@ -164,17 +166,17 @@ def _whole_words(chances, begins, hidden, count: int):
 
 @dataclasses.dataclass(frozen=True)
 class SpanCorruption:
-    """The model writes the spans that are cut out of a text, one after the other.
+    """Cuts spans out of a text, which the model learns to write one after the other.
 
-    In the source a sentinel token stands for each span. The target is each sentinel with what it
-    stands for. Sentinels are T5's, `<extra_id_0>`, `<extra_id_1>` and so on.
+    In the source a sentinel token stands for each span. The target is each sentinel followed by
+    its span. Sentinels are T5's, `<extra_id_0>`, `<extra_id_1>` and so on.
 
     Args:
         density: float in (0, 1), share of the tokens that are cut out.
-        mean_span_length: float of at least 1, tokens of a span.
+        mean_span_length: float of at least 1, mean number of tokens of a span.
 
     Raises:
-        ValueError: for values out of range.
+        ValueError: if a value is out of range.
 
     Example:
     ```python
@@ -204,7 +206,10 @@ class SpanCorruption:
         check_number("mean_span_length", self.mean_span_length, at_least=1)
 
     def bind(self, tokenizer: Tokenizer, start_id: int) -> Callable:
-        """As in `MaskedTokens`, of ids without the template's, for a `Seq2SeqLM`."""
+        """Return a function that makes `Seq2SeqLM` batches from ids without special tokens.
+
+        For its arguments see `MaskedTokens.bind`.
+        """
         sentinels = _sentinels(tokenizer)
         finish = _seq2seq_batch(tokenizer, start_id)
 
@@ -225,8 +230,8 @@ class SpanCorruption:
         return make_batch
 
     def _numbers(self, lengths):
-        """Tokens that are cut out of rows of these lengths, and in how many spans."""
-        # A row of one token is taken as one of two: nothing of it is cut out.
+        """Return how many tokens are cut out of rows of these lengths, and in how many spans."""
+        # A row of one token is treated like a row of two, so that the token is not cut out.
         noise = np.rint(self.density * lengths).astype("int64")
         noise = np.clip(noise, 1, np.maximum(lengths - 1, 1))
         spans = np.rint(noise / self.mean_span_length)
@@ -234,7 +239,7 @@ class SpanCorruption:
         return noise, np.clip(spans.astype("int64"), 1, np.minimum(noise, kept))
 
     def _noise(self, lengths, width: int, random: np.random.Generator) -> np.ndarray:
-        """What to cut out, bool `(batch, width)`: what is kept and a span in turn."""
+        """Draw which tokens to cut out, bool `(batch, width)`: kept parts and spans alternate."""
         noise, spans = self._numbers(lengths)
         kept = np.maximum(lengths, 2) - noise
         places = np.arange(max(width, 2))
@@ -243,27 +248,27 @@ class SpanCorruption:
             for odd, number in enumerate((kept, noise))
         ]
         keys = np.concatenate([np.where(real, key, 2 * width + 2) for key, real in parts], axis=1)
-        keys = np.sort(keys, axis=1)[:, :width]  # the parts of what is kept, and spans, in turn
+        keys = np.sort(keys, axis=1)[:, :width]  # kept parts and spans, alternating
         return (keys % 2 == 1) & (places[:width] < lengths[:, None])
 
 
 @dataclasses.dataclass(frozen=True)
 class Denoising:
-    """The model restores a text from a corrupted one.
+    """Corrupts a text, which the model learns to restore.
 
-    The sentences are permuted, and spans of tokens are each replaced by one mask token. The lengths
-    of spans are drawn from a Poisson distribution; a span of length 0 inserts a mask token.
+    Sentences are permuted, and spans of tokens are each replaced by one mask token. The lengths of
+    spans are drawn from a Poisson distribution; a span of length 0 inserts a mask token.
 
     Args:
         mask_rate: float in (0, 1), share of the tokens in spans.
-        mean_span_length: float above 0, tokens of a span.
-        permute_sentences: bool. A sentence ends with a token that ends with a full stop, a
-            question or an exclamation mark.
+        mean_span_length: float above 0, mean number of tokens of a span.
+        permute_sentences: bool, whether sentences are permuted. A sentence ends with a token whose
+            last character is a full stop, a question mark or an exclamation mark.
 
     Raises:
-        ValueError: for values out of range.
+        ValueError: if a value is out of range.
 
-    Example, which makes a batch as `make_dataset(texts, objective=Denoising())` does:
+    Example, which makes a batch like `make_dataset(texts, objective=Denoising())`:
     ```python
     import numpy as np
     import keras_transformer as kt
@@ -287,7 +292,10 @@ class Denoising:
         check_number("mean_span_length", self.mean_span_length, at_least=0)
 
     def bind(self, tokenizer: Tokenizer, start_id: int) -> Callable:
-        """As in `SpanCorruption`. ValueError for a tokenizer without a mask token."""
+        """Return a function that makes batches; see `SpanCorruption.bind`.
+
+        Raises ValueError if the tokenizer lacks a mask token.
+        """
         mask_id = require_mask_id(tokenizer)
         texts = tokenizer.decode_batch([[id] for id in range(tokenizer.vocabulary_size)])
         ends = np.asarray([text.rstrip().endswith(_SENTENCE_ENDS) for text in texts])
@@ -302,18 +310,19 @@ class Denoising:
         return make_batch
 
     def _infilled(self, ids, lengths, mask_id: int, random: np.random.Generator):
-        """The rows with spans replaced, and which of their tokens are real."""
+        """Return the rows with spans replaced by masks, and which of their tokens are real."""
         width = ids.shape[1]
         places = np.arange(width)
         hidden = np.rint(self.mask_rate * lengths).astype("int64")[:, None]
-        # No more spans than hidden tokens, and no row gets longer: one shape.
+        # Rows have at most one span per hidden token and never grow, so that all batches have one
+        # shape.
         reached = np.cumsum(random.poisson(self.mean_span_length, ids.shape), axis=1)
         reached = np.where(places >= hidden - 1, hidden, np.minimum(reached, hidden))
         spans = np.where(hidden, (reached < hidden).sum(axis=1, keepdims=True) + 1, 0)
-        slots = lengths[:, None] - hidden + spans  # of what is kept and masks, in any order
+        slots = lengths[:, None] - hidden + spans  # kept tokens and masks, in any order
         chances = np.where(places < slots, random.random(ids.shape), 2.0)
         is_mask = np.argsort(np.argsort(chances, axis=1), axis=1) < spans
-        # Where each slot begins in the row: after what is kept, and all spans, before it.
+        # Where each slot begins in the row: after all kept tokens and spans before it.
         passed = np.cumsum(is_mask, axis=1) - is_mask
         skipped = np.concatenate([np.zeros_like(hidden), reached], axis=1)
         begins = places - passed + np.take_along_axis(skipped, passed, axis=1)
@@ -322,13 +331,13 @@ class Denoising:
 
 
 def _seq2seq_batch(tokenizer: Tokenizer, start_id: int) -> Callable:
-    """Makes sources and targets, each with its real tokens, the batch of a `Seq2SeqLM`."""
+    """Return a function that makes `Seq2SeqLM` batches of sources and targets with their masks."""
     before, after = _template(tokenizer)
     ends = [] if tokenizer.end_id is None else [tokenizer.end_id]
     pad_id = tokenizer.pad_id or 0
 
     def batch(source, target, source_width: int, target_width: int):
-        """The widths are the longest that the two can be."""
+        """Make a batch; the widths are the greatest lengths of sources and targets."""
         sides = [
             _to_the_left(*_joined(first, *row, last), width + len(first) + len(last), pad_id)
             for first, row, last, width in (
@@ -350,7 +359,7 @@ def _seq2seq_batch(tokenizer: Tokenizer, start_id: int) -> Callable:
 
 
 def _joined(before: list[int], ids, mask, after: list[int]):
-    """Rows, and which of their tokens are real, with the same tokens before and after each."""
+    """Put the same tokens before and after each row; return the rows and their masks."""
     ends = [np.tile(np.asarray(part, "int64"), (len(ids), 1)) for part in (before, after)]
     real = [np.ones(part.shape, bool) for part in ends]
     ids = np.concatenate([ends[0], ids, ends[1]], axis=1)
@@ -358,7 +367,7 @@ def _joined(before: list[int], ids, mask, after: list[int]):
 
 
 def _sentinel_spans(ids, mask, noise, sentinels):
-    """Source and target of rows and of what is cut out of them, each with its real tokens."""
+    """Return source and target of rows and the spans cut out of them, each with its mask."""
 
     def replaced(spans):
         starts = spans & ~np.pad(spans, [(0, 0), (1, 0)])[:, :-1]
@@ -366,12 +375,13 @@ def _sentinel_spans(ids, mask, noise, sentinels):
         return np.where(starts, sentinels[numbers], ids), mask & (starts | ~spans)
 
     noise = noise & mask
-    # What is kept is, of the target, spans of its own, and the text begins with one of these.
+    # In the target the roles are swapped: sentinels replace the kept parts, and a text begins with
+    # one.
     return replaced(noise), replaced(mask & ~noise)
 
 
 def _to_the_left(ids, keep, width: int, pad_id: int):
-    """The tokens to keep in front, padded or cut to `width`; and which of them are real."""
+    """Move kept tokens to the front, padded or cut to `width`; return them and their mask."""
     missing = max(width - ids.shape[1], 0)
     ids, keep = (np.pad(x, [(0, 0), (0, missing)]) for x in (ids, keep))
     order = np.argsort(~keep, axis=1, kind="stable")[:, :width]
@@ -380,7 +390,7 @@ def _to_the_left(ids, keep, width: int, pad_id: int):
 
 
 def _segments(numbers, counts, width: int, random: np.random.Generator) -> np.ndarray:
-    """The part of each of a row's `numbers` items in `counts` parts; all divisions alike likely."""
+    """Assign a row's `numbers` items to `counts` parts; all divisions are equally likely."""
     places = np.arange(width - 1)
     chances = np.where(places < numbers[:, None] - 1, random.random((len(numbers), width - 1)), 2.0)
     cuts = np.argsort(np.argsort(chances, axis=1), axis=1) < counts[:, None] - 1
@@ -388,18 +398,18 @@ def _segments(numbers, counts, width: int, random: np.random.Generator) -> np.nd
 
 
 def _permuted(ids, mask, ends, random: np.random.Generator) -> np.ndarray:
-    """The rows with their sentences in another order. `ends` is where one ends."""
+    """Permute the sentences of rows; `ends` marks the last token of each sentence."""
     ends = ends & mask
     sentence = np.cumsum(ends, axis=1) - ends
-    chances = random.random(ids.shape)  # one a sentence is enough
+    chances = random.random(ids.shape)  # one per sentence is enough
     keys = np.where(mask, np.take_along_axis(chances, sentence, axis=1), 2.0)
     return np.take_along_axis(ids, np.argsort(keys, axis=1, kind="stable"), axis=1)
 
 
 class RowGenerator:
-    """The draws of a NumPy generator, those of each row by the row's own number.
+    """A NumPy generator that draws separately for each row, seeded by the row's number.
 
-    So a row is spoiled alike in batches of any size, and behind any padding.
+    A row is thus corrupted in the same way in batches of any size and with any padding.
 
     Args:
         seed: int.
@@ -419,8 +429,8 @@ class RowGenerator:
         return self._draw(lambda generator: generator.poisson(mean, shape[1]))
 
     def _draw(self, draw: Callable) -> np.ndarray:
-        # Anew each time: how much was drawn before depends on the padding. Only the counter of the
-        # bits is set, since to make a generator for each row takes ten times as long.
+        # Seeded anew each time, since earlier draws depend on the padding. Only the counter of the
+        # bit generator is set: making a generator for each row would take ten times as long.
         self.draws += 1
         bits = np.random.Philox(key=[self.seed % 2**64, self.draws])
         state, generator, found = bits.state, np.random.Generator(bits), []
@@ -432,18 +442,18 @@ class RowGenerator:
 
 
 def generator_of(dataset, arrays: dict) -> np.random.Generator | RowGenerator:
-    """Return what a batch is drawn from. `arrays["row"]` are its rows of the dataset.
+    """Return the random generator for a batch; `arrays["row"]` has its row numbers.
 
-    Without `shuffle`, as in `evaluate`, what is drawn does not depend on the size of the batches.
+    Without `shuffle`, as in `evaluate`, the draws do not depend on the batch size.
     """
     if not dataset.shuffle:
         return RowGenerator(dataset.seed, np.asarray(arrays["row"]))
-    # By epoch and first row: a batch fetched twice, or by another thread, is the same.
+    # Seeded by epoch and first row: a batch fetched twice, or by another thread, is the same.
     return np.random.default_rng((dataset.seed, dataset.epoch, int(arrays["row"][0])))
 
 
 def require_mask_id(tokenizer: Tokenizer) -> int:
-    """The id of the mask token. ValueError for a tokenizer without one."""
+    """Return the id of the mask token. Raises ValueError if the tokenizer lacks it."""
     if tokenizer.mask_id is None:
         raise ValueError(
             "The tokenizer has no mask token. Load the one that belongs to the model, or give "
@@ -453,7 +463,7 @@ def require_mask_id(tokenizer: Tokenizer) -> int:
 
 
 def _sentinels(tokenizer: Tokenizer) -> np.ndarray:
-    """The ids of `<extra_id_0>`, `<extra_id_1>`, ... of which T5's descend."""
+    """Return the ids of T5's sentinels `<extra_id_0>`, `<extra_id_1>` and so on."""
     ids = []
     while (found := tokenizer.token_to_id(f"<extra_id_{len(ids)}>")) is not None:
         ids.append(found)
@@ -466,7 +476,7 @@ def _sentinels(tokenizer: Tokenizer) -> np.ndarray:
 
 
 def _template(tokenizer: Tokenizer) -> tuple[list[int], list[int]]:
-    """The special tokens that the tokenizer puts before and after a text."""
+    """Return the special tokens that the tokenizer puts before and after a text."""
     bare = tokenizer.encode("a", special_tokens=False)
     whole = tokenizer.encode("a")
     places = range(len(whole) - len(bare) + 1)

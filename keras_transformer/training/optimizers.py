@@ -1,29 +1,32 @@
-"""The optimizers transformers were published with, and that of fine-tuning.
+"""Adam as the original Transformer was trained with, and AdamW for fine-tuning.
 
-Their step is one operation where the backend has it (`kernels.adam`).
+A step is one fused operation on backends that have one (`kernels.adam`).
 """
 
 import keras
 
-from keras_transformer.checking import check_number
+from keras_transformer.config.structure import VECTORS, block_of, is_before_blocks
 from keras_transformer.kernels import adam
-from keras_transformer.models.accumulation import count_updates
-from keras_transformer.process import tune_once
-from keras_transformer.structure import VECTORS, block_of, is_before_blocks
+from keras_transformer.models.runtime.accumulation import count_updates
+from keras_transformer.support.checking import check_number
+from keras_transformer.support.process import tune_once
 
-# On PyTorch, Keras gives another class in place of these, which updates all variables at once.
+# On PyTorch, Keras replaces these by a class that updates all variables at once.
 _Adam, _AdamW = (type(cls.__new__(cls)) for cls in (keras.optimizers.Adam, keras.optimizers.AdamW))
 
 
 class OnePass:
-    """Mixin before `keras.optimizers.Adam` or what derives from it; the numbers are Adam's."""
+    """Mixin that updates variables in one pass over memory, with the numbers of Adam.
+
+    It comes before `keras.optimizers.Adam`, or a subclass of it, among the base classes.
+    """
 
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
-        count_updates(self)  # Here, for models that are no models of this library.
+        count_updates(self)  # here, for models that are not from this library
 
     def update_step(self, gradient, variable, learning_rate):
-        # Of TensorFlow and JAX; PyTorch's come all at once, see below.
+        # For TensorFlow and JAX; PyTorch updates all variables at once, see below.
         if not adam.takes_one(self, gradient, variable):
             return super().update_step(gradient, variable, learning_rate)
         return adam.update_one(self, gradient, variable, learning_rate)
@@ -44,11 +47,13 @@ class OnePass:
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
 class OnePassAdam(OnePass, _Adam):
-    """`keras.optimizers.Adam`; see `OnePass`."""
+    """`keras.optimizers.Adam` with the updates of `OnePass`."""
 
 
 def transformer_adam(learning_rate, **kwargs) -> keras.optimizers.Adam:
-    """Adam with the paper's beta_2, 0.98, and epsilon, 1e-9; a step is one pass over memory.
+    """Make Adam with the beta_2 (0.98) and epsilon (1e-9) of the original Transformer.
+
+    A step is one pass over memory.
 
     Args:
         learning_rate: float or schedule, such as `InverseSquareRoot`.
@@ -64,27 +69,27 @@ def transformer_adam(learning_rate, **kwargs) -> keras.optimizers.Adam:
     Source: Vaswani et al. 2017, section 5.3.
     """
     learning_rate = _checked_rate(learning_rate, kwargs)
-    tune_once()  # An optimizer may be made before the model, and makes arrays.
+    tune_once()  # an optimizer may be made before the model, and makes arrays
     return OnePassAdam(learning_rate, **{"beta_2": 0.98, "epsilon": 1e-9, **kwargs})
 
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
 class FineTuningAdamW(OnePass, _AdamW):
-    """AdamW without weight decay for biases and norms, and with a decay of the rate by layer.
+    """AdamW that decays only weight matrices, with a learning rate that can decay by layer.
 
-    With `layer_decay` d the last block of encoder and of decoder learns with d times the learning
-    rate, the one before it with d squared, and so on; the embeddings, tied to the output or not,
-    with the next power. What else follows the last block has the whole rate. Weight decay falls
-    with the learning rate.
+    Biases and normalizations have no weight decay. With `layer_decay` d the last block of encoder
+    and decoder learns with d times the learning rate, the block before it with d squared, and so
+    on; the embeddings, tied to the output or not, with the next power. Other layers after the last
+    block have the full rate. Weight decay is scaled like the learning rate.
 
     Args:
         learning_rate: float or schedule.
         weight_decay: float, see `keras.optimizers.AdamW`.
-        layer_decay: float in (0, 1]; 1 for the same learning rate everywhere.
-        **kwargs: as in `keras.optimizers.AdamW`, e.g. `global_clipnorm`.
+        layer_decay: float in (0, 1]. Defaults to 1, the same learning rate for all layers.
+        **kwargs: see `keras.optimizers.AdamW`, e.g. `global_clipnorm`.
 
     Raises:
-        ValueError: for a `layer_decay` out of range, or below 1 for a model without blocks.
+        ValueError: if `layer_decay` is out of range, or below 1 for a model without blocks.
 
     Example:
     ```python
@@ -114,17 +119,17 @@ class FineTuningAdamW(OnePass, _AdamW):
         tune_once()
         super().__init__(learning_rate, weight_decay=weight_decay, name=name, **kwargs)
         self.layer_decay = layer_decay
-        # Here, since a copy made of `get_config` must have it too.
+        # Done here, since a copy made from `get_config` must exclude them too.
         self.exclude_from_weight_decay(var_names=list(VECTORS))
 
     def build(self, variables):
         if not self.built:
-            # A tuple: Keras would track a list.
+            # A tuple, since Keras would track a list.
             self._factors = tuple(_factors([v.path for v in variables], self.layer_decay))
         super().build(variables)
 
     def _groups(self, *lists):
-        """The lists, of which the first is of variables, in parts of one factor."""
+        """Split lists, the first of which holds variables, into parts with the same factor."""
         rows = list(zip(*lists, strict=True))
         factors = [self._factors[self._get_variable_index(variable)] for variable, *_ in rows]
         for factor in sorted(set(factors)):
@@ -150,7 +155,7 @@ class FineTuningAdamW(OnePass, _AdamW):
 
 
 def _checked_rate(learning_rate, options: dict):
-    """The learning rate, and other options of Adam, of which Keras takes NaN: ValueError."""
+    """Check the learning rate and other options of Adam, of which Keras would accept NaN."""
     for name in ("beta_1", "beta_2"):
         if name in options:
             check_number(name, options[name], at_least=0, below=1)
@@ -166,7 +171,7 @@ def _checked_rate(learning_rate, options: dict):
 
 
 def _factors(paths: list[str], layer_decay: float) -> list[float]:
-    """What the learning rate of each variable is multiplied by."""
+    """Return the factor of each variable's learning rate."""
     places = [block_of(path) for path in paths]
     depths: dict[str, int] = {}
     for stack, number in filter(None, places):

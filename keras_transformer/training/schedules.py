@@ -3,9 +3,9 @@
 import keras
 from keras import ops
 
-from keras_transformer.checking import check_int, check_number
+from keras_transformer.support.checking import check_int, check_number
 
-_MOST = 2**31 - 1  # Steps are counted in 32 bits.
+_MOST = 2**31 - 1  # steps are counted in 32 bits
 
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
@@ -20,7 +20,7 @@ class InverseSquareRoot(keras.optimizers.schedules.LearningRateSchedule):
         warmup_steps: int, steps until the peak.
 
     Raises:
-        ValueError: for an argument that is not positive.
+        ValueError: if an argument is not positive.
 
     Example:
     ```python
@@ -40,7 +40,10 @@ class InverseSquareRoot(keras.optimizers.schedules.LearningRateSchedule):
 
     @classmethod
     def for_width(cls, hidden_dim: int, warmup_steps: int = 4000) -> "InverseSquareRoot":
-        """The paper's: `hidden_dim^-0.5 * min(step^-0.5, step * warmup_steps^-1.5)`."""
+        """Make the paper's schedule for a model of width `hidden_dim`.
+
+        The learning rate is `hidden_dim^-0.5 * min(step^-0.5, step * warmup_steps^-1.5)`.
+        """
         hidden_dim = check_int("hidden_dim", hidden_dim, at_least=1, at_most=_MOST)
         warmup_steps = check_int("warmup_steps", warmup_steps, at_least=1, at_most=_MOST)
         return cls((hidden_dim * warmup_steps) ** -0.5, warmup_steps)
@@ -62,10 +65,10 @@ class LinearDecay(keras.optimizers.schedules.LearningRateSchedule):
     Args:
         peak: float, the highest learning rate.
         total_steps: int, the step at which the learning rate reaches 0.
-        warmup_steps: int, the step at which it reaches `peak`.
+        warmup_steps: int, the step at which the learning rate reaches `peak`.
 
     Raises:
-        ValueError: for a `peak` that is not positive, or unless `0 <= warmup_steps < total_steps`.
+        ValueError: if `peak` is not positive, or unless `0 <= warmup_steps < total_steps`.
 
     Example:
     ```python
@@ -84,7 +87,7 @@ class LinearDecay(keras.optimizers.schedules.LearningRateSchedule):
         self.total_steps = check_int("total_steps", total_steps, at_least=1, at_most=_MOST)
         self.warmup_steps = check_int(
             "warmup_steps", warmup_steps, at_least=0, at_most=self.total_steps - 1,
-            hint="It is below `total_steps`.",
+            hint="It must be below `total_steps`.",
         )  # fmt: skip
 
     def __call__(self, step):

@@ -1,16 +1,16 @@
-"""Metrics of generated texts beside references: BLEU, ROUGE, edit distance, word error rate."""
+"""Metrics that compare generated texts with references: BLEU, ROUGE, edit distance, WER."""
 
 import importlib
 from collections.abc import Callable, Sequence
 from types import ModuleType
 
-from keras_transformer.checking import check_bool, check_choice, check_text, describe
+from keras_transformer.support.checking import check_bool, check_choice, check_text, describe
 
 
 class TextMetric:
-    """Compare texts with references, accumulated over batches.
+    """Base class of metrics that compare texts with references, accumulated over batches.
 
-    The methods are those of a `keras.metrics.Metric`. A subclass implements `score`.
+    It has the methods of a `keras.metrics.Metric`. A subclass implements `score`.
     """
 
     def __init__(self):
@@ -25,17 +25,17 @@ class TextMetric:
         """Add texts.
 
         Args:
-            y_true: references, list of str, or of lists of str where a text has several.
+            y_true: references, list of str, or of lists of str if texts have several.
             y_pred: hypotheses, list of str.
 
         Raises:
-            ValueError: if there is not one reference, or list of them, for each hypothesis.
+            ValueError: unless each hypothesis has a reference or a list of references.
         """
         check_translations(("y_true", "y_pred"), y_true, y_pred)
         if len(y_pred) != len(y_true):
             raise ValueError(
                 f"Got {len(y_pred)} hypotheses but {len(y_true)} references; each hypothesis needs "
-                "one."
+                "a reference or a list of references."
             )
         self._hypotheses += y_pred
         self._references += [[r] if isinstance(r, str) else list(r) for r in y_true]
@@ -52,7 +52,7 @@ class TextMetric:
 class BLEU(TextMetric):
     """Corpus BLEU of texts, as sacrebleu computes it, accumulated over batches.
 
-    Its methods are those of a `keras.metrics.Metric`; the result is from 0 to 100.
+    It has the methods of a `keras.metrics.Metric`; the result is from 0 to 100.
 
     Args:
         tokenize: sacrebleu's tokenizer: "13a" for plain text, "none" for text that is
@@ -78,8 +78,8 @@ class BLEU(TextMetric):
         lowercase = check_bool("lowercase", lowercase)
         sacrebleu = _package("sacrebleu", "BLEU")
         check_choice("tokenize", tokenize, sacrebleu.metrics.BLEU.TOKENIZERS, none=True)
-        # force: sacrebleu would warn that the text looks tokenized; whoever says
-        # tokenize="none" knows.
+        # force: sacrebleu would warn that the text looks tokenized, which tokenize="none" already
+        # says.
         self._metric = sacrebleu.metrics.BLEU(tokenize=tokenize, lowercase=lowercase, force=True)
         super().__init__()
 
@@ -87,33 +87,35 @@ class BLEU(TextMetric):
         """Return BLEU. Raises ValueError if texts have different numbers of references."""
         counts = {len(texts) for texts in references}
         if len(counts) > 1:
-            raise ValueError(f"Texts must have equally many references, got {sorted(counts)}.")
+            raise ValueError(
+                f"All texts must have the same number of references, got {sorted(counts)}."
+            )
         columns = [list(texts) for texts in zip(*references, strict=True)]
         return self._metric.corpus_score(hypotheses, columns).score
 
     @property
     def signature(self) -> str:
-        """Description, by sacrebleu, of how the last result was computed."""
+        """Signature by which sacrebleu describes how the last result was computed."""
         return str(self._metric.get_signature())
 
 
 class ROUGE(TextMetric):
     """Mean F-measure of the words or word sequences that texts share with their references.
 
-    Computed by the package rouge-score. Its methods are those of a `keras.metrics.Metric`; the
-    result is from 0 to 1. Of several references the one that fits best counts.
+    Computed by the package rouge-score. It has the methods of a `keras.metrics.Metric`; the result
+    is from 0 to 1. If a text has several references, the best match counts.
 
     Args:
         kind: "rouge1" to "rouge9", shared n-grams; "rougeL", the longest common subsequence of a
-            text; "rougeLsum", the same for each line, which summaries are usually scored by.
-        stemmer: bool, whether endings of English words are taken off (Porter's stemmer).
-        tokenize: function from a text to a list of words. Defaults to that of rouge-score, which
-            makes words lowercase and keeps the characters a-z and 0-9 alone: give one for other
-            languages, such as `str.split`.
+            text; "rougeLsum", the same for each line, the usual score of summaries.
+        stemmer: bool, whether endings of English words are removed (Porter's stemmer).
+        tokenize: function from a text to a list of words. Defaults to rouge-score's, which makes
+            words lowercase and keeps only the characters a-z and 0-9: give another function for
+            other languages, such as `str.split`.
 
     Raises:
         ImportError: if rouge-score is not installed.
-        ValueError: if `kind` is not one of those above.
+        ValueError: if `kind` is not one of these.
 
     Example:
     ```python
@@ -150,16 +152,16 @@ class ROUGE(TextMetric):
 
 
 class EditDistance(TextMetric):
-    """Insertions, deletions and changes that make the reference of a text (Levenshtein).
+    """Insertions, deletions and substitutions that turn a text into its reference (Levenshtein).
 
-    Computed by the package rapidfuzz. Its methods are those of a `keras.metrics.Metric`. Of several
-    references the nearest counts.
+    Computed by the package rapidfuzz. It has the methods of a `keras.metrics.Metric`. If a text has
+    several references, the nearest counts.
 
     Args:
-        unit: "character" or "word", which is what stands between white space.
-        normalize: bool, whether the result is the share of the references' characters or words,
-            over all texts: the character or word error rate, which may be above 1. Else it is the
-            mean distance of a text.
+        unit: "character" or "word", where words are separated by white space.
+        normalize: bool, divide by the number of characters or words in all references: the
+            character or word error rate, which may be above 1. If False, the result is the mean
+            distance per text.
 
     Raises:
         ImportError: if rapidfuzz is not installed.
@@ -193,7 +195,7 @@ class EditDistance(TextMetric):
             distance, length = min(pairs)
             errors, units = errors + distance, units + length
         total = units if self.normalize else len(hypotheses)
-        # Nothing to write: what was written all the same is one error for each of nothing.
+        # If all references are empty, any text gives an infinite error rate.
         return errors / total if total else float("inf") if errors else 0.0
 
     def _parts(self, text: str) -> Sequence[str]:
@@ -201,10 +203,10 @@ class EditDistance(TextMetric):
 
 
 class WordErrorRate(EditDistance):
-    """Words that must be put in, left out or changed, as a share of the words of the references.
+    """Words inserted, deleted or changed, as a share of the words in the references.
 
-    `EditDistance(unit="word")` by its usual name. 0.0 is best; it may be above 1. Case and
-    punctuation count: normalize both sides before.
+    The same as `EditDistance(unit="word")`. 0.0 is best; the rate may be above 1. Case and
+    punctuation count: normalize both sides first.
 
     Raises:
         ImportError: if rapidfuzz is not installed.
@@ -224,7 +226,7 @@ class WordErrorRate(EditDistance):
 
 
 class _Words:
-    """A function in the form that rouge-score asks for."""
+    """A word-splitting function in the form that rouge-score expects."""
 
     def __init__(self, tokenize: Callable[[str], list[str]]):
         if not callable(tokenize):
@@ -233,7 +235,7 @@ class _Words:
 
 
 def check_translations(names: tuple[str, str], references, texts) -> None:
-    """Raise ValueError unless these are lists of references and of texts, by their `names`."""
+    """Raise ValueError unless these are lists of references and texts; `names` are for errors."""
     for name, given in zip(names, (references, texts), strict=True):
         if not isinstance(given, (list, tuple)):
             raise ValueError(f"`{name}` must be a list of texts, received {describe(given)}.")
@@ -252,7 +254,7 @@ def check_translations(names: tuple[str, str], references, texts) -> None:
 
 
 def _package(module: str, metric: str, name: str = "", extra: str = "bleu") -> ModuleType:
-    """Import a module that a metric is computed by. Raises ImportError with what to install."""
+    """Import a module that a metric needs. Raises ImportError that says what to install."""
     try:
         return importlib.import_module(module)
     except ImportError as error:

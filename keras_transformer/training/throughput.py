@@ -1,31 +1,31 @@
-"""How fast a run is, absolutely and as a share of what the device can do."""
+"""Training speed, absolute and relative to the device's peak."""
 
 import time
 
 import keras
 from keras import ops
 
-from keras_transformer.checking import check_int, check_number, describe
 from keras_transformer.planning.flops import flops_per_sequence
+from keras_transformer.support.checking import check_int, check_number, describe
 
 
 class Throughput(keras.callbacks.Callback):
     """Adds the speed of training to the logs of each epoch.
 
-    `tokens_per_second` and `texts_per_second` count real tokens, of translations source and target.
-    `padding_share` is the share of padding among the positions of the batches. The time is that of
-    the training steps: compilation counts, validation does not. With `peak_flops`,
-    `model_flop_utilization` is the share of it that the matrix products of one forward and one
-    backward pass over the real tokens take at this speed, whatever else is computed.
+    `tokens_per_second` and `texts_per_second` count real tokens, of both source and target in
+    translation. `padding_share` is the share of padding among the positions of the batches. The
+    measured time includes training steps and their compilation, but not validation. With
+    `peak_flops`, `model_flop_utilization` is the share of the peak that the matrix products of one
+    forward and one backward pass over the real tokens use at this speed, whatever else is computed.
 
     Args:
         dataset: the `BucketedDataset` that is trained on.
-        peak_flops: float, operations a second that all devices of the run can do; `"measured"`
-            for `matmul_flops_per_second` as the training begins; None for no utilization.
+        peak_flops: float, operations per second of all devices of the run together; `"measured"`
+            runs `matmul_flops_per_second` when training begins. None disables the utilization.
 
     Raises:
-        ValueError: for another `peak_flops`; from `fit` for a utilization of a model that has no
-            `TransformerConfig`.
+        ValueError: if `peak_flops` is invalid; from `fit`, if the model has no
+            `TransformerConfig` to compute a utilization from.
 
     Example:
     ```python
@@ -47,7 +47,7 @@ class Throughput(keras.callbacks.Callback):
         if not isinstance(peak_flops, str) or peak_flops != "measured":
             peak_flops = check_number(
                 "peak_flops", peak_flops, above=0, none=True,
-                hint='It is operations a second; "measured" measures them.',
+                hint='Or give "measured", to measure the operations per second.',
             )  # fmt: skip
         if not hasattr(dataset, "tokens_per_epoch"):
             raise ValueError(
@@ -62,10 +62,10 @@ class Throughput(keras.callbacks.Callback):
             return
         config = getattr(getattr(self.model, "backbone", None), "config", None)
         if config is None:
-            raise ValueError("The utilization is counted for a task with a backbone of a config.")
+            raise ValueError("`peak_flops` needs a task whose backbone has a config. Leave it out.")
         if self.peak_flops == "measured":
             self.peak_flops = matmul_flops_per_second(self.model.compute_dtype)
-        # The mean over rows: what grows with the square of a length is a few percent.
+        # Uses mean lengths: terms with the square of a length are a few percent.
         source, *target = (max(1, round(length)) for length in self.dataset.mean_lengths)
         hidden = getattr(self.model, "mask_rate", None)
         self._flops = self.dataset.num_rows * flops_per_sequence(
@@ -88,7 +88,7 @@ class Throughput(keras.callbacks.Callback):
         seconds = self._end - self._begin
         if logs is None or seconds <= 0:
             return
-        # A run that was resumed within an epoch has the rest of it.
+        # A run resumed within an epoch has only the rest of it.
         share = self._steps / self.dataset.batches_per_epoch
         logs["tokens_per_second"] = share * self.dataset.tokens_per_epoch / seconds
         logs["texts_per_second"] = share * self.dataset.num_rows / seconds
@@ -98,15 +98,15 @@ class Throughput(keras.callbacks.Callback):
 
 
 def matmul_flops_per_second(dtype: str = "float32", size: int = 2048, rounds: int = 5) -> float:
-    """The operations a second of a device in a large matrix product: the most a model can reach.
+    """Measure operations per second of a large matrix product: the most that a model can reach.
 
     Args:
-        dtype: str, of the matrices.
-        size: int, rows and columns of both.
-        rounds: int, products that are timed, the quickest of which counts.
+        dtype: str, dtype of the matrices.
+        size: int, number of rows and columns of both matrices.
+        rounds: int, number of timed products, the fastest of which counts.
 
     Returns:
-        Operations a second, a multiplication and an addition being two.
+        Operations per second, counting a multiplication and an addition as two.
 
     Example:
     ```python
@@ -116,14 +116,14 @@ def matmul_flops_per_second(dtype: str = "float32", size: int = 2048, rounds: in
     ```
     """
     if not isinstance(dtype, str):
-        raise ValueError(f"`dtype` must be the name of one, received {describe(dtype)}.")
+        raise ValueError(f"`dtype` must be the name of a dtype, received {describe(dtype)}.")
     size = check_int("size", size, at_least=1, at_most=2**16)
     rounds = check_int("rounds", rounds, at_least=1, at_most=1000)
     x = ops.cast(keras.random.normal((size, size), seed=0), dtype)
 
     def seconds():
         begin = time.perf_counter()
-        # One number comes back, for which the whole product is needed.
+        # Fetch one number that depends on the whole product.
         float(ops.sum(ops.matmul(x, x)))
         return time.perf_counter() - begin
 

@@ -1,4 +1,4 @@
-"""What the tests of presets share."""
+"""Shared fixtures of the tests of presets."""
 
 import importlib.util
 
@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from keras_transformer import TransformerConfig
-from keras_transformer.checkpoints.safetensors_io import to_numpy
+from keras_transformer.checkpoints.weights.safetensors_io import to_numpy
 from keras_transformer.models import build_backbone
 
 needs_minilm = pytest.mark.skipif(

@@ -3,7 +3,7 @@
 A list is what one value is drawn from; a function makes it of the values before it.
 """
 
-from keras_transformer.checkpoints.families.family import ACTIVATIONS
+from keras_transformer.checkpoints.families.base.family import ACTIVATIONS
 
 _ACTIVATIONS = [*ACTIVATIONS]
 _BOTH = [False, True]

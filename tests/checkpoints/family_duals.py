@@ -39,7 +39,7 @@ CONFIGS = {
     ),
 }
 
-# Towers of texts by themselves; those of images are in `family_images`.
+# Towers of texts by themselves; towers of images are in `family_images`.
 TEXTS = {
     "clip_text_model": ("CLIPText", [_TEXTS, {**_OLD_END, "hidden_act": "gelu"}]),
     "siglip_text_model": ("SiglipText", [_WIDE, {**_TEXTS, "projection_size": 8}]),

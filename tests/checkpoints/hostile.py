@@ -13,8 +13,8 @@ import pytest
 from keras_transformer.checkpoints import check_weights, load_config, load_weights, save_preset
 from keras_transformer.checkpoints.families import FAMILIES
 from keras_transformer.checkpoints.heads import TASKS
-from keras_transformer.checkpoints.safetensors_io import Checkpoint, save_tensors
-from keras_transformer.structure import variable_shapes
+from keras_transformer.checkpoints.weights.safetensors_io import Checkpoint, save_tensors
+from keras_transformer.config.structure import variable_shapes
 from keras_transformer.tokenizers import Tokenizer
 from tests.checkpoints.conftest import small_backbone
 from tests.checkpoints.families import make
@@ -56,7 +56,7 @@ def base(name) -> Path:
 
 
 def _suffix(name):
-    """What the name of a family's class ends with: with a head, except for the embedder."""
+    """Return the ending of a family's class name: with a head, except for the embedder."""
     heads = FAMILIES[name].heads
     if FAMILIES[name].constants["kind"] == "dual":
         return "Model"
@@ -93,7 +93,7 @@ def _add_embedder_files(folder):
 
 
 class Receiver:
-    """What weights are loaded into here: arrays, since a Keras model takes long to build."""
+    """Receiver of loaded weights: arrays, since a Keras model takes long to build."""
 
     path = "receiver"
 
@@ -134,7 +134,7 @@ def healthy(name):
 
 
 def outcome(function, folder):
-    """What a function of a folder gives; `None` for an error of the documented kinds."""
+    """Return the result of a function of a folder; `None` if its error is of a documented kind."""
     try:
         return function(folder)
     except (ValueError, FileNotFoundError) as error:

@@ -111,7 +111,7 @@ class FakeHub:
 
 
 class Request:
-    """What is asked for; `kind` is "revision", "tree", "resolve" or "storage".
+    """Request to the hub; `kind` is "revision", "tree", "resolve" or "storage".
 
     Or "mend", by which a test ends the fault of a repository.
     """

@@ -211,7 +211,7 @@ def changed_safetensors(draw, header, content):
 
 
 class Trap:
-    """What unpickling would run: it makes a file."""
+    """Object whose unpickling would make a file."""
 
     def __init__(self, marker):
         self.marker = marker

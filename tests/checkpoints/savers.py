@@ -23,7 +23,7 @@ if __name__ == "__main__":
         bare.__path__ = [str(root / package.removeprefix("."))]
         sys.modules[bare.__name__] = bare
 
-from keras_transformer.checkpoints import publishing
+from keras_transformer.checkpoints.presets import publishing
 
 # What differs between two presets: names and contents, of all libraries' files.
 OLD = {

@@ -18,9 +18,9 @@ from keras_transformer.checkpoints import (
     variable_shapes,
 )
 from keras_transformer.checkpoints.families import get_family
-from keras_transformer.checkpoints.families.bert import BERT
-from keras_transformer.checkpoints.safetensors_io import save_tensors, to_numpy
-from keras_transformer.checkpoints.weights import expand, export
+from keras_transformer.checkpoints.families.encoders.bert import BERT
+from keras_transformer.checkpoints.weights.safetensors_io import save_tensors, to_numpy
+from keras_transformer.checkpoints.weights.tables import expand, export
 from tests.checkpoints.conftest import needs_minilm, small_backbone
 
 pytestmark = pytest.mark.one_backend
@@ -241,7 +241,7 @@ def test_old_names_and_extra_buffers(tmp_path):
 def test_export_loads_in_transformers(tmp_path):
     transformers = pytest.importorskip("transformers")
     config = BERT.config({**SMALL, "hidden_act": "gelu_new"})
-    backbone = small_backbone(**{k: v for k, v in config.to_dict().items() if k != "kind"})
+    backbone = small_backbone(**{k: v for k, v in config.flat.items() if k != "kind"})
     for variable in backbone.weights:  # smaller, so that rounding stays small too
         variable.assign(variable * 0.2)
     tensors = export(expand(BERT.weights, config), backbone_variables(backbone))

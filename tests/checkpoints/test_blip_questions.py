@@ -7,7 +7,7 @@ import pytest
 import keras_transformer as kt
 from keras_transformer.checkpoints import load_backbone
 from keras_transformer.checkpoints.families import FAMILIES
-from keras_transformer.checkpoints.safetensors_io import to_numpy
+from keras_transformer.checkpoints.weights.safetensors_io import to_numpy
 from tests.checkpoints.conftest import assert_same_values
 from tests.checkpoints.family_writers import OF_IMAGES
 from tests.checkpoints.test_families import _gradients, assert_gradients, saved
@@ -140,7 +140,7 @@ def test_the_same_beams(both):
 
 @pytest.mark.parametrize("number", [0, 1])
 def test_same_gradients(number, tmp_path):
-    """Of a sum of squares, read as the weights are: the gradients are a checkpoint of their own."""
+    """Compare gradients of a sum of squares, read like weights, as a checkpoint of their own."""
     reference = make(number)
     backbone = load_backbone(saved(reference, tmp_path / "theirs"))
     ours, theirs = inputs(reference)
@@ -190,5 +190,7 @@ def test_what_questions_need_is_said(both):
         task.generate(pictures(1))
     with pytest.raises(ValueError, match="Its task is ImageToText"):
         kt.Seq2SeqLM(task.backbone)
-    with pytest.raises(ValueError, match="has two sides, and this model source, encoder, decoder"):
+    with pytest.raises(
+        ValueError, match="has two sides, but this model has source, encoder, decoder"
+    ):
         kt.export_to_huggingface(task, "never", family="vision-encoder-decoder")

@@ -11,7 +11,7 @@ import pytest
 import keras_transformer as kt
 from keras_transformer.checkpoints import load_backbone
 from keras_transformer.checkpoints.families import FAMILIES, get_family
-from keras_transformer.checkpoints.safetensors_io import to_numpy
+from keras_transformer.checkpoints.weights.safetensors_io import to_numpy
 from tests.checkpoints import families
 from tests.checkpoints.conftest import assert_same_values
 from tests.checkpoints.family_series import CONFIGS
@@ -195,9 +195,9 @@ def test_which_family_a_config_is_of():
     ("values", "message"),
     [
         ({"chronos_config": [1]}, "chronos_config must be an object"),
-        ({"chronos_config": {"input_patch_stride": 8}}, "pieces do not overlap: leave stride=8"),
+        ({"chronos_config": {"input_patch_stride": 8}}, "patches do not overlap: leave stride=8"),
         ({"chronos_config": {"input_patch_size": "x"}}, "input_patch_size must be a number"),
-        ({"chronos_config": {"context_length": 8}}, "has no piece of patch_length=16"),
+        ({"chronos_config": {"context_length": 8}}, "is too short for patch_length=16"),
         ({"feed_forward_proj": "gated-gated-gelu"}, "feed_forward_proj"),
     ],
 )
@@ -210,7 +210,7 @@ def test_wrong_values_are_refused(values, message):
 def test_what_a_checkpoint_cannot_say(tmp_path):
     backbone = load_backbone(saved(make(0), tmp_path / "theirs"))
     for options, message in (
-        ({"quantiles": None}, "forecasts quantiles, and this model one value"),
+        ({"quantiles": None}, "forecasts quantiles, but this model one value"),
         ({"residual": False}, "cannot express residual=False"),
         ({"quantiles_first": False}, "cannot express quantiles_first=False"),
         ({"scale_epsilon": 1e-5}, "cannot express scale_epsilon=1e-05"),

@@ -10,7 +10,7 @@ import keras_transformer as kt
 from keras_transformer import export_to_huggingface
 from keras_transformer.checkpoints import backbone_variables, load_backbone
 from keras_transformer.checkpoints.families import FAMILIES
-from keras_transformer.checkpoints.safetensors_io import to_numpy
+from keras_transformer.checkpoints.weights.safetensors_io import to_numpy
 from tests.checkpoints import families, test_families, test_heads
 from tests.checkpoints.conftest import assert_same_values
 from tests.checkpoints.drawn_configs import RANGES, drawn

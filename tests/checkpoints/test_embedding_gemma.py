@@ -5,7 +5,7 @@ import pytest
 
 from keras_transformer import export_to_huggingface
 from keras_transformer.checkpoints import load_backbone
-from keras_transformer.checkpoints.safetensors_io import to_numpy
+from keras_transformer.checkpoints.weights.safetensors_io import to_numpy
 from tests.checkpoints import families
 from tests.checkpoints.conftest import assert_same_values
 

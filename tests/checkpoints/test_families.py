@@ -10,7 +10,7 @@ import pytest
 from keras_transformer import export_to_huggingface
 from keras_transformer.checkpoints import backbone_variables, load_backbone
 from keras_transformer.checkpoints.families import FAMILIES, get_family
-from keras_transformer.checkpoints.safetensors_io import to_numpy
+from keras_transformer.checkpoints.weights.safetensors_io import to_numpy
 from tests.checkpoints import families
 from tests.checkpoints.conftest import assert_same_values
 
@@ -67,7 +67,7 @@ def inputs_of(reference):
 
 
 def outputs_of(backbone, inputs):
-    """What the reference's first output is: states of an encoder, else logits."""
+    """Return the counterpart of the reference's first output: an encoder's states, else logits."""
     states = backbone(inputs)
     return states if backbone.config.kind == "encoder" else backbone.logits(states)
 
@@ -77,7 +77,7 @@ def cases_of_backends():
     known = set()
     for model_type, number in families.cases():
         config = FAMILIES[model_type].config(families.CONFIGS[model_type][1][number])
-        new = set(_said(config.kind, config.to_dict())) - known
+        new = set(_said(config.kind, config.flat)) - known
         known |= new
         each = bool(new) or number == 0
         marks = pytest.mark.each_backend if each else pytest.mark.one_backend
@@ -224,7 +224,7 @@ def test_same_gradients(tmp_path, model_type, number):
 
 @pytest.mark.parametrize("model_type", ["mixtral", "olmoe", "qwen2_moe", "qwen3_moe", "gpt_oss"])
 def test_same_gradients_of_experts(tmp_path, model_type):
-    """Likewise, the gradients read as the weights are: in memory theirs are others than on disk."""
+    """Compare gradients read like weights, whose layout in memory differs from the file's."""
     reference, _, gradients = _both_gradients(tmp_path, model_type)
     with torch.no_grad():
         for parameter in reference.parameters():
@@ -254,7 +254,7 @@ def _both_gradients(tmp_path, model_type, number=0):
 
 
 def test_same_loss_of_balance(tmp_path):
-    """Of one layer: over several Transformers takes one loss of all shares."""
+    """Compare one layer: over several, Transformers takes one loss of all shares."""
     reference = whole("mixtral", 0, num_hidden_layers=1, router_aux_loss_coef=0.5)
     backbone = load_backbone(saved(reference, tmp_path))
     ours, theirs, _ = inputs_of(reference)
@@ -280,7 +280,7 @@ def _gradients(backbone, loss):
     if keras.backend.backend() == "torch":
         loss().backward()
         grads = {path: v.value.grad for path, v in variables.items()}
-        return {path: np.zeros(1) if g is None else g.numpy() for path, g in grads.items()}
+        return {path: np.zeros(1) if g is None else to_numpy(g) for path, g in grads.items()}
     import jax
 
     def of_values(values):
@@ -368,7 +368,7 @@ def test_greedy_decoding_is_the_same(tmp_path, model_type, number):
 
 
 def _best(reference, prompt, found):
-    """What they score highest behind the prompt and each of the tokens found, in one pass."""
+    """Return their best tokens after the prompt and each of the tokens found, in one pass."""
     if reference.config.is_encoder_decoder:
         said = reference.generation_config
         start = said.decoder_start_token_id

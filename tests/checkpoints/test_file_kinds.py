@@ -8,8 +8,8 @@ import pytest
 import keras_transformer as kt
 from keras_transformer.checkpoints import load_config, resolve_preset
 from keras_transformer.checkpoints.keras_hub import KerasHubCheckpoint, read_config, read_tokenizer
-from keras_transformer.checkpoints.presets import _FILES
-from keras_transformer.checkpoints.safetensors_io import Checkpoint
+from keras_transformer.checkpoints.presets.listing import _FILES
+from keras_transformer.checkpoints.weights.safetensors_io import Checkpoint
 from tests.tasks.common import classifier
 from tests.test_files import KINDS, make
 
@@ -84,7 +84,7 @@ def test_keras_hub_without_what_names_the_task(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(HUB_CONFIG))
     load_config(tmp_path, load_weights=False)
     (tmp_path / "task.weights.h5").write_bytes(b"")
-    with pytest.raises(ValueError, match="task.weights.h5, .* without task.json"):
+    with pytest.raises(ValueError, match="task.weights.h5, .* but not task.json"):
         load_config(tmp_path, load_weights=False)
 
 

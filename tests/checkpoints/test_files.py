@@ -4,8 +4,8 @@ import os
 
 import pytest
 
-from keras_transformer.checkpoints.publishing import atomic_directory
-from keras_transformer.checkpoints.untrusted import path_inside, read_json
+from keras_transformer.checkpoints.presets.publishing import atomic_directory
+from keras_transformer.support.untrusted import path_inside, read_json
 
 pytestmark = pytest.mark.backend_independent
 
@@ -155,7 +155,7 @@ def test_a_preset_is_replaced_and_other_files_stay(tmp_path):
 @pytest.mark.parametrize("content", ['{"unrelated": 1}', "not JSON"])
 def test_a_folder_of_other_things_is_refused(tmp_path, content):
     (tmp_path / "config.json").write_text(content)
-    refused = pytest.raises(ValueError, match="holds files and is not a preset")
+    refused = pytest.raises(ValueError, match="holds other files and is not a preset")
     with refused, atomic_directory(tmp_path):
         pass
     assert names(tmp_path) == ["config.json"]

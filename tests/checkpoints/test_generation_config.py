@@ -154,10 +154,12 @@ def test_values_that_are_not_heeded_are_named(tmp_path, caplog):
     with caplog.at_level("WARNING", "keras_transformer"):
         task = kt.Seq2SeqLM.from_preset(tmp_path)
     assert "encoder_no_repeat_ngram_size=2, do_sample=True, suppress_tokens=[2]." in caplog.text
-    assert published.not_done({"min_length": 5}, continues=True) == {"min_length": 5}
+    assert published.unsupported_generation_values({"min_length": 5}, continues=True) == {
+        "min_length": 5
+    }
     guided = {"guidance_scale": 1.5}
-    assert published.not_done(guided, continues=True) == {}
-    assert published.not_done(guided, continues=False, guided=False) == guided
+    assert published.unsupported_generation_values(guided, continues=True) == {}
+    assert published.unsupported_generation_values(guided, continues=False, guided=False) == guided
     for wrong, argument in (
         ({"do_sample": True, "temperature": 0.0}, "sampler"),
         ({"num_beams": "two"}, "sampler"),

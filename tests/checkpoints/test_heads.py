@@ -9,7 +9,7 @@ import safetensors.numpy
 import keras_transformer as kt
 from keras_transformer import export_to_huggingface, tasks
 from keras_transformer.checkpoints.families import FAMILIES
-from keras_transformer.checkpoints.safetensors_io import to_numpy
+from keras_transformer.checkpoints.weights.safetensors_io import to_numpy
 from tests.checkpoints import families
 from tests.checkpoints.conftest import assert_same_values
 

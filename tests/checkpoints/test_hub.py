@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from keras_transformer.checkpoints import save_preset
-from keras_transformer.checkpoints.safetensors_io import Checkpoint, save_tensors, to_numpy
+from keras_transformer.checkpoints.weights.safetensors_io import Checkpoint, save_tensors, to_numpy
 from tests.checkpoints.conftest import small_backbone
 from tests.checkpoints.hub_server import FakeHub
 
@@ -84,7 +84,7 @@ def too_short(request, content):
 
 
 def page(request):
-    """What a hotel's network answers."""
+    """Answer like the login page of a hotel's network."""
     if request.kind != "revision":
         return False
     request.send(200, b"<html>Log in</html>", {"Content-Type": "text/html"})
@@ -324,7 +324,7 @@ def test_what_is_cached_serves_without_a_network(served, tmp_path):
         assert answers["good@v1"][0] == content(folders["v1"])
         for name in ("never", "half"):
             kind, message = answers[name][0]
-            assert kind == "ConnectionError" and "it is not whole in the cache" in message
+            assert kind == "ConnectionError" and "it is not complete in the cache" in message
             assert expected in message
     with np.load(values) as arrays:
         for array, variable in zip(arrays.values(), small_backbone().weights, strict=True):

@@ -7,7 +7,7 @@ import pytest
 import keras_transformer as kt
 from keras_transformer.checkpoints import load_backbone
 from keras_transformer.checkpoints.families import FAMILIES
-from keras_transformer.checkpoints.safetensors_io import to_numpy
+from keras_transformer.checkpoints.weights.safetensors_io import to_numpy
 from tests.checkpoints import families
 from tests.checkpoints.conftest import assert_same_values
 from tests.checkpoints.family_images import CONFIGS
@@ -81,7 +81,7 @@ def test_export_is_the_way_back(tmp_path, both):
 
 @pytest.mark.parametrize("model_type", CONFIGS)
 def test_same_gradients(tmp_path, model_type):
-    """Of a sum of squares, read as the weights are: the gradients are a checkpoint of their own."""
+    """Compare gradients of a sum of squares, read like weights, as a checkpoint of their own."""
     reference = families.make(model_type, 0, "Model")
     backbone = load_backbone(saved(reference, tmp_path / "theirs"))
     ours, theirs = images(reference)
@@ -121,7 +121,7 @@ def test_same_logits_of_classes(tmp_path, model_type, suffix):
         ({"image_size": [8, 8, 8]}, "must be two integers from 1 to 32,768"),
         ({"image_size": 10**9}, "must be two integers"),
         ({"patch_size": [4, 8]}, "patch_size must be a number"),
-        ({"patch_size": 300}, "has no patch of patch_size=300"),
+        ({"patch_size": 300}, "is too small for patch_size=300"),
         ({"num_channels": -1}, "`num_channels` must be at least 1"),
         ({"pooler_act": "relu"}, "pooler_act='relu' is not supported"),
     ],
@@ -137,11 +137,11 @@ def test_wrong_values_are_refused(values, message):
     [
         (
             {"use_relative_position_bias": True, "use_shared_relative_position_bias": True},
-            "are of different models: one may be true",
+            "exclude each other: only one may be true",
         ),
         (
             {"use_relative_position_bias": True, "image_size": [32, 48]},
-            r"image_size=\[32, 48\]: biases of distances are supported for square images alone",
+            r"image_size=\[32, 48\]: distance biases are supported only for square images",
         ),
         ({"image_size": 10**9, "use_relative_position_bias": True}, "must be two integers"),
     ],

@@ -10,7 +10,7 @@ import pytest
 import keras_transformer as kt
 from keras_transformer.checkpoints import backbone_variables, load_backbone
 from keras_transformer.checkpoints.keras_hub import KerasHubCheckpoint
-from keras_transformer.checkpoints.safetensors_io import to_numpy
+from keras_transformer.checkpoints.weights.safetensors_io import to_numpy
 
 pytestmark = [
     pytest.mark.one_backend,
@@ -188,7 +188,7 @@ def test_further_tasks(tmp_path, hub, caplog, name):
     assert difference(run(masked, batch), call(task, batch)) <= 1e-4
     assert not caplog.records  # nothing was made fresh
     kt.TextClassifier.from_preset(tmp_path / "masked", num_classes=2)
-    assert "fresh" in caplog.text
+    assert "newly initialized" in caplog.text
 
 
 def test_a_published_embedder(tmp_path, hub):
@@ -230,10 +230,10 @@ def test_names_of_older_releases(tmp_path, hub):
 
 
 def test_an_argument_of_their_heads_is_refused(tmp_path, hub):
-    """What their `TextClassifier.from_preset` takes, and what changes no shape of their weights."""
+    """Refuse arguments of their `TextClassifier.from_preset` that change no weight's shape."""
     make_backbone(hub, "Bert", EVEN).save_to_preset(tmp_path)
     with pytest.raises(ValueError, match=r"activation='gelu_tanh', received 'sigmoid'.*the head"):
         kt.TextClassifier.from_preset(tmp_path, num_classes=2, activation="sigmoid")
-    with pytest.raises(ValueError, match=r"num_heads=3, received 6: they would give other numbers"):
+    with pytest.raises(ValueError, match=r"num_heads=3, received 6: they would give other outputs"):
         kt.Backbone.from_preset(tmp_path, num_heads=6)
     assert kt.TextClassifier.from_preset(tmp_path, num_classes=2, dropout=0.3).dropout == 0.3

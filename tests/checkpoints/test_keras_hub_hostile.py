@@ -15,8 +15,8 @@ from keras_transformer.checkpoints import (
     load_config,
 )
 from keras_transformer.checkpoints.keras_hub import find_family, read_hdf5, read_tokenizer
-from keras_transformer.checkpoints.safetensors_io import to_numpy
-from keras_transformer.checkpoints.weights import expand, export
+from keras_transformer.checkpoints.weights.safetensors_io import to_numpy
+from keras_transformer.checkpoints.weights.tables import expand, export
 from keras_transformer.models import build_backbone
 from keras_transformer.tokenizers import Tokenizer
 
@@ -179,7 +179,7 @@ def test_a_config_of_floats_is_any_float(preset, healthy):
 @pytest.mark.parametrize(
     "task, message",
     [
-        (serialized("Evil", {}, registered_name="payload>Evil"), "Only objects of KerasHub"),
+        (serialized("Evil", {}, registered_name="payload>Evil"), "Only KerasHub objects"),
         (serialized("BertTextClassifier", []), "'config' must be"),
         (serialized("BertTextEmbedder", {"pooling_mode": LAMBDA}), "pooling_mode"),
     ],
@@ -245,19 +245,19 @@ HOSTILE_WEIGHTS = {
     "a soft link": (soft_link, "is a link to"),
     "a second name": (second_name, "under another name"),
     "a circle": (circle, "under another name"),
-    "numbers in another file": (other_file, "in another file"),
-    "a virtual array": (virtual, "not in one piece"),
+    "data in another file": (other_file, "in another file"),
+    "a virtual array": (virtual, "only contiguous"),
     "a huge empty array": (
         put(shape=(10**7, 10**7), dtype="float32", chunks=(1024, 1024)),
-        "not in one piece",
+        "only contiguous",
     ),
     "a huge array never written": (put(shape=(10**7, 10**7), dtype="float32"), "never written"),
-    "a compressed array": (put(data=FLOAT, compression="gzip"), "not in one piece"),
+    "a compressed array": (put(data=FLOAT, compression="gzip"), "only contiguous"),
     "a compound": (put(data=np.zeros((12, 12), [("a", "f4"), ("b", "i4")])), "stored as"),
     "objects": (put(data=["x", "y"]), "stored as"),
     "another byte order": (put(data=FLOAT.astype(">f4")), "stored as"),
     "opaque bytes": (put(data=np.zeros((12, 12), "V2")), "stored as"),
-    "no shape": (put(data=h5py.Empty("f4")), "is empty|not in one piece"),
+    "no shape": (put(data=h5py.Empty("f4")), "is empty|only contiguous"),
     "integers": (put(data=FLOAT.astype("int32")), "stored as int32"),
     "not a number": (put(data=FLOAT + np.nan), "NaN"),
     "another shape": (put(data=np.zeros((12, 11), "float32")), r"has shape \(12, 11\)"),
@@ -335,7 +335,11 @@ def broken_tokenizer(file, content):
 VOCABULARY = "assets/tokenizer/vocabulary.txt"
 HOSTILE_TOKENIZERS = {
     "a lambda": ("tokenizer.json", serialized("Lambda", LAMBDA), "is not supported"),
-    "a module": ("tokenizer.json", serialized("BertTokenizer", {}, module="os"), "Only objects"),
+    "a module": (
+        "tokenizer.json",
+        serialized("BertTokenizer", {}, module="os"),
+        "Only KerasHub objects",
+    ),
     "a flag of another kind": (
         "tokenizer.json",
         serialized("BertTokenizer", {"lowercase": LAMBDA}),
@@ -352,7 +356,7 @@ HOSTILE_TOKENIZERS = {
     "a preprocessor of another kind": (
         "preprocessor.json",
         serialized("Evil", {}, registered_name="payload>Evil"),
-        "Only objects",
+        "Only KerasHub objects",
     ),
 }
 
@@ -376,7 +380,7 @@ def test_hostile_tokenizers(preset, file, content, message):
     [
         ({"<|endoftext|>": 0, "a": -1}, "", "a number of at least 0"),
         ({"<|endoftext|>": 0, "a": "1"}, "", "a number of at least 0"),
-        ({"<|endoftext|>": 0, "a": 1}, "a", "two tokens a line"),
+        ({"<|endoftext|>": 0, "a": 1}, "a", "two tokens per line"),
         ({"<|endoftext|>": 0, "a": 1}, "a a", "not a usable vocabulary"),
         ({"a": 1}, "", "lacks the special tokens"),
     ],

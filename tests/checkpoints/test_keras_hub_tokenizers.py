@@ -7,7 +7,7 @@ import random
 import numpy as np
 import pytest
 
-from keras_transformer.checkpoints.safetensors_io import to_numpy
+from keras_transformer.checkpoints.weights.safetensors_io import to_numpy
 from keras_transformer.tokenizers import Tokenizer
 from tests.tokenizers.nasty import NASTY
 
@@ -239,5 +239,5 @@ def test_there_and_back(tmp_path, hub, name, options):
     assert_same_ids(mine, back, texts)
     other = "T5Tokenizer" if name != "T5" else "Qwen3Tokenizer"
     if name not in ("XLMRoberta", "Albert"):  # which are of the same kind
-        with pytest.raises(ValueError, match="it is of the kind"):
+        with pytest.raises(ValueError, match="it has the kind"):
             make_tokenizer(hub, other, mine)

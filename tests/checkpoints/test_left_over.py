@@ -1,4 +1,4 @@
-"""What a file has and a model does not read: it is known and equal, or an error."""
+"""Values of a file that a model does not read: known and equal, or an error."""
 
 import dataclasses
 
@@ -8,7 +8,7 @@ import safetensors.numpy
 
 import keras_transformer as kt
 from keras_transformer.checkpoints.families import FAMILIES
-from keras_transformer.checkpoints.families.shared import encoder_heads, masked_lm
+from keras_transformer.checkpoints.families.base.shared import encoder_heads, masked_lm
 from tests.checkpoints import families
 from tests.checkpoints.test_heads import made
 
@@ -153,7 +153,7 @@ def test_what_is_computed_is_compared_with_the_file(tmp_path, model_type):
         kt.Backbone.from_preset(tmp_path)
         changed(tmp_path, {name: np.asarray(wrong)})
         with pytest.raises(
-            ValueError, match=f"{name}.*is computed here.*and its values are others"
+            ValueError, match=f"{name}.*is computed from the config.*but its values differ"
         ):
             kt.Backbone.from_preset(tmp_path)
 
@@ -170,7 +170,7 @@ def test_stored_waves_are_those_that_are_computed(tmp_path, model_type):
     changed(tmp_path, half)
     kt.Backbone.from_preset(tmp_path)
     changed(tmp_path, {name: np.roll(stored[name], 1, axis=0)})  # counted from another place
-    with pytest.raises(ValueError, match=f"{name}.*is computed here"):
+    with pytest.raises(ValueError, match=f"{name}.*is computed from the config"):
         kt.Backbone.from_preset(tmp_path)
 
 
@@ -180,5 +180,5 @@ def test_one_tensor_under_two_names_has_one_value(tmp_path):
     changed(tmp_path, {"encoder.embed_tokens.weight": shared})
     kt.Backbone.from_preset(tmp_path)
     changed(tmp_path, {"encoder.embed_tokens.weight": shared + 1})
-    with pytest.raises(ValueError, match="are one tensor in a model of this config"):
+    with pytest.raises(ValueError, match="are the same tensor in a model of this config"):
         kt.Backbone.from_preset(tmp_path)

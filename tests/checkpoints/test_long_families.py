@@ -5,7 +5,7 @@ import pytest
 
 from keras_transformer import QuestionAnswerer, Seq2SeqLM, TextClassifier
 from keras_transformer.checkpoints import lengthen, load_backbone
-from keras_transformer.checkpoints.safetensors_io import to_numpy
+from keras_transformer.checkpoints.weights.safetensors_io import to_numpy
 from tests.checkpoints import families
 from tests.checkpoints.test_families import saved
 
@@ -163,7 +163,7 @@ def test_places_that_cannot_be_meant_are_refused(led, tmp_path):
             r"`global_positions\[1\]` must be an integer from -1 to 2.*`prompts\[1\]` has 3",
         ),
         ([[0]], "one for each of 2 `prompts`, received 1 list"),
-        (0, "`global_positions` must be a list of places"),
+        (0, "`global_positions` must be a list of token positions"),
         ([[0], 1], r"`global_positions\[1\]` must be a list"),
         ([[0.5], [1]], r"`global_positions\[0\]` must be an integer"),
     ):
@@ -171,7 +171,7 @@ def test_places_that_cannot_be_meant_are_refused(led, tmp_path):
             lm.generate([[5, 6], [7, 8, 9]], global_positions=places)
     other = families.make("bart", 0, "ForConditionalGeneration")
     plain = Seq2SeqLM(load_backbone(saved(other, tmp_path)))
-    with pytest.raises(ValueError, match="has no encoder with a window"):
+    with pytest.raises(ValueError, match="has no such encoder"):
         plain.generate([[5, 6]], global_positions=[0])
 
 

@@ -7,7 +7,7 @@ import pytest
 import keras_transformer as kt
 from keras_transformer.checkpoints import load_backbone
 from keras_transformer.checkpoints.families import FAMILIES
-from keras_transformer.checkpoints.safetensors_io import to_numpy
+from keras_transformer.checkpoints.weights.safetensors_io import to_numpy
 from tests.checkpoints import families
 from tests.checkpoints.conftest import assert_same_values
 from tests.checkpoints.family_sound import CONFIGS
@@ -34,7 +34,7 @@ def rows(model):
 
 
 def padded(rows):
-    """One array, and the mask of what is no padding. There is something in the padding too."""
+    """Return one array and the mask of real values. The padding is not zero."""
     mask = np.arange(max(map(len, rows))) < np.array([[len(row)] for row in rows])
     array = np.ones(mask.shape, rows[0].dtype)
     array[mask] = np.concatenate(rows)
@@ -62,7 +62,7 @@ def both(request, tmp_path_factory):
 
 @pytest.mark.each_backend
 def test_same_states_and_logits(both):
-    """Of one recording, and of several with padding: each as theirs alone."""
+    """Compare one recording, and several with padding, each with theirs alone."""
     reference, task = both
     inputs = batch(reference)
     states, collected = task.backbone(inputs, collect=("states",))
@@ -153,7 +153,7 @@ def test_same_texts(writers):
         assert completion.token_ids == [i for i in ids if i != 2]
         assert completion.text == tokenizer.decode(ids, skip_special_tokens=True)
     assert len({i for completion in found for i in completion.token_ids}) > 6
-    # No limit given: that of the seconds of each.
+    # Without a limit, each row's own limit follows from its seconds.
     expected = [
         tokenizer.decode(
             theirs_of(reference, samples, max_new_tokens=int(6.5 * seconds)),
@@ -232,11 +232,11 @@ def test_shares_of_rotary_features():
 def test_what_a_checkpoint_cannot_say_is_not_written():
     family = FAMILIES["moonshine"]
     config = family.config({})
-    stem = {**config.encoder["stem"], "strides": (64, 3, 3)}
+    stem = {**config.flat["encoder"]["stem"], "strides": (64, 3, 3)}
     for values, message in (
         ({"num_key_value_heads": 2}, "num_key_value_heads=2 is not supported|key_value_heads"),
-        ({"encoder": {**config.encoder, "stem": stem}}, "cannot express stem"),
-        ({"encoder": {**config.encoder, "num_heads": 4}}, "cannot express num_heads"),
+        ({"encoder": {**config.flat["encoder"], "stem": stem}}, "cannot express stem"),
+        ({"encoder": {**config.flat["encoder"], "num_heads": 4}}, "cannot express num_heads"),
         ({"normalize_first": False}, "cannot express normalize_first"),
     ):
         with pytest.raises(ValueError, match=message):

@@ -6,9 +6,9 @@ import pytest
 
 import keras_transformer as kt
 from keras_transformer.checkpoints.families import FAMILIES
-from keras_transformer.checkpoints.safetensors_io import to_numpy
+from keras_transformer.checkpoints.weights.safetensors_io import to_numpy
 from keras_transformer.generation import BeamSearch, Rules
-from keras_transformer.tasks.generating import GenerationCall
+from keras_transformer.tasks.text.generating import GenerationCall
 from tests.checkpoints import families
 from tests.checkpoints.conftest import assert_same_values
 from tests.checkpoints.family_placed import CONFIGS
@@ -33,7 +33,7 @@ def both(request, tmp_path_factory):
 
 
 def rows_of(task, lengths=(5, 3), seed=3):
-    """Images, and prompts of so many tokens beside the placeholders, the first within the text."""
+    """Return images, and prompts with these numbers of tokens beside the placeholders."""
     config, random = task.backbone.config, np.random.default_rng(seed)
     stem = config.side("encoder").stem
     shape = (len(lengths), *stem.image_size, stem.num_channels)
@@ -91,7 +91,7 @@ def logits_of(reference, images, rows, behind=()):
 
 @pytest.mark.each_backend
 def test_same_logits(both):
-    """Of a batch with padding, each as theirs of the row alone."""
+    """Compare a batch with padding, each row with theirs alone."""
     reference, task = both
     images, rows = rows_of(task)
     behind = [[7, 8, 9], [10]]
@@ -186,13 +186,16 @@ def test_presets_and_keras_files(both, tmp_path):
     [
         ({"vision_config": 3}, "vision_config must be an object"),
         ({"text_config": 3}, "text_config must be an object"),
-        ({"vision_config": {"model_type": "odd"}}, "A tower of images 'odd' is not supported"),
-        ({"text_config": {"model_type": "odd"}}, "A text model 'odd' is not supported, only 'llam"),
+        ({"vision_config": {"model_type": "odd"}}, "The image tower 'odd' is not supported"),
+        (
+            {"text_config": {"model_type": "odd"}},
+            "The text model 'odd' is not supported, only 'llam",
+        ),
         ({"vision_feature_layer": [-2, -5]}, "vision_feature_layer must be a number"),
-        ({"vision_feature_layer": 99}, "vision_feature_layer=99 is none of the 24 layers"),
+        ({"vision_feature_layer": 99}, "vision_feature_layer=99 is not one of the 24 image"),
         ({"vision_feature_select_strategy": "some"}, "select_strategy='some' is not supported"),
         ({"projector_hidden_act": "loud"}, "projector_hidden_act='loud' is not supported"),
-        ({"image_token_index": 32001}, "`placeholder_id` must be a token's or .*at most 32000"),
+        ({"image_token_index": 32001}, "must be the id of a token or .*at most 32000"),
     ],
 )
 def test_wrong_values_of_llava_are_refused(values, message):

@@ -1,6 +1,5 @@
 """Bundled presets whose weights and tokenizer lie on the hub."""
 
-import dataclasses
 import json
 import logging
 
@@ -8,10 +7,11 @@ import pytest
 
 import keras_transformer as kt
 from keras_transformer import export_to_huggingface
-from keras_transformer.checkpoints import presets
-from keras_transformer.checkpoints.families.roberta import ROBERTA
-from keras_transformer.checkpoints.hub import HubName
+from keras_transformer.checkpoints.families.encoders.roberta import ROBERTA
+from keras_transformer.checkpoints.presets import listing as presets
+from keras_transformer.checkpoints.presets.hub import HubName
 from tests.checkpoints.conftest import assert_same_values, small_backbone
+from tests.checkpoints.format_1 import in_format_1
 from tests.tasks import images
 from tests.tasks.common import ENGLISH, tokenizer
 
@@ -27,7 +27,7 @@ def published(tmp_path, monkeypatch):
          "num_hidden_layers": 2, "intermediate_size": 20, "max_position_embeddings": 40,
          "pad_token_id": words.pad_id}
     )  # fmt: skip
-    model = kt.MaskedLM(small_backbone(**config.to_dict()), words, hidden_activation="gelu")
+    model = kt.MaskedLM(small_backbone(**config.flat), words, hidden_activation="gelu")
     export_to_huggingface(model, tmp_path / "hub")
     folder = tmp_path / "presets" / "roberta_small"
     folder.mkdir(parents=True)
@@ -63,13 +63,13 @@ def test_weights_and_tokenizer_come_from_the_hub(published):
 
 def test_another_task_is_made_as_the_family_makes_it(published, caplog):
     classifier = kt.TextClassifier.from_preset("roberta_small", num_classes=2)
-    assert classifier.hidden_activation == "tanh" and "fresh" in caplog.text
+    assert classifier.hidden_activation == "tanh" and "newly initialized" in caplog.text
 
 
 def test_the_config_beside_the_weights_counts(published, caplog):
     """It belongs to them; that the bundled one says otherwise is said."""
     _, folder, _ = published
-    values = json.loads((folder / "config.json").read_text())
+    values = in_format_1(folder)
     values["backbone"]["normalization_epsilon"] = 0.5
     (folder / "config.json").write_text(json.dumps(values))
     with caplog.at_level(logging.WARNING, "keras_transformer"):
@@ -103,7 +103,6 @@ def test_images(tmp_path, monkeypatch, caplog):
         "metadata": {"family": "vit"},
         "weights": {"format": "huggingface", "hub": "hf://org/vit"},
     }
-    values["backbone"]["stem"] = dataclasses.asdict(task.backbone.config.stem)
     (folder / "config.json").write_text(json.dumps(values))
     monkeypatch.setattr(HubName, "download", lambda self, patterns: tmp_path / "hub")
     monkeypatch.setattr(presets, "presets_folder", lambda: tmp_path / "presets")
@@ -120,4 +119,4 @@ def test_images(tmp_path, monkeypatch, caplog):
     monkeypatch.setattr(HubName, "download", offline)
     fresh = kt.ImageClassifier.from_preset("vit_small", load_weights=False)
     assert fresh.processor is None
-    assert "image processor of 'vit_small' is not on this machine, and the model" in caplog.text
+    assert "image processor of 'vit_small' is not on this machine, so the model" in caplog.text

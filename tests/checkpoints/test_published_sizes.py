@@ -9,7 +9,7 @@ import keras_transformer as kt
 from keras_transformer.checkpoints import load_config, resolve_preset, variable_shapes
 from keras_transformer.checkpoints.families import FAMILIES
 from keras_transformer.checkpoints.heads import TASKS
-from keras_transformer.checkpoints.hub import HubName
+from keras_transformer.checkpoints.presets.hub import HubName
 
 pytestmark = pytest.mark.backend_independent
 

@@ -11,10 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from keras_transformer.checkpoints import publishing
-from keras_transformer.checkpoints.preset import Preset
-from keras_transformer.checkpoints.presets import read_preset, resolve_preset
-from keras_transformer.checkpoints.publishing import PARTS, TOKENIZER_PARTS, atomic_directory
+from keras_transformer.checkpoints.presets import publishing
+from keras_transformer.checkpoints.presets.listing import read_preset, resolve_preset
+from keras_transformer.checkpoints.presets.preset import Preset
+from keras_transformer.checkpoints.presets.publishing import (
+    PARTS,
+    TOKENIZER_PARTS,
+    atomic_directory,
+)
 from tests.checkpoints.savers import CASES, NEW, OLD, OTHERS, RACE_NAMES, files_in, write
 from tests.thorough import many
 
@@ -96,7 +100,7 @@ def test_what_changes_while_it_is_read_is_read_again(tmp_path):
 
 def test_a_reader_gives_up_and_says_why(tmp_path):
     save(tmp_path)
-    with pytest.raises(OSError, match="was saved anew while it was read, 10 times"):
+    with pytest.raises(OSError, match="was saved again while it was read, 10 times"):
         read_preset(tmp_path, lambda source: save(tmp_path))
     source = resolve_preset(tmp_path)
     save(tmp_path)
@@ -130,8 +134,9 @@ def test_a_tokenizer_alone_replaces_the_tokenizer_alone(tmp_path, monkeypatch, e
 
 
 def test_every_file_that_is_read_belongs_to_a_preset():
-    from keras_transformer.checkpoints import hub, presets
     from keras_transformer.checkpoints.keras_hub import families, hdf5, tokenizers
+    from keras_transformer.checkpoints.presets import hub
+    from keras_transformer.checkpoints.presets import listing as presets
 
     named = {*presets._FILES, *hub.WEIGHT_FILES, families.TASK_FILE, tokenizers.ASSETS}
     named |= {hdf5.WEIGHTS_FILE, hdf5.INDEX_FILE, hdf5.TASK_WEIGHTS_FILE, "modules.json"}

@@ -1,4 +1,4 @@
-"""What is saved is what is loaded; what does not fit is refused, before memory is spent."""
+"""Saved presets load unchanged; files that do not fit are refused before memory is spent."""
 
 import json
 import re
@@ -18,7 +18,7 @@ from keras_transformer.checkpoints import (
     load_weights,
     save_preset,
 )
-from keras_transformer.checkpoints.safetensors_io import to_numpy
+from keras_transformer.checkpoints.weights.safetensors_io import to_numpy
 from keras_transformer.models import Decoder, build_backbone
 from tests.checkpoints.conftest import (
     assert_same_values,
@@ -26,6 +26,7 @@ from tests.checkpoints.conftest import (
     small_config,
     values_of,
 )
+from tests.checkpoints.format_1 import in_format_1
 
 pytestmark = pytest.mark.one_backend
 
@@ -95,7 +96,7 @@ def test_config_overrides_and_fresh_weights(tmp_path):
 
 def test_a_preset_of_another_kind_is_refused(tmp_path):
     save_preset(tmp_path, backbone=small_backbone())
-    with pytest.raises(ValueError, match="is of kind 'encoder', and Decoder needs 'decoder'"):
+    with pytest.raises(ValueError, match="is of kind 'encoder', but Decoder needs 'decoder'"):
         load_backbone(tmp_path, backbone_class=Decoder)
 
 
@@ -212,7 +213,7 @@ def preset(tmp_path):
 
 
 def edit(folder, **values):
-    config = json.loads((folder / "config.json").read_text())
+    config = in_format_1(folder)
     config["backbone"].update(values)
     (folder / "config.json").write_text(json.dumps(config))
 
@@ -260,7 +261,7 @@ def test_wrong_config_values_name_the_file(preset, values, message):
 @pytest.mark.parametrize(
     "values, message",
     [
-        ({"format": "keras_transformer", "format_version": 2}, "version 2.*newer"),
+        ({"format": "keras_transformer", "format_version": 3}, "version 3.*newer"),
         ({"format": "other"}, "format 'other'"),
         ({"class_name": "Encoder"}, "neither 'format' .* nor 'model_type'"),
         ({"format": "keras_transformer", "format_version": 1}, "must be a dictionary"),
@@ -290,7 +291,7 @@ def test_missing_and_truncated_weights(preset):
     path = preset / "model.safetensors"
     content = path.read_bytes()
     path.write_bytes(content[:-100])
-    with pytest.raises(ValueError, match="not a whole safetensors file"):
+    with pytest.raises(ValueError, match="not a complete safetensors file"):
         load_backbone(preset)
     path.unlink()
     with pytest.raises(FileNotFoundError, match="has no weights"):

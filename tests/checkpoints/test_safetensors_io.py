@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
-from keras_transformer.checkpoints.safetensors_io import (
+from keras_transformer.checkpoints.weights.safetensors_io import (
     Checkpoint,
     read_header,
     save_tensors,
@@ -165,7 +165,7 @@ def test_a_header_without_end_is_not_read(tmp_path):
     with open(tmp_path / "model.safetensors", "wb") as file:
         file.write(length.to_bytes(8, "little"))
         file.truncate(8 + length)  # takes no space on the disk
-    with pytest.raises(ValueError, match="a header of 1,073,741,824 bytes, at most 16,777,216"):
+    with pytest.raises(ValueError, match="its header has 1,073,741,824 bytes; at most 16,777,216"):
         Checkpoint(tmp_path)
 
 
@@ -180,7 +180,7 @@ def test_truncated_files_are_named(tmp_path, cut):
     path = tmp_path / "model.safetensors"
     save_tensors(path, arrays())
     path.write_bytes(path.read_bytes()[:cut])
-    with pytest.raises(ValueError, match="model.safetensors is not a whole safetensors file"):
+    with pytest.raises(ValueError, match="model.safetensors is not a complete safetensors file"):
         read_header(path)
 
 
@@ -197,7 +197,7 @@ def test_truncated_files_are_named(tmp_path, cut):
 def test_headers_that_lie_are_refused(tmp_path, header):
     text = json.dumps(header).encode()
     (tmp_path / "model.safetensors").write_bytes(len(text).to_bytes(8, "little") + text + bytes(4))
-    with pytest.raises(ValueError, match="not a whole safetensors file"):
+    with pytest.raises(ValueError, match="not a complete safetensors file"):
         Checkpoint(tmp_path)
 
 

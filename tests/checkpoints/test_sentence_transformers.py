@@ -8,7 +8,7 @@ import pytest
 
 import keras_transformer as kt
 from keras_transformer import export_to_huggingface
-from keras_transformer.checkpoints.families.bert import BERT
+from keras_transformer.checkpoints.families.encoders.bert import BERT
 from tests.checkpoints.conftest import assert_same_values, small_backbone
 from tests.tasks.common import ENGLISH, tokenizer
 
@@ -124,12 +124,12 @@ def test_prompts_go_both_ways(tmp_path, pooling, include_prompt):
         (
             "modules.json",
             '[{"type": "a.Transformer", "path": ""}, {"type": "a.CNN", "path": "2_CNN"}]',
-            "has a step 'CNN', which TextEmbedder does not take",
+            "has a step 'CNN', which TextEmbedder does not support",
         ),
         (
             "modules.json",
             '[{"type": "a.Transformer", "path": ""}, {"type": "a.Dense", "path": "dense"}]',
-            "must be named as '2_Dense' is, received 'dense'",
+            "must have a name such as '2_Dense', received 'dense'",
         ),
         ("2_Dense/config.json", '{"activation_function": "os.system"}', "'os.system' is not supp"),
         ("2_Dense/config.json", '{"out_features": "6"}', "out_features must be a number"),
@@ -137,7 +137,11 @@ def test_prompts_go_both_ways(tmp_path, pooling, include_prompt):
         ("2_Dense/config.json", '{"out_features": 6}', r"linear.weight has shape \(5, 8\)"),
         ("1_Pooling/config.json", '{"pooling_mode": "cls", "include_prompt": 1}', "true or false"),
         ("config_sentence_transformers.json", '{"prompts": {"a": 1}}', "prompt 'a' must be a str"),
-        ("config_sentence_transformers.json", '{"default_prompt_name": "a"}', "none of its prompt"),
+        (
+            "config_sentence_transformers.json",
+            '{"default_prompt_name": "a"}',
+            "not one of its prompt",
+        ),
         (
             "modules.json",
             '[{"type": "a.Transformer", "path": ""}, {"type": "a.Pooling", "path": "../x"}]',

@@ -7,7 +7,7 @@ import pytest
 import keras_transformer as kt
 from keras_transformer.checkpoints import backbone_variables, load_backbone
 from keras_transformer.checkpoints.families import FAMILIES
-from keras_transformer.checkpoints.safetensors_io import to_numpy
+from keras_transformer.checkpoints.weights.safetensors_io import to_numpy
 from tests.checkpoints import families
 from tests.checkpoints.conftest import assert_same_values
 from tests.checkpoints.family_series import CONFIGS
@@ -226,7 +226,7 @@ def test_what_a_checkpoint_cannot_say(tmp_path):
     task = kt.Forecaster.from_preset(saved(make(0), tmp_path / "theirs"))
     backbone = task.backbone
     several = kt.Forecaster(backbone, horizon=3, quantiles=[0.1, 0.9], pooling="mean")
-    with pytest.raises(ValueError, match="forecasts one value, and this model quantiles"):
+    with pytest.raises(ValueError, match="forecasts one value, but this model quantiles"):
         kt.export_to_huggingface(several, tmp_path / "ours", family="patchtst")
     first = kt.Forecaster(backbone, horizon=3, pooling="first")
     with pytest.raises(ValueError, match="cannot express pooling='first'"):

@@ -7,7 +7,7 @@ import pytest
 import keras_transformer as kt
 from keras_transformer.checkpoints import load_backbone
 from keras_transformer.checkpoints.families import FAMILIES
-from keras_transformer.checkpoints.safetensors_io import to_numpy
+from keras_transformer.checkpoints.weights.safetensors_io import to_numpy
 from tests.checkpoints import families
 from tests.checkpoints.conftest import assert_same_values
 from tests.checkpoints.family_sound import CONFIGS

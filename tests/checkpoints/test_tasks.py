@@ -8,7 +8,7 @@ import pytest
 
 import keras_transformer as kt
 from keras_transformer.checkpoints import export_to_huggingface, load_task
-from keras_transformer.checkpoints.families.bert import BERT
+from keras_transformer.checkpoints.families.encoders.bert import BERT
 from tests.checkpoints.conftest import small_backbone
 
 pytestmark = pytest.mark.one_backend
@@ -70,7 +70,7 @@ def test_options_go_where_they_belong(tmp_path, tokenizer):
 
 def test_the_wrong_task(tmp_path, tokenizer):
     classifier(tokenizer, num_classes=2).save_to_preset(tmp_path)
-    with pytest.raises(ValueError, match="of kind 'encoder', and CausalLM needs 'decoder'"):
+    with pytest.raises(ValueError, match="of kind 'encoder', but CausalLM needs 'decoder'"):
         kt.CausalLM.from_preset(tmp_path)
     kt.Backbone.from_preset(tmp_path).save_to_preset(tmp_path / "backbone")
     with pytest.raises(
@@ -144,9 +144,9 @@ def test_a_published_classifier_and_back(tmp_path, tokenizer):
 
 def test_a_classifier_without_pooler_is_no_bert(tmp_path, tokenizer):
     task = classifier(tokenizer, labels=["bad", "good"])
-    backbone = small_backbone(**{**task.backbone.config.to_dict(), "pooler": False})
+    backbone = small_backbone(**{**task.backbone.config.flat, "pooler": False})
     task = kt.TextClassifier(backbone, tokenizer, labels=["bad", "good"])
-    with pytest.raises(ValueError, match="TextClassifier has a pooler, this one none"):
+    with pytest.raises(ValueError, match="TextClassifier has a pooler, but this model does not"):
         export_to_huggingface(task, tmp_path / "out")
 
 

@@ -1,6 +1,6 @@
 """The towers of CLIP and SigLIP by themselves: of texts, with a projection, with classes, of both.
 
-Those of images are compared beside the other families of images, in `test_image_families`.
+Towers of images are compared beside the other families of images, in `test_image_families`.
 """
 
 import re
@@ -12,9 +12,9 @@ import pytest
 
 import keras_transformer as kt
 from keras_transformer.checkpoints import load_backbone
-from keras_transformer.checkpoints.presets import resolve_preset
-from keras_transformer.checkpoints.safetensors_io import to_numpy
-from keras_transformer.tasks.task import UNUSED
+from keras_transformer.checkpoints.presets.listing import resolve_preset
+from keras_transformer.checkpoints.weights.safetensors_io import to_numpy
+from keras_transformer.tasks.base.task import UNUSED
 from tests.checkpoints import families
 from tests.checkpoints.conftest import assert_same_values
 from tests.checkpoints.family_duals import CONFIGS, TEXTS
@@ -190,7 +190,7 @@ def test_export_of_classes_is_the_way_back(tmp_path, with_classes):
         expected = reference.vision_model(theirs).pooler_output
         assert (tower.eval()(theirs).pooler_output - expected).abs().max() <= 1e-6
     other = kt.ImageClassifier(classifier.backbone, num_classes=4, pooling="pooler")
-    with pytest.raises(ValueError, match="cannot express pooling='pooler' of ImageClassifier"):
+    with pytest.raises(ValueError, match="cannot express pooling='pooler' for ImageClassifier"):
         kt.export_to_huggingface(other, tmp_path / "other")
 
 
@@ -231,7 +231,7 @@ def test_a_tower_learns_classes(of_two):
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
         history = classifier.fit(pictures, labels, epochs=6, verbose=0).history
-    # Those of this pattern are not shown.
+    # Warnings of this pattern are not shown.
     gradients = [str(w.message) for w in said if "Gradients" in str(w.message)]
     assert all(re.match(UNUSED, message) for message in gradients), gradients
     assert history["loss"][-1] < 0.5 * history["loss"][0]
@@ -254,7 +254,7 @@ def test_the_texts_of_two_sides(of_two, kind):
     reference, folder = of_two
     ids = texts()[0]
     if reference.config.model_type == "siglip":
-        with pytest.raises(ValueError, match="is of kind 'dual', and TextEmbedder needs"):
+        with pytest.raises(ValueError, match="is of kind 'dual', but TextEmbedder needs"):
             kt.TextEmbedder.from_preset(folder / kind)
         return
     embedder = kt.TextEmbedder.from_preset(folder / kind, normalize=False)
@@ -267,7 +267,7 @@ def test_the_texts_of_two_sides(of_two, kind):
 @pytest.mark.one_backend
 def test_what_a_tower_cannot_do_is_refused(tmp_path):
     clip = saved(families.make("clip_text_model", 0, "Model"), tmp_path / "clip")
-    with pytest.raises(ValueError, match="makes vectors of texts.*Its task is TextEmbedder"):
+    with pytest.raises(ValueError, match="embeds texts.*Its task is TextEmbedder"):
         kt.CausalLM.from_preset(clip)
     with pytest.raises(ValueError, match="sentence-transformers has no pooling='pooler'"):
         kt.export_to_huggingface(kt.TextEmbedder.from_preset(clip), tmp_path / "exported")
@@ -276,7 +276,7 @@ def test_what_a_tower_cannot_do_is_refused(tmp_path):
         kt.TextEmbedder.from_preset(siglip)
     assert kt.TextEmbedder.from_preset(siglip, pooling="mean").width == 12
     dual = saved(families.make("clip", 0, "Model"), tmp_path / "dual")
-    with pytest.raises(ValueError, match="is of kind 'dual', and CausalLM needs 'decoder'"):
+    with pytest.raises(ValueError, match="is of kind 'dual', but CausalLM needs 'decoder'"):
         kt.CausalLM.from_preset(dual)
     with pytest.raises(ValueError, match="needs the `token_ids` of the states"):
         load_backbone(clip).pool(np.zeros((1, 3, 12), "float32"))

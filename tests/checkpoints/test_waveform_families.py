@@ -9,8 +9,8 @@ import pytest
 import keras_transformer as kt
 from keras_transformer.checkpoints import backbone_variables, load_backbone
 from keras_transformer.checkpoints.families import FAMILIES
-from keras_transformer.checkpoints.safetensors_io import Checkpoint, save_tensors, to_numpy
-from keras_transformer.checkpoints.weight_norm import kernel_of
+from keras_transformer.checkpoints.weights.safetensors_io import Checkpoint, save_tensors, to_numpy
+from keras_transformer.checkpoints.weights.weight_norm import kernel_of
 from tests.checkpoints import families
 from tests.checkpoints.conftest import assert_same_values
 from tests.checkpoints.family_sound import CONFIGS
@@ -44,7 +44,7 @@ def alone(reference, row):
 
 @pytest.mark.each_backend
 def test_same_states(both):
-    """Of one recording, and of several with padding: each as theirs alone."""
+    """Compare one recording, and several with padding, each with theirs alone."""
     reference, backbone = both
     mask = np.arange(max(LENGTHS)) < np.array(LENGTHS)[:, None]
     samples = np.zeros(mask.shape, "float32")
@@ -76,7 +76,7 @@ def test_export_is_the_way_back(tmp_path, both):
 
 @pytest.mark.parametrize("case", CASES[:2])
 def test_same_gradients(tmp_path, case):
-    """Those of all weights but the kernel of positions, which is two tensors there."""
+    """Compare all weights but the kernel of positions, which is two tensors there."""
     reference = families.make(*case, "Model", mask_time_prob=0.0)
     backbone = load_backbone(saved(reference, tmp_path / "theirs"))
     row = recordings()[0][None]

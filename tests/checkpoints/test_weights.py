@@ -9,8 +9,8 @@ import pytest
 
 from keras_transformer import TransformerConfig
 from keras_transformer.checkpoints import backbone_variables, variable_shapes
-from keras_transformer.checkpoints.safetensors_io import TensorInfo, to_numpy
-from keras_transformer.checkpoints.weights import Names, Weight, expand, export, match
+from keras_transformer.checkpoints.weights.safetensors_io import TensorInfo, to_numpy
+from keras_transformer.checkpoints.weights.tables import Names, WeightLine, expand, export, match
 from keras_transformer.models import build_backbone
 
 BASE = {
@@ -56,9 +56,9 @@ def header(shapes):
 
 
 TABLE = (
-    Weight("encoder/layer_{i}/dense/kernel", "layer.{i}.weight", transpose=True),
-    Weight("encoder/layer_{i}/dense/bias", "layer.{i}.bias"),
-    Weight("pooler/kernel", "pooler.weight", transpose=True),
+    WeightLine("encoder/layer_{i}/dense/kernel", "layer.{i}.weight", transpose=True),
+    WeightLine("encoder/layer_{i}/dense/bias", "layer.{i}.bias"),
+    WeightLine("pooler/kernel", "pooler.weight", transpose=True),
 )
 SHAPES = {
     "encoder/layer_0/dense/kernel": (2, 3),
@@ -78,7 +78,7 @@ NAMES = Names(prefixes=("bert.",), suffixes={".beta": ".bias"}, ignored=("cls.*"
 
 def test_expand_counts_the_layers_of_each_stack():
     config = TransformerConfig(kind="seq2seq", num_decoder_layers=3, **BASE)
-    table = [Weight("encoder/layer_{i}/a", "e.{i}"), Weight("decoder/layer_{i}/a", "d.{i}")]
+    table = [WeightLine("encoder/layer_{i}/a", "e.{i}"), WeightLine("decoder/layer_{i}/a", "d.{i}")]
     lines = [line.theirs for line in expand(table, config)]
     assert lines == ["e.0", "e.1", "d.0", "d.1", "d.2"]
 

@@ -7,7 +7,7 @@ import pytest
 import keras_transformer as kt
 from keras_transformer.checkpoints import load_backbone
 from keras_transformer.checkpoints.families import FAMILIES
-from keras_transformer.checkpoints.safetensors_io import to_numpy
+from keras_transformer.checkpoints.weights.safetensors_io import to_numpy
 from tests.checkpoints import families
 from tests.checkpoints.conftest import assert_same_values
 from tests.checkpoints.family_writers import OF_IMAGES
@@ -107,7 +107,7 @@ def test_texts_behind_a_prompt(both):
     "case", [CASES[0], CASES[3], CASES[5]], ids=lambda case: "{}-{}".format(*case)
 )
 def test_same_gradients(case, tmp_path):
-    """Of a sum of squares, read as the weights are: the gradients are a checkpoint of their own."""
+    """Compare gradients of a sum of squares, read like weights, as a checkpoint of their own."""
     reference = families.make(*case, "LanguageModel")
     backbone = load_backbone(saved(reference, tmp_path / "theirs"))
     ours, theirs = inputs(reference)
@@ -202,7 +202,7 @@ def test_wrong_values_are_refused(model_type, values, message):
 
 @pytest.mark.backend_independent
 def test_ids_of_texts():
-    """Those of the decoder's config where the other says none; small models keep large ones."""
+    """The decoder's config gives the ids if the other has none; small models keep large ones."""
     both = FAMILIES["vision-encoder-decoder"]
     named = {"architectures": ["VisionEncoderDecoderModel"], "eos_token_id": 50256}
     decoder = {"model_type": "gpt2", "vocab_size": 50257, "bos_token_id": 7, "eos_token_id": 8}
@@ -221,16 +221,18 @@ def test_ids_of_texts():
 
 @pytest.mark.backend_independent
 def test_what_no_family_can_express():
-    """Of a decoder that attends to wider states, and of blocks of another kind."""
+    """Refuse a decoder that attends to wider states, and blocks of another kind."""
     family = FAMILIES["vision-encoder-decoder"]
     config = family.config({"decoder": {"model_type": "gpt2", "n_embd": 96}})
-    assert config.projector == "linear"
+    assert config.projector.type == "linear"
     assert family.published_config(config)["decoder"]["n_embd"] == 96
-    with pytest.raises(ValueError, match="of gpt2 attends to states of its own width, 96, not of"):
+    with pytest.raises(
+        ValueError, match="gpt2 decoder attends to states of its own width, 96, not of"
+    ):
         family.published_config(config.replace(projector="none"))
     with pytest.raises(ValueError, match="No family fits the decoder"):
         family.published_config(config.replace(decoder={"residual_scale": 0.5}))
-    with pytest.raises(ValueError, match="has one token that ends a text"):
+    with pytest.raises(ValueError, match="has one end token"):
         FAMILIES["blip"].published_config(
             FAMILIES["blip"].config({}), {"name": "ImageToText", "end_ids": [1, 2]}
         )

@@ -1,4 +1,4 @@
-"""What the tests of the command share: tiny presets, and the command in this process."""
+"""Shared code of the tests of the command: tiny presets, and the command in this process."""
 
 import io
 import json
@@ -77,7 +77,7 @@ def program(*arguments, **options):
 
 
 def asked(run, folder, command, preset, *arguments, lines=LINES, forms=("tsv", "json")):
-    """What a command prints for lines, in several formats: rows of columns, values of JSON."""
+    """Return a command's output for lines, in several formats: rows of columns, JSON values."""
     printed = {}
     for form in forms:
         code, out, errors = run(

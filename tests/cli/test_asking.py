@@ -110,7 +110,7 @@ def test_answer(run, folder, tmp_path):
 
 
 def test_classify_images(run, folder, tmp_path):
-    """Paths in the place of texts; what is no image is named by its line."""
+    """Paths in the place of texts; the error for a file that is not an image names its line."""
     task = images.classifier()
     task.save_to_preset(tmp_path / "preset")
     paths = []
@@ -120,14 +120,14 @@ def test_classify_images(run, folder, tmp_path):
     preset = ("classify", "--preset", tmp_path / "preset")
     code, out, error = run(*preset, *paths)
     expected = task.classify(paths)
-    assert code == 0 and "taken as a text" not in error
+    assert code == 0 and "read as a text" not in error
     assert [line.split() for line in out.splitlines()] == [
         [label, f"{share:.3f}", path] for (label, share), path in zip(expected, paths, strict=True)
     ]
     code, _, error = run(*preset, stdin=f"{paths[0]}\n\n{tmp_path}/missing.png\n")
     assert code == 2 and "line 3 (`x`): there is no file" in error
     code, _, error = run(*preset, "--pairs", paths[0])
-    assert code == 2 and "--pairs is of texts, and the preset classifies images" in error
+    assert code == 2 and "--pairs is for texts, but the preset classifies images" in error
 
 
 @pytest.fixture(scope="module")
@@ -159,7 +159,7 @@ def test_classify_by_any_labels(run, of_pairs):
         (("--labels", " ,"), "--labels has no label"),
         (("--labels", "dark,dark"), "'dark' twice"),
         (("--labels", "dark", "--template", "photo"), "must have {} where the label goes"),
-        (("--labels", "dark", "--pairs"), "--pairs is of texts, and the preset classifies images"),
+        (("--labels", "dark", "--pairs"), "--pairs is for texts, but the preset classifies images"),
         ((), "is a ImageEmbedder, not a TextClassifier"),
     ):
         code, _, error = run(*preset, *options, paths[0])
@@ -169,11 +169,11 @@ def test_classify_by_any_labels(run, of_pairs):
 def test_embed_images_and_texts(run, of_pairs, folder):
     task, preset, paths = of_pairs
     code, out, error = run("embed", "--preset", preset, "--format", "json", *paths)
-    assert code == 0 and "taken as a text" not in error
+    assert code == 0 and "read as a text" not in error
     for line, vector in zip(out.splitlines(), task.encode(paths), strict=True):
         assert json.loads(line)["vector"] == pytest.approx(vector.tolist(), abs=1e-5)
     code, out, _ = run("embed", "--preset", preset, "--as-texts", "--format", "json", "a photo")
     expected = task.encode_texts("a photo").tolist()
     assert code == 0 and json.loads(out)["vector"] == pytest.approx(expected, abs=1e-5)
     code, _, error = run("embed", "--preset", folder / "embedder", "--as-texts", "a photo")
-    assert code == 2 and "--as-texts is for a model of images and texts" in error
+    assert code == 2 and "--as-texts is for models of images and texts" in error

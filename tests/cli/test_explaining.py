@@ -47,11 +47,11 @@ def test_a_pair(run, folder):
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["classifier", "a", "--output", "b"], "--output is for models that write"),
-        (["words", "a", "--pair", "b"], "--pair is of two texts that are read"),
-        (["classifier", "a", "--target", "1"], "are of attributions"),
-        (["lm", "a", "--plot", "x.png", "--picture", "heads", "--head", "1"], "--head is of"),
-        (["lm", "a", "--plot", "x.png", "--picture", "layers", "--layer", "1"], "--layer is of"),
+        (["classifier", "a", "--output", "b"], "--output is for models that generate"),
+        (["words", "a", "--pair", "b"], "--pair is for models that read two texts"),
+        (["classifier", "a", "--target", "1"], "are for attributions"),
+        (["lm", "a", "--plot", "x.png", "--picture", "heads", "--head", "1"], "--head is for"),
+        (["lm", "a", "--plot", "x.png", "--picture", "layers", "--layer", "1"], "--layer is for"),
         (["lm", "a", "--layer", "x"], "must be an integer, received 'x'"),
     ],
 )

@@ -49,7 +49,7 @@ def test_translate_n_best(run, folder):
     _, out, _ = run(*arguments, stdin=text)
     shown = ["\t".join(" ".join(row["text"].split()) for row in each) for each in rows]
     assert out.splitlines() == shown
-    assert "--n-best 3 needs as many --beams" in run(*arguments, "--beams", 2, "x")[2]
+    assert "--n-best 3 needs --beams 3 or more" in run(*arguments, "--beams", 2, "x")[2]
 
 
 def test_translate_with_constraints(run, folder, tmp_path):
@@ -106,7 +106,7 @@ def test_the_kind_of_a_preset_is_checked_before_the_network(run, monkeypatch):
     ):
         code, out, errors = run(command, "--preset", preset, "a")
         assert (code, out) == (2, "") and message in errors
-    with pytest.raises(ValueError, match="of kind 'encoder', and Seq2Seq needs 'seq2seq'"):
+    with pytest.raises(ValueError, match="of kind 'encoder', but Seq2Seq needs 'seq2seq'"):
         kt.models.Seq2Seq.from_preset("bert_base_en_uncased")
 
 
@@ -150,4 +150,4 @@ def test_generate_draws(run, folder):
     code, cut, _ = run(*arguments, "--seed", 1, "--stop", stop)
     assert code == 0 and stop not in cut.removeprefix("a man") and texts[0].startswith(cut[:-1])
     code, _, error = run(*arguments, "--beams", 2)
-    assert code == 2 and "--beams does not go with --temperature" in error
+    assert code == 2 and "--beams searches, but --temperature" in error

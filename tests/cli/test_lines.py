@@ -9,7 +9,7 @@ pytestmark = pytest.mark.one_backend
 
 
 def test_byte_order_marks_and_windows_line_ends(run, folder):
-    """Are no part of a text; what is no UTF-8 is an error with its line."""
+    """These are not part of a text; bytes that are not UTF-8 are an error with their line."""
     arguments = ("score", "--preset", folder / "lm")
     plain = run(*arguments, stdin=b"a man\n\ntwo dogs\n")
     assert plain[0] == 0
@@ -33,7 +33,7 @@ def test_a_file_given_as_a_text_is_told_of(run, folder, tmp_path):
     arguments = ("embed", "--preset", folder / "embedder", path)
     code, out, errors = run(*arguments)
     assert code == 0 and out.count("\n") == 1
-    assert f"The lines of that file are: < {path}" in errors
+    assert f"To read the lines of that file: < {path}" in errors
     assert run(*arguments[:-1], "a man")[2] == ""
 
 

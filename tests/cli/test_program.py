@@ -74,7 +74,7 @@ def test_a_wrong_backend_is_one_line(backend):
     done = program("--help", env={**os.environ, "KERAS_BACKEND": backend})
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == (
-        f"keras-transformer: error: KERAS_BACKEND is '{backend}', and must be one of "
+        f"keras-transformer: error: KERAS_BACKEND is '{backend}', but must be one of "
         "'tensorflow', 'jax', 'torch'.\n"
     )
     script = "import keras_transformer"
@@ -156,20 +156,20 @@ def test_ctrl_c_while_the_package_is_imported_is_one_line(tmp_path):
         ([], "required: COMMAND"),
         (["sing"], "invalid choice: 'sing'"),
         (["info"], "required: PRESET"),
-        (["info", "--preset", "x"], "--preset. PRESET is given without it. (see keras-tr"),
+        (["info", "--preset", "x"], "--preset. Give PRESET without --preset. (see keras-tr"),
         (["translate", "--preset", "x", "--batch_size=4", "a"], "mean '--batch-size'? (see"),
         (["translate", "--preset", "x", "--sing", "a"], "(see keras-transformer translate --help)"),
         (["info", "nothing_like_it"], "There is no preset 'nothing_like_it'"),
         (["info", "/no/such/folder"], "There is no preset '/no/such/folder'"),
         (["info", str(ROOT / "docs")], "is not a preset"),
         (["classify", "--preset", "minilm_l6_en", "a"], "is a TextEmbedder, not a TextClassifier"),
-        (["classify", "--preset", "{folder}/classifier"], "There is no text"),
+        (["classify", "--preset", "{folder}/classifier"], "There is no input text"),
         (["translate", "--preset", "minilm_l6_en", "a"], "Seq2SeqLM needs 'seq2seq'"),
         (["translate", "--preset", "x", "--beams", "0", "a"], "at least 1, received '0'"),
         (["translate", "--preset", "x", "--beams", "many", "a"], "received 'many'"),
         (
             ["generate", "--preset", "x", "--temperature", "0", "a"],
-            "--temperature: must be a number above 0, received '0'. Leave it out: without",
+            "--temperature: must be a number above 0, received '0'. To take the most likely",
         ),
         (["generate", "--preset", "x", "--top-p", "none", "a"], "--top-p: must be a number above"),
         (["generate", "--preset", "{folder}/plain", "a"], "CausalLM needs 'decoder'"),

@@ -1,4 +1,4 @@
-"""What the tests of stores of tokens share: rows, and what encodes them and counts its calls."""
+"""Shared code of the tests of token stores: rows, and an encoder that counts its calls."""
 
 import json
 

@@ -73,5 +73,5 @@ def test_bad_input():
         choose_buckets([4], max_length="x")
     with pytest.raises(ValueError, match=r"Row 1 has length \[9\], longer .* \[8\]"):
         bucket_of([3, 9], (8,))
-    with pytest.raises(ValueError, match="none shorter than the one before"):
+    with pytest.raises(ValueError, match="each at least as long as the one before"):
         bucket_of([3], (16, 8))

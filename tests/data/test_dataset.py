@@ -168,7 +168,7 @@ def test_restore_order():
     lengths = np.concatenate([x["padding_mask"].sum(axis=1) for x, _ in list(data)])
     assert data.restore_order(lengths).tolist() == [len(row) for row in rows]
     assert data.restore_order(lengths.tolist()) == [len(row) for row in rows]
-    with pytest.raises(ValueError, match="Expected 77 outputs, one a row, got 3"):
+    with pytest.raises(ValueError, match="Expected 77 outputs, one for each row, got 3"):
         data.restore_order([1, 2, 3])
 
 
@@ -193,7 +193,7 @@ def test_long_rows_are_truncated_only_if_asked():
         ({"columns": {"a": [None]}}, "Column 'a' must hold lists of token ids"),
         ({"columns": {"a": [[2**40]]}}, "fit in 32 bits"),
         ({"columns": {"a": [[1]]}, "batch_size": 0}, "`batch_size` must be an integer of"),
-        ({"columns": {"a": [[1]]}, "pad_values": {"b": 1}}, r"no column: \['b'\]"),
+        ({"columns": {"a": [[1]]}, "pad_values": {"b": 1}}, r"not columns: \['b'\]"),
     ],
 )
 def test_bad_input(arguments, message):
@@ -202,7 +202,7 @@ def test_bad_input(arguments, message):
 
 
 class Recorder(keras.callbacks.Callback):
-    """What the dataset served to Keras, by epoch."""
+    """Record of the batches that the dataset served to Keras, by epoch."""
 
     def __init__(self, data):
         super().__init__()

@@ -87,7 +87,7 @@ def test_the_batches_depend_on_seed_and_epoch():
 def test_what_does_not_go_with_packing():
     rows = {"ids": [[1], [2]]}
     for options in ({"values": {"label": [0, 1]}}, {"buckets": [4]}):
-        with pytest.raises(ValueError, match="no other buckets, and no `values`"):
+        with pytest.raises(ValueError, match="cannot be combined with `buckets`, or with `values`"):
             packed(rows, pack_length=4, **options)
     with pytest.raises(ValueError, match="`pack_length` must be an integer of at"):
         packed(rows, pack_length=0)

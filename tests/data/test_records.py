@@ -105,16 +105,14 @@ def test_encodings(tmp_path):
     path = tmp_path / "rows.csv"
     path.write_bytes("text\nfine\nGänse\n".encode("latin-1"))
     assert rows_of(read(path, encoding="latin-1")) == [("fine",), ("Gänse",)]
-    with pytest.raises(
-        ValueError, match=r"rows.csv, line 3 is not utf-8: byte 0xe4 at its place 1"
-    ):
+    with pytest.raises(ValueError, match=r"rows.csv, line 3 is not utf-8: byte 0xe4 at position 1"):
         rows_of(read(path))
     with pytest.raises(ValueError, match="`encoding` .latin-99. is not known"):
         read(path, encoding="latin-99")
-    with pytest.raises(ValueError, match="'utf-16' does not end lines with one byte"):
+    with pytest.raises(ValueError, match="'utf-16' does not encode a line end as one byte"):
         read(path, encoding="utf-16")
     path.write_text("text\nfine\n", encoding="utf-16")
-    with pytest.raises(ValueError, match="line 1 is not utf-8: byte 0xff at its place 0"):
+    with pytest.raises(ValueError, match="line 1 is not utf-8: byte 0xff at position 0"):
         read(path)
     # A letter that the end of the file cuts in two.
     path.write_bytes("text\nfine\nGän".encode()[:-2])
@@ -127,21 +125,21 @@ def test_encodings(tmp_path):
     [
         ("a.jsonl", '{"text": "a"}\n{"text": "b', r"a.jsonl, line 2 is not valid JSON: .* cut\?"),
         ("a.jsonl", '{"text": "a"}\n[1]\n', "line 2 must be a JSON object, not a list"),
-        ("a.json", '[\n{"text": "a"}\n]\n', "line 1 is not valid JSON: .*one whole object a line"),
+        ("a.json", '[\n{"text": "a"}\n]\n', "line 1 is not valid JSON: .*must be one whole object"),
         ("a.jsonl", '{"text": "a"}\n{"x": 1}\n', "line 2 has no column 'text'. It has: 'x'"),
         ("a.jsonl", '{"text": ' + "[" * 100_000 + "\n", "line 1 is not valid JSON"),
-        ("a.csv", 'text,y\n"a\nb",1\nc\n', "line 4 has 1 cells, the first line has 2"),
-        ("a.csv", "text,y\na,1\nb, c,1\n", "line 3 has 3 cells, the first line has 2"),
+        ("a.csv", 'text,y\n"a\nb",1\nc\n', "line 4 has 1 cells, but the first line has 2"),
+        ("a.csv", "text,y\na,1\nb, c,1\n", "line 3 has 3 cells, but the first line has 2"),
         ("a.csv", 'text,y\na,1\n"b,1\nc,0\n', "line 3: unexpected end of data.*quote"),
         ("a.csv", 'text,y\na,1\n"b"c,1\n', "line 3: ',' expected after '\"'"),
-        ("a.csv", "text,text\na,b\n", "a.csv has 2 columns 'text'"),
+        ("a.csv", "text,text\na,b\n", "a.csv has 2 columns named 'text'"),
         ("a.csv", "", "a.csv has no column 'text'. It has: none"),
         ("a.csv", "sentence,label\na,1\n", "no column 'text'. It has: 'sentence', 'label'"),
-        ("a.tsv", "text\ty\na\t1\nb\n", "line 3 has 1 cells, the first line has 2"),
+        ("a.tsv", "text\ty\na\t1\nb\n", "line 3 has 1 cells, but the first line has 2"),
         ("a.csv", "text\n" + "a" * 200_000 + "\n", "line 2: field larger than field limit"),
-        ("a.parquet", "no parquet", "a.parquet cannot be read behind row 0"),
+        ("a.parquet", "no parquet", "a.parquet cannot be read after row 0"),
         ("a.csv.gz", "no gzip", "a.csv.gz, line 1 cannot be unpacked"),
-        ("a.doc", "a\n", "a.doc is of an unknown kind: give format= one of 'text', 'csv'"),
+        ("a.doc", "a\n", "a.doc has an unknown suffix: give `format`, one of 'text', 'csv'"),
     ],
 )
 def test_files_that_cannot_be_read(name, content, message, tmp_path):
@@ -169,10 +167,10 @@ def test_a_parquet_file_that_was_cut(tmp_path):
 def test_files_that_are_not_there(tmp_path):
     with pytest.raises(FileNotFoundError, match="There is no file .*missing.csv"):
         read(tmp_path / "missing.csv")
-    with pytest.raises(FileNotFoundError, match=r"No file fits '.*\*.csv'"):
+    with pytest.raises(FileNotFoundError, match=r"No file matches the pattern '.*\*.csv'"):
         read(tmp_path / "*.csv")
     (tmp_path / "folder.csv").mkdir()
-    with pytest.raises(ValueError, match="is not a file. Of a folder, name the files"):
+    with pytest.raises(ValueError, match="is not a file. To read a folder, name its files"):
         read(tmp_path / "folder.csv")
 
 
@@ -180,7 +178,7 @@ def test_a_file_that_vanishes(tmp_path):
     path = as_file("csv", tmp_path)
     records = read(path)
     path.unlink()
-    with pytest.raises(FileNotFoundError, match="rows.csv is gone"):
+    with pytest.raises(FileNotFoundError, match="rows.csv does not exist any more"):
         rows_of(records)
 
 
@@ -207,24 +205,24 @@ def test_a_file_that_changes_between_hash_and_reading(tmp_path):
     source.digest(tmp_path)
     os.utime(source.path, ns=(0, 0))
     with pytest.raises(ValueError, match="changed while it was read"):
-        next(source.rows(["text"]))
+        next(source.read_rows(["text"]))
 
 
 def test_what_is_no_source(tmp_path):
     with pytest.raises(ValueError, match="received 7 of type int"):
         read(7)
-    with pytest.raises(ValueError, match="can be gone through once only"):
+    with pytest.raises(ValueError, match="can be iterated over only once"):
         read(row for row in ROWS)
     with pytest.raises(ValueError, match=r"the keys \['train', 'test'\]: give one"):
         read({"train": ROWS, "test": ROWS})
     with pytest.raises(ValueError, match="empty list"):
         read([])
-    with pytest.raises(ValueError, match="format='csv' is that of files"):
+    with pytest.raises(ValueError, match="format='csv' is for files"):
         read(PLAIN, format="csv")
     for wrong in ({"x": ("a", "b", "c")}, {"x": ()}, {"x": None}, {"y": ["a"]}, {"x": True}):
         with pytest.raises(ValueError, match="`x` must be a column or a tuple of two"):
             read(PLAIN, **wrong)
-    with pytest.raises(ValueError, match="all names, or all numbers"):
+    with pytest.raises(ValueError, match="all columns by name, or all by number"):
         read(as_file("csv", tmp_path), x=0, y="label")
 
 
@@ -335,6 +333,6 @@ def test_without_pyarrow(tmp_path, monkeypatch):
     path = as_file("csv", tmp_path)
     monkeypatch.setitem(__import__("sys").modules, "pyarrow", None)
     with pytest.raises(
-        ImportError, match=r"needs pyarrow: pip install 'keras_transformer\[data\]'"
+        ImportError, match=r"needs pyarrow. Run `pip install 'keras_transformer\[data\]'"
     ):
         read(path)

@@ -121,7 +121,7 @@ print(stored, listed, rows.lengths.sum())
 
 
 def test_memory_does_not_grow_with_the_data(tmp_path, cache):
-    """Of a store it is that of a few chunks; of lists that of all tokens."""
+    """A store needs the memory of a few chunks; lists need the memory of all tokens."""
     if not Path("/proc/self/status").exists():
         pytest.skip("needs Linux's account of memory")
     path = tmp_path / "large.txt"

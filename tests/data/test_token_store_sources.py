@@ -1,4 +1,4 @@
-"""What a store of tokens takes: labels and texts of every kind, and rows without a hash."""
+"""Sources of a token store: labels and texts of every kind, and rows without a hash."""
 
 import numpy as np
 import pytest
@@ -48,7 +48,7 @@ def test_texts_that_are_none(cache):
         (None, "row 1 of the list: the column 'text' must be a text, but is None"),
         (7, "row 1 of the list: the column 'text' must be a text, but is 7 of type int"),
         ("", "row 1 of the list: the column 'text' is empty"),
-        ("\ud800", "row 1 of the list: no valid Unicode"),
+        ("\ud800", "row 1 of the list: the text is not valid Unicode"),
     ):
         with pytest.raises(ValueError, match=message):
             Encoder().run(read([{"text": "a film"}, {"text": wrong}], cache=cache))
@@ -80,7 +80,7 @@ def test_rows_in_another_order_each_time(cache):
         def __iter__(self):
             return iter([ROWS[index] for index in self.random.permutation(50)])
 
-    with pytest.warns(UserWarning, match="gives other rows each time"):
+    with pytest.warns(UserWarning, match="gives different rows each time"):
         stored = Encoder().run(read(Shuffled(), cache=cache))
     expected = sorted(tokenizer().encode_batch([row["text"] for row in ROWS[:50]]))
     assert sorted(row.tolist() for row in stored.columns["ids"]) == expected

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 import keras_transformer as kt
+from keras_transformer.config.structure import variable_shapes
 from keras_transformer.distribution.layout import axes_of
-from keras_transformer.structure import variable_shapes
 
 pytestmark = pytest.mark.each_backend
 ROOT = Path(__file__).parents[2]
@@ -31,13 +31,14 @@ RUNS = [
 def results(forks, tmp_path_factory):
     """Runs functions of workers.py at once, each with its arguments: what each printed last."""
 
-    def results(*calls, devices=1):
+    def results(*calls, devices=1, **environment):
         flags = f"--xla_force_host_platform_device_count={devices} "
         flags += os.environ.get("XLA_FLAGS", "")
         started, found = [], []
         for number, arguments in enumerate(calls):
             errors = tmp_path_factory.mktemp("errors") / str(number)
-            process = forks.start(WORKERS, *arguments, cwd=ROOT, stderr=errors, XLA_FLAGS=flags)
+            options = {"cwd": ROOT, "stderr": errors, "XLA_FLAGS": flags, **environment}
+            process = forks.start(WORKERS, *arguments, **options)
             started.append((process, errors))
         for process, errors in started:
             printed, _ = process.communicate()
@@ -177,6 +178,33 @@ def test_two_processes_of_pytorch(only, results, tmp_path):
     assert two[0]["weights"] == two[1]["weights"]
 
 
+# Not run until now: no machine with two GPUs was at hand.
+on_two_gpus = pytest.mark.skipif(
+    int(os.environ.get("TEST_GPUS", 0)) < 2, reason="make test-gpu DEVICES=2"
+)
+
+
+@on_two_gpus
+@pytest.mark.parametrize("only", ["torch"], indirect=True)
+def test_two_gpus_of_pytorch(only, results, tmp_path):
+    """By NCCL, a process for each GPU."""
+    both = [["torch_process", rank, tmp_path / "store"] for rank in range(2)]
+    one, *two = results(["torch_one"], *both, ON_GPUS="1")
+    for found in two:
+        assert found["losses"] == pytest.approx(one["losses"], rel=1e-4)
+    assert two[0]["weights"] == two[1]["weights"]
+
+
+@on_two_gpus
+@on_jax
+def test_two_gpus_of_jax(only, results):
+    """By NCCL, one process: the batch over both, or the weights."""
+    (found,) = results(["two_gpus"], ON_GPUS="1")
+    for losses in found.values():
+        for mesh in ("2x1", "1x2"):
+            assert losses[mesh] == pytest.approx(losses["1x1"], rel=1e-4)
+
+
 @pytest.mark.parametrize("only", ["tensorflow"], indirect=True)
 def test_mirrored_strategy(only, results):
     (found,) = results(["mirrored"])
@@ -186,7 +214,7 @@ def test_mirrored_strategy(only, results):
 
 @pytest.mark.backend_independent
 def test_the_table_knows_every_model():
-    """Of each bundled preset all matrices of the blocks are cut, and the embedding if it can be."""
+    """Each bundled preset has all block matrices sharded, and the embedding if possible."""
     seen = set()
     for path in sorted((ROOT / "presets").glob("*/config.json")):
         values = json.loads(path.read_text(encoding="utf-8"))["backbone"]

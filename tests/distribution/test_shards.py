@@ -80,7 +80,10 @@ def test_epochs_go_on():
     [
         (([1, 2], 0, 2), "must be a keras.utils.PyDataset, received list"),
         ((None, 2, 2), "`index` must be an integer from 0 to 1, received 2"),
-        ((None, 1, None), "Give `index` and `count`, or neither; received index=1, count=None"),
+        (
+            (None, 1, None),
+            "Give both `index` and `count`, or neither; received index=1, count=None",
+        ),
     ],
 )
 def test_bad_shares(arguments, message):

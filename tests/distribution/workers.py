@@ -1,10 +1,12 @@
-"""What runs in processes of its own: devices must be there before a backend starts.
+"""Programs for processes of their own: devices must exist before a backend starts.
 
 workers.py NAME ARGUMENTS... prints one line of JSON in the end.
 """
 
+import contextlib
 import hashlib
 import json
+import os
 import sys
 from pathlib import Path
 
@@ -15,6 +17,8 @@ import keras_transformer as kt
 from keras_transformer.data import BucketedDataset
 from tests.distribution.models import Batches, config, losses, make
 
+# Whether the processes take a GPU each: `make test-gpu DEVICES=2`.
+ON_GPUS = "ON_GPUS" in os.environ
 # All for one of them: compiling is nearly all of the time.
 MESHES = {
     "encoder": [(2, 4)],
@@ -35,7 +39,7 @@ def odd(kind: str = "decoder") -> list[float]:
 
 
 def adversarial() -> list[float]:
-    """Of a classifier whose losses have a gradient within."""
+    """Return losses of a classifier whose losses have a gradient within."""
     keras.utils.set_random_seed(0)
     random = np.random.default_rng(0)
     x, y = {"token_ids": random.integers(0, 64, (8, 6))}, random.integers(0, 2, 8)
@@ -80,7 +84,7 @@ def eight_devices(folder: str) -> dict:
 
 
 def shards(task) -> list:
-    """Of weights and optimizer states: path, shape, bytes on each device."""
+    """Return of weights and optimizer states the path, shape, and bytes on each device."""
     return [
         [v.path, list(v.shape), [shard.data.nbytes for shard in v.value.addressable_shards]]
         for v in (*task.trainable_variables, *task.optimizer.variables)
@@ -123,7 +127,7 @@ def memory_of_loss() -> dict:
 
 
 def errors() -> dict:
-    """What is said of meshes that do not go."""
+    """Return the errors of meshes that do not work."""
     distribution = kt.distribution
     mesh = distribution.device_mesh
 
@@ -178,7 +182,7 @@ def jax_processes(rank: str, port: str, folder: str) -> dict:
 
 
 def of_a_mesh(data: int, folder: Path) -> dict:
-    """What a process does with its share of a mesh."""
+    """Run the part of a process of a mesh."""
     sizes = {"vocabulary_size": 62} if data == 2 else {}
     odd_rows = 5 if data == 2 else 8
     shard = kt.distribution.shard_of(Batches("decoder", **sizes, odd_rows=odd_rows))
@@ -198,9 +202,13 @@ def torch_one() -> dict:
 
 def torch_process(rank: str, store: str) -> dict:
     """One of two processes on PyTorch, with unequal numbers of tokens and of rows."""
+    import torch
     from torch import distributed
 
-    distributed.init_process_group("gloo", f"file://{store}", rank=int(rank), world_size=2)
+    library = "nccl" if ON_GPUS else "gloo"
+    if ON_GPUS:
+        torch.cuda.set_device(int(rank))
+    distributed.init_process_group(library, f"file://{store}", rank=int(rank), world_size=2)
     task = make("encoder", vocabulary_size=62)  # with a pooler that the task does without
     kt.distribution.data_parallel(task)
     shard = kt.distribution.shard_of(Batches("encoder", 62, odd_rows=5))
@@ -221,7 +229,7 @@ def mirrored() -> dict:
     with tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"]).scope():
         task = make("decoder")
     found["two"] = losses(task, Batches("decoder"))
-    # Keras looks at a batch before it trains: that is no epoch of a dataset that counts them.
+    # Keras looks at a batch before it trains: this does not count as an epoch of the dataset.
     x, y, weights = Batches("decoder")[0]
     rows = {"ids": [[1]] * 16}
     dataset = BucketedDataset(rows, lambda arrays, masks: (x, y, weights), batch_size=8)
@@ -229,10 +237,33 @@ def mirrored() -> dict:
     return found | {"epochs": dataset.epoch}
 
 
-if __name__ == "__main__":
+def two_gpus() -> dict:
+    """Meshes of two GPUs on JAX, and one."""
+    found = {}
+    for kind in MESHES:
+        found[kind] = {"1x1": losses(make(kind), Batches(kind))}
+        for data, model in ((2, 1), (1, 2)):
+            with under(data, model):
+                found[kind][f"{data}x{model}"] = losses(make(kind), Batches(kind))
+    return found
+
+
+def run(name: str, *arguments: str) -> dict:
+    """Call a function of this file, on the CPU unless GPUs are asked for."""
+    if ON_GPUS:
+        kt.use_exact_float32()
+        return globals()[name](*arguments)
     if keras.backend.backend() == "jax":  # compiling is nearly all of the time
         import jax
 
+        jax.config.update("jax_platforms", "cpu")
         jax.config.update("jax_disable_most_optimizations", True)
-    result = globals()[sys.argv[1]](*sys.argv[2:])
+    # Of PyTorch the default device is known before.
+    scope = keras.device("cpu") if keras.backend.backend() == "torch" else contextlib.nullcontext()
+    with scope:
+        return globals()[name](*arguments)
+
+
+if __name__ == "__main__":
+    result = run(*sys.argv[1:])
     print("\n" + json.dumps(result), flush=True)

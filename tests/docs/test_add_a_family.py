@@ -10,11 +10,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from keras_transformer import TextClassifier, TransformerConfig
+from keras_transformer import TextClassifier
 from keras_transformer.checkpoints import variable_shapes
 from keras_transformer.checkpoints.families import FAMILIES
+from keras_transformer.config import OPTIONS
 from tests.checkpoints import families, test_families
-from tests.test_docstrings import FENCE
+from tests.fences import FENCE
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
@@ -133,6 +134,6 @@ def test_the_page_names_every_value_that_changes_an_architecture():
     from tests.docs.test_families_page import NUMBERS as numbers
 
     table = PAGE.read_text(encoding="utf-8").split("## Does it fit?")[1].split("## The file")[0]
-    values = set(TransformerConfig.__dataclass_fields__) - numbers | {"head_dim", "rotary_base"}
+    values = set(OPTIONS) - numbers | {"head_dim", "rotary_base"}
     said = {"kind", "sinusoidal_interleaved", "relative_num_buckets"}
     assert {name for name in values - said if f"`{name}" not in table} == set()

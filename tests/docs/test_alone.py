@@ -4,18 +4,17 @@ import ast
 import importlib.util
 import json
 import re
-import textwrap
 from pathlib import Path
 
 import pytest
 
 from tests.environments import ROOT, run
-from tests.test_docstrings import FENCE, documented
+from tests.fences import blocks_of_pages, codes
+from tests.test_docstrings import documented
 
 pytestmark = pytest.mark.one_backend
 
 SECONDS = 1800
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 EXAMPLES = sorted(path for path in (ROOT / "examples").glob("*.py"))
 HELPERS = (
     "baselines.py",
@@ -28,20 +27,11 @@ HELPERS = (
 )  # what examples import
 
 
-def blocks_of_pages():
-    """(name, code) of every example of a page that is run."""
-    for page in PAGES:
-        text = page.read_text(encoding="utf-8")
-        blocks = [match for match in FENCE.finditer(text) if not match["skip"]]
-        for number, match in enumerate(blocks, 1):
-            yield f"{page.name}-{number}", textwrap.dedent(match["code"])
-
-
 BLOCKS = dict(blocks_of_pages())
 
 
 def first_of_keras(code):
-    """Which of Keras and this package a program imports first, None for neither."""
+    """Return which of Keras and this package a program imports first, None if neither."""
     found = []
     for node in ast.walk(ast.parse(code)):
         names = []
@@ -60,24 +50,23 @@ def test_the_package_is_imported_before_keras():
     """It picks a backend that is there; Keras alone takes TensorFlow."""
     assert first_of_keras("import os\nimport keras\nimport keras_transformer") == "keras"
     assert first_of_keras("from keras import ops\nimport keras_transformer") == "keras"
-    codes = dict(BLOCKS)
+    programs = dict(BLOCKS)
     for name, doc in documented():
-        for number, match in enumerate(FENCE.finditer(doc or "")):
-            codes[f"{name}-{number}"] = textwrap.dedent(match["code"])
+        programs |= {f"{name}-{number}": code for number, code in enumerate(codes(doc or ""))}
     for path in EXAMPLES:
-        codes[path.name] = path.read_text(encoding="utf-8")
-    assert len(codes) > 150
+        programs[path.name] = path.read_text(encoding="utf-8")
+    assert len(programs) > 150
     helper = "examples/example_data.py imports Keras in a function, when an example is running"
-    wrong = [name for name, code in codes.items() if first_of_keras(code) == "keras"]
+    wrong = [name for name, code in programs.items() if first_of_keras(code) == "keras"]
     assert wrong == ["example_data.py"], helper
-    tree = ast.parse(codes["example_data.py"])
+    tree = ast.parse(programs["example_data.py"])
     assert not any(isinstance(node, ast.Import | ast.ImportFrom) and
                    "keras" in ast.unparse(node) for node in tree.body)  # fmt: skip
 
 
 @pytest.fixture(scope="module")
 def results(request, alone, backend, tmp_path_factory):
-    """What went wrong with each example of a page, and with each example's --help."""
+    """Return the errors of each example of a page, and of each example's --help."""
     wanted = [
         next(iter(item.callspec.params.values()))
         for item in request.session.items
@@ -95,7 +84,7 @@ def results(request, alone, backend, tmp_path_factory):
     chosen, found = json.loads(done.stdout.splitlines()[-1])
     assert chosen == backend
     if backend != "tensorflow":  # else Keras's own choice
-        assert f"TensorFlow is not installed: using {backend}." in done.stderr
+        assert f"TensorFlow is not installed: {backend} is used." in done.stderr
     return found
 
 

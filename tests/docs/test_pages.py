@@ -1,6 +1,6 @@
 """The pages for those who come from elsewhere: what they say of the other libraries, and links.
 
-The examples of this library are run by test_alone.py. Those of the others, in blocks
+The examples of this library are run by test_alone.py. Examples of other libraries, in blocks
 that begin with `py`, need their packages and a network: here their names are looked up.
 """
 
@@ -13,7 +13,7 @@ import pytest
 
 import keras_transformer as kt
 from keras_transformer.checkpoints.families import FAMILIES
-from tests.test_docstrings import FENCE
+from tests.fences import FENCE
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGES = {path.name: path.read_text(encoding="utf-8") for path in sorted(DOCS.glob("*.md"))}
@@ -123,7 +123,8 @@ def test_links_lead_somewhere():
             path, _, anchor = target.partition("#")
             assert not path or (DOCS / path).exists(), (page, target)
             if anchor:
-                headings = re.findall(r"^#+ (.*)$", PAGES[path or page], re.MULTILINE)
+                text_there = (DOCS / (path or page)).read_text(encoding="utf-8")
+                headings = re.findall(r"^#+ (.*)$", text_there, re.MULTILINE)
                 anchors = [re.sub(r"[^\w -]", "", h.lower()).replace(" ", "-") for h in headings]
                 assert anchor in anchors, (page, target)
 

@@ -3,6 +3,7 @@
 What MkDocs says of it is seen where it is installed: `make docs` does that. The rest needs nothing.
 """
 
+import ast
 import importlib
 import importlib.util
 import inspect
@@ -17,9 +18,9 @@ import pytest
 import yaml
 
 import keras_transformer as kt
-from keras_transformer import kerashub_names, transformers_names
 from keras_transformer.checkpoints import load_config
 from keras_transformer.config import OPTIONS
+from keras_transformer.support.foreign_names import tables
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -115,7 +116,9 @@ def test_the_table_of_presets(site):
 
 def test_the_names_of_others(site):
     text = site.generated()["names_of_others.md"]
-    for names in (kerashub_names.OPTIONS, transformers_names.OPTIONS, transformers_names.CLASSES):
+    known = tables()
+    options = known["options"]
+    for names in (options["KerasHub"], options["Transformers"], known["classes"]):
         for theirs, ours in names.items():
             assert f"| `{theirs}` | {ours} |" in text
     assert "| `BeamSampler` | `BeamSearch` | name of `kt.generation` | KerasHub |" in text
@@ -165,6 +168,33 @@ def test_links_of_all_pages(page):
             assert anchor in anchors(to.read_text(encoding="utf-8")), (page, target)
 
 
+MAP = PAGES["design.md"].read_text(encoding="utf-8")
+PLACES = re.findall(r"^\| [^|*]+ \| `([^`]+)` \| `([^`]+)` \|$", MAP, re.MULTILINE)
+
+
+def definitions(text):
+    """The names that a module defines at any depth: classes, functions, values."""
+    found = set()
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.ClassDef | ast.FunctionDef):
+            found.add(node.name)
+        elif isinstance(node, ast.Assign):
+            found |= {target.id for target in node.targets if isinstance(target, ast.Name)}
+    return found
+
+
+def test_the_map_leads_to_what_it_names():
+    """Each file of the design page exists, and defines the name that the page looks for in it."""
+    package, floors = ROOT / "keras_transformer", MAP.split("\n## Floors")[1].split("\n## ")[0]
+    assert len(PLACES) > 70 and len(MAP.splitlines()) <= 400
+    for name, wanted in PLACES:
+        assert wanted in definitions((package / name).read_text(encoding="utf-8")), (name, wanted)
+    for name in set(re.findall(r"[\w/]+\.py\b", MAP)):
+        assert (package / name).exists() or (package / "layers/stems" / name).exists(), name
+    folders = {path.parent.name for path in package.glob("*/__init__.py")}
+    assert {name for name in folders if f"`{name}/`" not in floors} == set()
+
+
 def test_nothing_is_fetched_when_a_page_is_read(settings):
     assert settings["theme"]["font"] is False and "offline" in settings["plugins"]
     for path in (*DOCS.glob("assets/*.js"), *DOCS.glob("assets/*.css")):
@@ -196,7 +226,7 @@ def test_the_site_as_it_is_built(built, site):
         text = at.read_text(encoding="utf-8")
         assert not re.search(r'<(script|img|iframe)[^>]* src="https?:', text), page
         assert not re.search(r'<link[^>]* rel="?stylesheet[^>]* href="?https?:', text), page
-    config = (built / "reference" / "models.html").read_text(encoding="utf-8")
+    config = (built / "reference" / "config.html").read_text(encoding="utf-8")
     assert 'id="keras_transformer.TransformerConfig"' in config and "{options}" not in config
     layers = (built / "reference" / "layers.html").read_text(encoding="utf-8")
     assert "<li><strong><code>encoder_states</code></strong>" in re.sub(r"</?p>\s*", "", layers)
@@ -206,7 +236,7 @@ def test_the_site_as_it_is_built(built, site):
 
 
 def opened(path, query, home):
-    """What a browser has of a page of the site on the disk, once its scripts have run."""
+    """Return the text of a page of the site on the disk in a browser, after its scripts ran."""
     chromium = shutil.which("chromium") or shutil.which("google-chrome")
     if chromium is None:
         pytest.skip("needs Chromium: `apt-get install chromium`")
@@ -236,7 +266,7 @@ def test_the_filters_in_a_browser(built, tmp_path):
 
 
 def test_the_search_in_a_browser(built, tmp_path):
-    """Of files on a disk, without a server."""
+    """Search files on a disk, without a server."""
     text = opened(built / "index.html", "q=BeamSearch", tmp_path)
     found = re.findall(r'href="([^"]*)" class="md-search-result__link', text)
     assert any("reference/generation.html" in link for link in found)

@@ -1,4 +1,4 @@
-"""What the tests of examples share: an example as a user starts it, in an empty folder."""
+"""Shared code of the tests of examples: an example as a user starts it, in an empty folder."""
 
 import re
 from pathlib import Path

@@ -27,7 +27,7 @@ def test_to_text_and_back(chorales):
     assert text.startswith(". S72 A67 T64 B48 S72") and text.count(".") == 3
     assert chorales.from_text(text) == PIECE
     assert chorales.from_text(". S72 A67 T64 B48 S74") == [[72, 67, 64, 48], [74, 67, 64, 48]]
-    with pytest.raises(ValueError, match="'S99' is no note"):
+    with pytest.raises(ValueError, match="'S99' must be a note"):
         chorales.from_text(". S99")
 
 

@@ -62,7 +62,7 @@ def test_translation(run):
 
 
 def test_recall(run, tmp_path):
-    """What stood one place before is learned at once by those that can carry it."""
+    """Models that can carry the previous symbol learn to recall it at once."""
     models = "--models=RNN,attention"
     flags = ["--what=recall", models, "--steps=60", "--distances=1,20", "--batch_size=64"]
     printed = run("comparison", *flags, "--output=recall.png")

@@ -79,7 +79,9 @@ def test_music(run, tmp_path):
     assert (tmp_path / "new.mid").read_bytes()[:4] == b"MThd"
     assert (tmp_path / "new.wav").stat().st_size > 10_000
     assert Image.open(tmp_path / "new.png").size > (1000, 300)
-    assert "--chorale is from 0 to 75" in run("music", "--preset=small", "--chorale=76", code=1)
+    assert "--chorale must be from 0 to 75" in run(
+        "music", "--preset=small", "--chorale=76", code=1
+    )
 
 
 def test_speech(run, tmp_path):

@@ -31,7 +31,7 @@ def made(tokens=("the", "cat", "sat"), layers=2, heads=3, dim=4, seed=0, **field
 def explanation():
     lens = tuple(tuple((("a", 0.6), ("b", 0.2)) for _ in range(3)) for _ in range(3))
     return made(
-        likeliest=lens,
+        logit_lens=lens,
         saliency=np.array([0.5, -0.25, 0.0], "float32"),
         target="the logit of 'good'",
     )

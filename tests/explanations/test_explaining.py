@@ -1,11 +1,11 @@
-"""What a task saw: the arrays of `explain` are those of the pass that gives its outputs."""
+"""The arrays of `explain` are the arrays of the pass that gives a task's outputs."""
 
 import keras
 import numpy as np
 import pytest
 
 import keras_transformer as kt
-from keras_transformer.checkpoints.safetensors_io import to_numpy
+from keras_transformer.checkpoints.weights.safetensors_io import to_numpy
 from tests.tasks import common, images, series
 from tests.tasks.test_media_tables import captioner
 
@@ -36,7 +36,7 @@ def test_a_classifier():
     for name in ("queries", "keys"):
         assert_near(explanation.vectors[name], np.stack([to_numpy(x)[0] for x in found[name]]))
     rows_sum(explanation.attention)
-    assert explanation.labels == ("0", "1", "2") and explanation.likeliest is None
+    assert explanation.labels == ("0", "1", "2") and explanation.logit_lens is None
     pair = (explanation.vectors[name] for name in ("queries", "keys"))
     scores = np.einsum("lhqd,lhkd->lhqk", *pair) / np.sqrt(8)
     assert_near(explanation.attention, np.exp(scores) / np.exp(scores).sum(-1, keepdims=True))
@@ -60,10 +60,10 @@ def test_texts_and_pairs_and_arrays():
 def test_lens_of_a_language_model():
     task = common.language_model(num_layers=3, normalize_first=True)
     explanation = task.explain("two dogs run")
-    ids = task._prompt_ids("two dogs run")[0][0]
+    ids = task.generator.prompt_ids("two dogs run")[0][0]
     logits = np.asarray(task.predict({"token_ids": np.array([ids])}, verbose=0))[0]
     shares = np.exp(logits) / np.exp(logits).sum(-1, keepdims=True)
-    lens = explanation.likeliest
+    lens = explanation.logit_lens
     assert (len(lens), len(lens[0]), len(lens[0][0])) == (4, len(ids), 5)
     for place, best in enumerate(lens[-1]):
         assert best[0][1] == pytest.approx(shares[place].max(), abs=1e-5)
@@ -82,7 +82,7 @@ def test_steps_of_writing():
     task = common.language_model(num_layers=2)
     made = task.generate("two dogs", max_new_tokens=4, explain=True)
     explanation = made.explanation
-    prompt = task._prompt_ids("two dogs")[0][0]
+    prompt = task.generator.prompt_ids("two dogs")[0][0]
     names = kt.explanations.readable_tokens(made.token_ids, task.tokenizer)
     assert explanation.next_tokens[len(prompt) - 1 :][: len(names)] == names
     assert explanation.text == made.text
@@ -177,7 +177,7 @@ def test_entropy_and_rollout():
     expected = -(shares * np.log(shares)).sum(-1).mean(-1)
     assert_near(explanation.entropy(), expected)
     np.testing.assert_allclose(explanation.rollout().sum(-1), 1, atol=1e-6)
-    with pytest.raises(ValueError, match="of self-attention"):
+    with pytest.raises(ValueError, match="needs self-attention"):
         kt.explanations.rollout(np.ones((1, 1, 2, 3)))
 
 
@@ -191,6 +191,11 @@ def test_what_it_says():
     assert "TextClassifier" in repr(explanation)
     with pytest.raises(ValueError, match="'nobody' is not there"):
         explanation.attended("nobody")
+    for wrong in (99, 1.5, True, None):
+        with pytest.raises(ValueError, match="give a token or its index, received"):
+            explanation.attended(wrong)
+        with pytest.raises(ValueError, match="give a token or its index, received"):
+            explanation.place(wrong)
     with pytest.raises(ValueError, match="`view`"):
         explanation.view("cross_attention")
 
@@ -200,10 +205,10 @@ def test_wrong_arguments():
     task = common.classifier(labels=["bad", "good"])
     for options, said in (
         ({"saliency": "lime"}, "saliency"),
-        ({"target": 1}, "are of attributions"),
+        ({"target": 1}, "are for attributions"),
         ({"saliency": "gradient_x_input", "target": "great"}, "target"),
         ({"saliency": "gradient_x_input", "target": 2}, "target"),
-        ({"saliency": "gradient_x_input", "position": 1}, "has outputs for an input"),
+        ({"saliency": "gradient_x_input", "position": 1}, "has outputs for each input"),
         ({"saliency": "integrated_gradients", "steps": 0}, "steps"),
         ({"top_k": 0}, "top_k"),
     ):

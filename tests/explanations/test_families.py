@@ -85,7 +85,7 @@ def test_same_attention_and_states(tmp_path, model_type, number):
         layers = [x.numpy() for x in getattr(expected, theirs_name) or ()]
         if model_type == "opt" and layers[-1].shape != layers[0].shape:
             layers.pop()  # Theirs is projected to the width of the embeddings.
-        if "attention" in name and not layers:  # of BigBird's blocks there are none
+        if "attention" in name and not layers:  # BigBird's blocks give none
             assert sides[0].block_size is not None or not gives_attention
             continue
         for row, explanation in enumerate(found):

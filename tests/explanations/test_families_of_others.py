@@ -1,4 +1,4 @@
-"""Likewise of images, sound and series: the attention of each family and that of Transformers."""
+"""Attention of each family of images, sound and series equals that of Transformers."""
 
 import numpy as np
 import pytest
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.one_backend
 
 
 def theirs_of(reference, given):
-    """What they give with all that is within, by eager attention."""
+    """Return their outputs with all inner states, by eager attention."""
     reference.set_attn_implementation("eager")
     with torch.no_grad():
         return reference(**given, output_attentions=True, output_hidden_states=True)

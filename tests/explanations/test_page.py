@@ -80,7 +80,7 @@ def test_chosen_layers_and_files(tmp_path, explanation):
 
 
 def in_browser(page, script, folder):
-    """What a script finds on a page in Chromium, a JSON value."""
+    """Run a script on a page in Chromium and return its result, a JSON value."""
     browser = next(filter(None, map(shutil.which, ("chromium", "chromium-browser"))), None)
     if browser is None:
         pytest.skip("needs Chromium: apt-get install chromium")
@@ -134,7 +134,7 @@ def test_in_a_browser(tmp_path, explanation):
 
 
 def test_a_hostile_text_in_a_browser(tmp_path):
-    page = made(HOSTILE, likeliest=tuple(tuple(((t, 0.5),) for t in HOSTILE) for _ in range(3)))
+    page = made(HOSTILE, logit_lens=tuple(tuple(((t, 0.5),) for t in HOSTILE) for _ in range(3)))
     found = in_browser(
         page.to_html(),
         """

@@ -1,11 +1,11 @@
-"""What each token adds: gradients of all backends, and the sum that integrated gradients have."""
+"""Saliency of each token: gradients of all backends, and the sum of integrated gradients."""
 
 import keras
 import numpy as np
 import pytest
 
 import keras_transformer as kt
-from keras_transformer.checkpoints.safetensors_io import to_numpy
+from keras_transformer.checkpoints.weights.safetensors_io import to_numpy
 from tests.tasks import common, duals
 
 TEXT = "a warm and funny film"
@@ -49,12 +49,11 @@ def test_gradient_times_input():
 
 
 def test_the_same_as_captum():
-    torch = pytest.importorskip("torch")
     captum = pytest.importorskip("captum.attr", reason="pip install --no-deps captum")
     if keras.backend.backend() != "torch":
         pytest.skip("captum is of PyTorch")
     task = common.classifier(num_classes=3)
-    ids = torch.tensor([task.tokenizer.encode(TEXT)], dtype=torch.int32)
+    ids = keras.ops.convert_to_tensor([task.tokenizer.encode(TEXT)], "int32")
     embedded = task.backbone.token_embedding(ids).detach()
 
     def outputs(embedded):
@@ -63,10 +62,12 @@ def test_the_same_as_captum():
 
     theirs = captum.IntegratedGradients(outputs).attribute(embedded, target=2, n_steps=40)
     own = task.explain(TEXT, saliency="integrated_gradients", target=2, steps=40)
-    np.testing.assert_allclose(own.saliency, theirs[0].sum(-1).detach().numpy(), atol=1e-5)
+    expected = keras.ops.convert_to_numpy(theirs[0].sum(-1))
+    np.testing.assert_allclose(own.saliency, expected, atol=1e-5)
     theirs = captum.InputXGradient(outputs).attribute(embedded.requires_grad_(), target=2)
     own = task.explain(TEXT, saliency="gradient_x_input", target=2)
-    np.testing.assert_allclose(own.saliency, theirs[0].sum(-1).detach().numpy(), atol=1e-5)
+    expected = keras.ops.convert_to_numpy(theirs[0].sum(-1))
+    np.testing.assert_allclose(own.saliency, expected, atol=1e-5)
 
 
 def test_a_written_text():
@@ -94,7 +95,7 @@ def test_baselines():
     """At zero a norm jumps where nothing is added to the embeddings: it is their mean then."""
     task = common.language_model(num_layers=2, position="rotary", normalize_first=True)
     options = {"saliency": "integrated_gradients", "target": 7, "steps": 200}
-    ids = np.array([task._prompt_ids("two dogs run")[0][0]], "int32")
+    ids = np.array([task.generator.prompt_ids("two dogs run")[0][0]], "int32")
     table = to_numpy(task.backbone.token_embedding(np.arange(task.tokenizer.vocabulary_size)))
 
     def output(row):
@@ -108,7 +109,7 @@ def test_baselines():
         assert missed == pytest.approx(explanation.gap, abs=1e-3) and abs(missed) < 5e-2
     with pytest.raises(ValueError, match="baseline"):
         task.explain("two dogs", baseline=10**6, **options)
-    with pytest.raises(ValueError, match="`baseline` is of saliency"):
+    with pytest.raises(ValueError, match="`baseline` is for saliency"):
         task.explain("two dogs", baseline="mean")
 
 

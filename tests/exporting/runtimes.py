@@ -1,4 +1,4 @@
-"""What runs exported graphs: arrays by name in and out, and the loop that decodes."""
+"""Runtimes of exported graphs: arrays by name in and out, and the loop that decodes."""
 
 import ast
 import importlib.util

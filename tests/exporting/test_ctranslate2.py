@@ -204,7 +204,7 @@ def test_each_backend_writes_the_same_model(tmp_path):
 @pytest.mark.parametrize("name", REFUSED)
 def test_a_value_without_a_word_is_named(tmp_path, name):
     backbone = model("decoder", {**ROTARY, "normalize_first": False, **REFUSED[name]})
-    with pytest.raises(ValueError, match=f"no word for {name}=.*onnx"):
+    with pytest.raises(ValueError, match=f"no equivalent of {name}=.*onnx"):
         kt.export(backbone, tmp_path / "there", format="ctranslate2")
     assert not (tmp_path / "there").exists()
 

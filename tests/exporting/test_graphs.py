@@ -30,7 +30,7 @@ SMALL = {
     "max_sequence_length": 64,
 }
 DECODERS = {
-    "learned": {"position": "learned"},
+    "learned": {"position": "learned", "num_layers": 2},
     "grouped": {"position": "rotary", "num_key_value_heads": 2, "normalization": "rms_norm"},
     "window": {"position": "rotary", "window": 4},
     "alibi": {"position": "alibi"},
@@ -92,7 +92,7 @@ def arrays_of(task, texts):
 
 @pytest.mark.parametrize("format", ["onnx", "openvino", "pt2"])
 def test_a_classifier_of_any_number_and_length(format, classifier, classifiers, loop):
-    """What was not traced too: one row, one token, as many as fit."""
+    """Try sizes that were not traced too: one row, one token, as many as fit."""
     folder = classifiers(format)
     said = json.loads((folder / "export.json").read_text())
     assert said["labels"] == ["bad", "good"] and said["format"] == format
@@ -189,12 +189,10 @@ def test_speech(loop, tmp_path):
     np.testing.assert_allclose(found["logits"], ours, atol=1e-4)
 
 
-def test_names_are_those_of_optimum(tmp_path):
+def test_names_are_those_of_optimum(decoders):
     import onnx
 
-    config = kt.TransformerConfig(kind="decoder", position="learned", **SMALL | {"num_layers": 2})
-    kt.export(kt.models.Decoder(config), tmp_path / "lm")
-    graph = onnx.load(tmp_path / "lm" / "model.onnx").graph
+    graph = onnx.load(decoders("learned")[1] / "model.onnx").graph
     caches = [f"{i}.{part}" for i in range(2) for part in ("key", "value")]
     assert [x.name for x in graph.input] == [
         "input_ids", "attention_mask", "position_ids", *(f"past_key_values.{x}" for x in caches)
@@ -266,14 +264,21 @@ def test_what_cannot_be_exported_says_why(tmp_path):
             kt.export(model, tmp_path / directory, **options)
         assert not (tmp_path / "out").exists()
 
-    refused("no format 'onx' to export to. Known are: 'onnx', 'openvino'", format="onx")
+    refused("no format 'onx' to export to. Known formats: 'onnx', 'openvino'", format="onx")
     refused("has no option 'quantisation'. Did you mean 'quantization'", quantisation="int8")
     refused("`quantization` must be", quantization="int3")
     refused("must be a task or a backbone", model=keras.layers.Dense(1))
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.txt").write_text("all of it")
     refused("holds files that no export wrote, such as 'thesis.txt'", directory="mine")
-    dual = kt.Backbone.from_preset("clip_vit_base_patch32", load_weights=False, num_layers=1)
+    dual = kt.models.build_backbone(kt.TransformerConfig(
+        kind="dual", position="learned", vector_dim=8, **SMALL,
+        encoder={
+            "vocabulary_size": 0, "vector_pooling": "first",
+            "stem": {"kind": "patches", "image_size": [8, 8], "patch_size": 4},
+        },
+        decoder={"vector_pooling": "end", "vector_end_id": 3},
+    ))  # fmt: skip
     refused("takes models of kind 'encoder', 'decoder', 'seq2seq'", model=dual)
     classifier = kt.TextClassifier(encoder, num_classes=2)
     classifier.enable_lora(rank=2)

@@ -1,5 +1,7 @@
 """Each format takes each kind of model, or says why not: what docs/export.md has as a table."""
 
+import functools
+
 import keras
 import numpy as np
 import pytest
@@ -31,10 +33,16 @@ def loop():
     return reference()
 
 
+@pytest.fixture(scope="module")
+def task_of():
+    """The model of a kind, the same for each format."""
+    return functools.cache(made)
+
+
 @pytest.mark.parametrize(("format", "kind"), [*formats_and_kinds()])
-def test_graphs(format, kind, loop, tmp_path):
+def test_graphs(format, kind, loop, task_of, tmp_path):
     """Numbers as here, or token for token, of numbers of rows and lengths that were not traced."""
-    task, folder = made(kind), tmp_path / "out"
+    task, folder = task_of(kind), tmp_path / "out"
     kt.export(task, folder, format=format)
     if kind in WRITERS:
         ours = task.generate(PROMPTS, max_new_tokens=9, sampler="greedy")
@@ -51,11 +59,11 @@ def test_graphs(format, kind, loop, tmp_path):
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.one_backend
-def test_ctranslate2(kind, tmp_path):
-    """What it gives is compared in test_ctranslate2.py."""
+def test_ctranslate2(kind, task_of, tmp_path):
+    """Check that it loads; test_ctranslate2.py compares its outputs."""
     import ctranslate2
 
-    task = made(kind)
+    task = task_of(kind)
     if refused := REFUSED.get(("ctranslate2", kind)):
         with pytest.raises(ValueError, match=refused):
             kt.export(task, tmp_path / "out", format="ctranslate2")

@@ -42,7 +42,7 @@ print("\\n" + json.dumps(said, default=decode))
 
 
 def served(folder, texts):
-    """What a folder gives of texts, in this process."""
+    """Return the outputs of a folder for texts, in this process."""
     model = tf.saved_model.load(str(folder))  # whose functions need it
     found = model.serve(tf.constant(texts))
     return {name: x.numpy() for name, x in found.items()}
@@ -123,7 +123,9 @@ def test_a_text_that_is_too_long_or_empty(tmp_path):
     kt.export(task, tmp_path / "lm", format="saved_model", max_new_tokens=12)
     with pytest.raises(tf.errors.InvalidArgumentError, match="takes 16 tokens, new ones included"):
         served(tmp_path / "lm", ["a man rides a bike and two dogs run on the grass " * 3])
-    with pytest.raises(tf.errors.InvalidArgumentError, match="no token to go on from"):
+    with pytest.raises(
+        tf.errors.InvalidArgumentError, match="no tokens: there is nothing to continue"
+    ):
         served(tmp_path / "lm", ["a man", ""])
     # Where there is room for fewer than it may write it writes fewer.
     prompt = "a man rides a bike ."
@@ -134,7 +136,7 @@ def test_a_text_that_is_too_long_or_empty(tmp_path):
 
 @pytest.mark.each_backend
 def test_ids_where_a_graph_cannot_read_texts(tmp_path):
-    """Of which the process that converts tells too, where it is another one."""
+    """The converting process reports it, even if it is a separate one."""
     symbols = kt.Tokenizer.of_symbols("ACGT")
     backbone = kt.models.Decoder(config("decoder", symbols, position="rotary"))
     lm = kt.CausalLM(backbone, symbols)
@@ -153,7 +155,7 @@ def test_ids_where_a_graph_cannot_read_texts(tmp_path):
 def test_rules_of_a_checkpoint_are_told_of(tmp_path):
     task = language_model()
     task.backbone.generation_config = {"no_repeat_ngram_size": 2}
-    with pytest.warns(UserWarning, match="without the rules of the checkpoint"):
+    with pytest.warns(UserWarning, match="ignores the rules of the checkpoint"):
         kt.export(task, tmp_path / "lm", format="saved_model")
 
 

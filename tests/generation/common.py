@@ -1,4 +1,4 @@
-"""What the tests of generation share: small models with clear margins, and uncached logits."""
+"""Shared code of generation tests: small models with clear margins, and uncached logits."""
 
 import dataclasses
 from typing import Any, ClassVar, NamedTuple

@@ -86,7 +86,7 @@ def draws(backbone, sampler, prompts, copies, seed=0, batch_size=32, new=2):
 
 
 def logits_of(backbone, prompts, drawn):
-    """What the model gives at each place of what was drawn, `(prompts, copies, new, size)`."""
+    """Return the logits at each place of the drawn tokens, `(prompts, copies, new, size)`."""
     from tests.generation.common import uncached_logits
 
     count, copies, new = drawn.shape

@@ -1,4 +1,4 @@
-"""What samplers, rules, settings and calls of `generate` are given: refused, or taken as meant."""
+"""Arguments of samplers, rules, settings and `generate`: refused, or understood as meant."""
 
 import math
 
@@ -19,7 +19,7 @@ from keras_transformer.generation import (
     Settings,
     Speculative,
 )
-from keras_transformer.generation.logits import apply_temperature
+from keras_transformer.generation.samplers.samplers import apply_temperature
 from keras_transformer.generation.scheduler import Scheduler
 from tests.generation.common import decode, engine_inputs, make_backbone, make_prompts
 
@@ -131,8 +131,8 @@ def test_the_scheduler_and_the_engine(engine):
             Scheduler(engine, settings, None, **values)
     scheduler = Scheduler(engine, settings, None)
     for prompts, limits, message in (
-        ([], [], "`prompts` must be lists of ids"),
-        ([[3], []], [1, 1], "`prompts` must be lists of ids"),
+        ([], [], "`prompts` must be at least one list of ids"),
+        ([[3], []], [1, 1], "`prompts` must be at least one list of ids"),
         ([[3]], [1, 1], "`max_new_tokens` must have a limit for each of 1 prompts"),
         ([[3]], [0], r"`max_new_tokens\[0\]` must be an integer of at least 1"),
         ([[3]], [2**40], r"`max_new_tokens\[0\]` must be an integer from 1 to"),
@@ -148,7 +148,9 @@ def test_the_scheduler_and_the_engine(engine):
     with pytest.raises(ValueError, match="if and only if `inputs` hold negative prompts"):
         engine.generate(inputs, guided, 3)
     for negative in (None, [[3], []]):
-        with pytest.raises(ValueError, match="`negative_prompts` must have a list of ids"):
+        with pytest.raises(
+            ValueError, match="`negative_prompts` must have a non-empty list of ids"
+        ):
             Scheduler(engine, guided, None).run([[3], [4]], [1, 1], None, negative)
 
 
@@ -234,13 +236,13 @@ def test_arguments_of_generate(lm):
         ({"return_prompt": "no"}, "`return_prompt` must be True or False"),
         ({"verbose": "no"}, "`verbose` must be True or False"),
         ({"rules": {"min_new_tokens": 2}}, "`rules` must be"),
-        ({"sampler": Greedy}, r"`sampler` is the class Greedy: give an object of it, Greedy\(\)"),
+        ({"sampler": Greedy}, r"`sampler` is the class Greedy: give an instance, Greedy\(\)"),
         ({"sampler": Sampler()}, "Sampler does not say how tokens are chosen"),
         ({"sampler": "nucleus"}, "Unknown sampler 'nucleus'. It is 'top_p' here"),
         ({"sampler": "topk"}, "Did you mean 'top_k'"),
         ({"stop": 1.5}, "`stop` must be"),
         ({"stop": ["a", "\ud800"]}, "`stop` has half of a surrogate pair"),
-        ({"negative_prompts": "two"}, "led away from by `guidance_scale`: give one"),
+        ({"negative_prompts": "two"}, "need a `guidance_scale`, the strength"),
         (
             {"guidance_scale": 2, "negative_prompts": ["a", "b"]},
             "1 prompts and 2 `negative_prompts`",
@@ -270,9 +272,9 @@ def test_what_is_forced_fits_into_the_limit(lm):
         (size, {"rules": Rules(forced_prefix=ids, forced_end=7)}, f"force {size + 1} tokens"),
         (64, {"rules": Rules(forced_prefix=ids), "max_length": size + 1}, "raise `max_new_tokens`"),
         (4, {"rules": Rules(min_new_tokens=5)}, "`min_new_tokens` of the rules is 5, .* limit"),
-        (4, {"rules": Rules(forced_prefix=[3, end])}, f"has {end}, which ends a text"),
+        (4, {"rules": Rules(forced_prefix=[3, end])}, f"has {end}, which ends the text"),
         (size, {"rules": Rules(forced_prefix=ids), "stop": ["x", "two"]}, "has 'two', which ends"),
-        (4, {"rules": Rules(forced_prefix=[3]), "stop": [3]}, "has 3, which ends a text"),
+        (4, {"rules": Rules(forced_prefix=[3]), "stop": [3]}, "has 3, which ends the text"),
         (2, {"constraint": digits}, "shortest text of `constraint` has 3 tokens, and the limit is"),
         (9, {"constraint": digits, "rules": Rules(forced_prefix=letter)}, "No text of `const"),
         (9, {"rules": Rules(forced_prefix=letter, automaton=digits)}, "No text of `const"),

@@ -54,17 +54,17 @@ def close(actual, desired, atol=1e-5):
 
 
 def only(cache):
-    """The one space of slots of layers that see equally far back."""
-    (space,) = cache.spaces.values()
-    return space
+    """The one group of slots of layers that see equally far back."""
+    (group,) = cache.groups.values()
+    return group
 
 
-def filled(cache):
-    return ops.convert_to_numpy(only(cache).filled).tolist()
+def valid(cache):
+    return ops.convert_to_numpy(only(cache).valid).tolist()
 
 
-def in_use(cache):
-    (used,) = cache.in_use().values()
+def live_slots(cache):
+    (used,) = cache.live_slots().values()
     return ops.convert_to_numpy(used)
 
 
@@ -82,7 +82,7 @@ def test_pieces_give_what_the_whole_gives(model):
     whole = model({"token_ids": ids})
     close(np.concatenate([first, second, third], 1), whole)
     assert (int(only(cache).start), int(only(cache).end)) == (4, 6)
-    assert filled(cache) == [[[True] * 6 + [False] * 3]]
+    assert valid(cache) == [[[True] * 6 + [False] * 3]]
     assert (cache.rows, cache.branches, cache.slots) == (1, 1, 9)
 
 
@@ -108,7 +108,7 @@ def test_rows_of_different_lengths_keep_their_own_positions(model):
     last, cache = model({"token_ids": [[9], [10]]}, cache)
     assert ops.convert_to_numpy(cache.lengths).tolist() == [4, 2]
     assert ops.convert_to_numpy(only(cache).positions)[:, 3].tolist() == [3, 1]
-    assert filled(cache) == [
+    assert valid(cache) == [
         [[True, True, True, True, False]],
         [[True, False, False, True, False]],
     ]
@@ -129,14 +129,14 @@ def test_branches_part_and_continue_from_one(model, known):
     pasts = [[[5, 6, 3, 9], [5, 6, 3, 10]], [[7, 8, 11], [7, 8, 12]]]
     close(states, model.last(pasts))
     assert ops.convert_to_numpy(cache.lengths).tolist() == [4, 3]
-    # The first row's branches both go on as its second did; those of the other change places.
+    # Both branches of the first row continue its second; the other row's branches are swapped.
     keys = ops.convert_to_numpy(cache.layers[0]["self"][0])
-    cache = cache.continue_from(tensor([[1, 1], [1, 0]]))
+    cache = cache.reorder_branches(tensor([[1, 1], [1, 0]]))
     np.testing.assert_array_equal(ops.convert_to_numpy(cache.layers[0]["self"][0]), keys)
     states, cache = model({"token_ids": [[13, 14], [13, 14]]}, cache)
     pasts = [[[5, 6, 3, 10, 13], [5, 6, 3, 10, 14]], [[7, 8, 12, 13], [7, 8, 11, 14]]]
     close(states, model.last(pasts))
-    assert filled(cache)[0] == [
+    assert valid(cache)[0] == [
         [True] * 3 + [False, True, True, False, False],
         [True] * 3 + [False, True, False, True, False],
     ]
@@ -155,7 +155,7 @@ def test_branches_of_branches_and_compaction(name, request):
     compacted = 0
     for _ in range(8):
         if int(only(cache).end) + 3 > cache.slots:
-            used = in_use(cache)
+            used = live_slots(cache)
             cache = cache.compact()
             assert int(only(cache).end) == used.sum(axis=1).max()
             compacted += 1
@@ -167,7 +167,7 @@ def test_branches_of_branches_and_compaction(name, request):
         ]
         close(states, model.last(pasts), atol=2e-5)
         parents = random.integers(0, 3, (2, 3))
-        cache = cache.continue_from(tensor(parents))
+        cache = cache.reorder_branches(tensor(parents))
         pasts = [[past[i] for i in row] for past, row in zip(pasts, parents, strict=True)]
     assert compacted
 
@@ -179,11 +179,11 @@ def test_compaction_removes_padding_and_dead_branches(model):
     _, cache = model({"token_ids": ids, "padding_mask": mask}, cache)
     cache = cache.branch(2)
     _, cache = model({"token_ids": [[12, 13], [14, 15]]}, cache)
-    cache = cache.continue_from(tensor([[0, 0], [1, 0]]))
-    assert in_use(cache).sum(axis=1).tolist() == [6, 4]
+    cache = cache.reorder_branches(tensor([[0, 0], [1, 0]]))
+    assert live_slots(cache).sum(axis=1).tolist() == [6, 4]
     cache = cache.compact()
     assert (cache.slots, int(only(cache).end)) == (12, 6)
-    assert filled(cache) == [
+    assert valid(cache) == [
         [[True] * 6 + [False] * 6] * 2,
         [[True, True, False, True] + [False] * 8, [True, True, True] + [False] * 9],
     ]
@@ -274,14 +274,14 @@ def test_some_of_the_last_tokens_are_taken_back(model, known):
     _, cache = model({"token_ids": ids, "padding_mask": mask}, cache)
     cache = cache if known else cache.as_tensors()
     _, cache = model({"token_ids": [[11, 12, 13, 14]] * 3}, cache)
-    cache = cache.keep_first(tensor([3, 1, 0]), 4)
+    cache = cache.accept(tensor([3, 1, 0]), 4)
     assert int(only(cache).end) == 6
     assert ops.convert_to_numpy(cache.lengths).tolist() == [6, 3, 1]
     states, cache = model({"token_ids": [[15, 16]] * 3}, cache)
     pasts = [[5, 6, 7, 11, 12, 13], [8, 9, 11], [10]]
     close(states[:, 0], model.last([[*past, 15] for past in pasts]))
     close(states[:, 1], model.last([[*past, 15, 16] for past in pasts]))
-    cache = cache.keep_first(tensor([2, 0, 1]), 2)
+    cache = cache.accept(tensor([2, 0, 1]), 2)
     states, _ = model({"token_ids": [[17]] * 3}, cache)
     pasts = [[*pasts[0], 15, 16, 17], [*pasts[1], 17], [*pasts[2], 15, 17]]
     close(states[:, 0], model.last(pasts))

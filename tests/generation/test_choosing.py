@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from keras import ops
 
-from keras_transformer.generation.logits import broken
+from keras_transformer.generation.samplers.samplers import broken
 from keras_transformer.kernels import selection
 from keras_transformer.kernels.programs import compile_function
 from keras_transformer.kernels.selection import argmax, top_k

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from keras_transformer.generation.byte_automaton import compile_regex, compile_strings
-from keras_transformer.generation.constraints import Constraints, TokenAutomaton
+from keras_transformer.generation.constraints.byte_automaton import compile_regex, compile_strings
+from keras_transformer.generation.constraints.constraints import Constraints, TokenAutomaton
 from keras_transformer.tokenizers import Tokenizer
 from keras_transformer.tokenizers.pieces import token_bytes
 from tests.thorough import many
@@ -40,7 +40,7 @@ texts = st.text('abcyesnomb0129-é日本🙂🙃ßÉA. \n\t"\\{}:,#x]B', max_siz
 
 
 def run(automaton, classes):
-    """The state after some columns of the table, -1 if there is none."""
+    """Return the state after some columns of the table, -1 if there is no such state."""
     state = 0
     for each in classes:
         state = automaton.transitions[state, each]
@@ -236,5 +236,5 @@ def test_a_text_does_not_begin_within_a_word():
     (after,) = pattern.transitions[[0], pattern.token_classes[[0]]]
     allowed = pattern.transitions[after, pattern.token_classes] >= 0
     assert allowed.tolist() == [False, False, True, False, False]
-    with pytest.raises(ValueError, match="only spell it within a word"):
+    with pytest.raises(ValueError, match="allowed texts only within a word"):
         Constraints(vocabulary, never_first=[1, 2]).choices(["a"])

@@ -39,7 +39,7 @@ def padded(prefix, tokens):
 
 
 def states_and_probabilities(whole, kind, prompt, text):
-    """Of the decoder's own tokens the normalized states, and the last one's probabilities."""
+    """Return normalized states of the decoder's own tokens, and the last probabilities."""
     own = [START, *text] if kind == "seq2seq" else prompt + text
     inputs = padded("", own)
     if kind == "seq2seq":

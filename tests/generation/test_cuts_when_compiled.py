@@ -13,7 +13,7 @@ import pytest
 from keras import ops
 
 from keras_transformer.generation import Random
-from keras_transformer.generation.logits import draw
+from keras_transformer.generation.samplers.samplers import draw
 from keras_transformer.kernels.programs import compile_function
 from tests.generation.common import make_backbone, make_prompts, on_one
 from tests.generation.nuclei import chances, draws, logits_of, outside, sharper
@@ -56,7 +56,7 @@ def chi_square(found, expected, least=5):
 
 
 def test_equals_what_is_banned_and_what_has_no_number():
-    """What is left of rows with ties, with minus infinity, and with all but one token banned."""
+    """Keep the right tokens in rows with ties, with minus infinity, and all but one banned."""
     low = -1e30
     rows = [
         [1.0, 3.0, 3.0, 2.0, 2.0, -np.inf],

@@ -16,7 +16,9 @@ from keras import ops
 from keras_transformer.generation import BeamSearch, Engine, Greedy, Settings
 from keras_transformer.generation.cache import CACHE_DTYPES
 from keras_transformer.kernels import programs
-from keras_transformer.sizes import round_size, round_up
+from keras_transformer.kernels.device import Device
+from keras_transformer.kernels.programs import PROGRAMS
+from keras_transformer.support.sizes import round_rows, round_size
 from tests.generation.common import (
     END,
     PAD,
@@ -122,8 +124,23 @@ def test_rows_end_and_the_engine_stops(decoder):
     assert made.tolist() == [[step < length for step in range(16)] for length in lengths]
     inputs, settings = engine_inputs(decoder, prompts), Settings(Greedy(), None, ends, PAD)
     found, batch = decode(engine, inputs, settings, [16] * 4, steps=16)
-    assert int(batch.state.steps) == max(lengths) - 1  # the first token comes of the prompt
+    steps = int(batch.state.cache.groups[0].end) - inputs["token_ids"].shape[1]
+    assert steps == max(lengths) - 1  # the first token comes of the prompt
     assert found.counts[:, 0].tolist() == lengths
+
+
+@pytest.mark.one_backend("jax")
+def test_a_cache_that_is_small_for_a_gpu_is_made_at_once(decoder, monkeypatch):
+    """There is one program for prompts and one for all steps, in place of one for each size."""
+    prompts, made = make_prompts([3, 7]), []
+    for kind, memory in (("cpu", None), ("cuda", 80 * 2**30)):
+        place = Device("jax", kind, memory)
+        monkeypatch.setattr("keras_transformer.generation.engine.device", lambda place=place: place)
+        before = PROGRAMS.made
+        tokens = generate(Engine(decoder), prompts, Greedy(), 200, ())
+        made.append((PROGRAMS.made - before, tokens.tolist()))
+    assert [count for count, _ in made] == [8, 2]
+    assert made[0][1] == made[1][1]
 
 
 def test_fewer_tokens_are_a_beginning_of_more(decoder):
@@ -162,7 +179,7 @@ def test_similar_prompts_share_the_compiled_functions(decoder, monkeypatch):
     # Other prompts, ends that come sooner or later, other limits.
     assert calls([5, 3], 1, [16, 16]) == eager
     assert calls([4, 5], 2, [13, 4]) == eager
-    assert [round_up(size) for size in (1, 3, 8, 9, 17, 33, 65, 1025)] == [
+    assert [round_rows(size) for size in (1, 3, 8, 9, 17, 33, 65, 1025)] == [
         1, 4, 8, 16, 24, 48, 96, 1536,
     ]  # fmt: skip
 
@@ -210,8 +227,8 @@ def test_half_precision():
 
 def end(batch):
     """The next free slot."""
-    (space,) = batch.state.cache.spaces.values()
-    return int(space.end)
+    (group,) = batch.state.cache.groups.values()
+    return int(group.end)
 
 
 def test_a_window_shorter_than_the_output_keeps_the_cache_small():
@@ -235,11 +252,11 @@ def test_a_cache_grows_layer_by_layer_and_frees_each():
     backbone = make_backbone("decoder", num_layers=3)
     engine, inputs = Engine(backbone), engine_inputs(backbone, make_prompts([9, 5]))
     batch = engine.prefill(inputs, Settings(Greedy(), None, (), PAD), np.full((2,), 200, "int32"))
-    (space,) = batch.state.cache.spaces.values()
-    old = [weakref.ref(x) for layer in space.layers.values() for x in layer]
-    first = [np.array(ops.convert_to_numpy(keys[:, :, :9])) for keys, _ in space.layers.values()]
-    slots, there = space.slots, []
-    del space
+    (group,) = batch.state.cache.groups.values()
+    old = [weakref.ref(x) for layer in group.layers.values() for x in layer]
+    first = [np.array(ops.convert_to_numpy(keys[:, :, :9])) for keys, _ in group.layers.values()]
+    slots, there = group.slots, []
+    del group
     gc.collect()  # What Keras flattens is in a circle of functions.
     grow_layer = batch.compiled.grow_layer
 
@@ -250,10 +267,10 @@ def test_a_cache_grows_layer_by_layer_and_frees_each():
     batch.compiled.grow_layer = noted
     engine.make_room(batch, 100)
     assert there == [6, 4, 2] and all(ref() is None for ref in old)
-    (space,) = batch.state.cache.spaces.values()
-    assert space.slots > slots and list(space.layers) == [0, 1, 2]
-    for (keys, values), expected in zip(space.layers.values(), first, strict=True):
-        assert keys.shape == values.shape and keys.shape[2] == space.slots
+    (group,) = batch.state.cache.groups.values()
+    assert group.slots > slots and list(group.layers) == [0, 1, 2]
+    for (keys, values), expected in zip(group.layers.values(), first, strict=True):
+        assert keys.shape == values.shape and keys.shape[2] == group.slots
         np.testing.assert_array_equal(ops.convert_to_numpy(keys[:, :, :9]), expected)
 
 
@@ -365,7 +382,7 @@ def test_logits_that_are_not_numbers():
 
 
 def test_logits_of_minus_infinity_are_no_numbers():
-    """What a float16 model that overflows gives, as much as infinity."""
+    """A float16 model that overflows gives minus infinity, as well as infinity."""
     backbone = make_backbone("decoder")
     engine = Engine(backbone)
     logits = backbone.logits

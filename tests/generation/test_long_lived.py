@@ -20,7 +20,7 @@ from keras_transformer.generation import (
     Settings,
     Speculative,
 )
-from keras_transformer.generation.constraints import TokenAutomaton
+from keras_transformer.generation.constraints.constraints import TokenAutomaton
 from keras_transformer.generation.scheduler import Scheduler
 from keras_transformer.kernels.programs import PROGRAMS
 from tests.generation.common import PAD, make_backbone, make_prompts, on_one, uncached_greedy
@@ -72,7 +72,7 @@ def live():
 
 
 def test_programs_are_bounded_and_what_comes_back_is_the_same(backbone, greedy, monkeypatch):
-    monkeypatch.setattr(PROGRAMS, "most", PROGRAMS.lasting + 2)
+    monkeypatch.setattr(PROGRAMS, "most", PROGRAMS.unevictable + 2)
     engine, random = Engine(backbone), np.random.default_rng(1)
     settings = Settings(Greedy(), None, (), PAD)
     before, made = live(), PROGRAMS.made
@@ -109,11 +109,11 @@ def test_a_dropped_model_is_gone():
     run(engine, Settings(Greedy(), None, (), PAD), PROMPTS[:2], [3, 3])
     backbone = weakref.ref(engine.backbone)
     assert len(PROGRAMS) > before
-    lasting = PROGRAMS.lasting
+    unevictable = PROGRAMS.unevictable
     del engine
     gc.collect()
     assert backbone() is None
-    assert len(PROGRAMS) <= max(before, lasting) + 1
+    assert len(PROGRAMS) <= max(before, unevictable) + 1
 
 
 def test_a_dropped_task_that_was_fitted_is_gone():
@@ -133,8 +133,8 @@ def test_a_dropped_task_that_was_fitted_is_gone():
 
 
 def test_steps_of_keras_are_bounded_and_right(monkeypatch):
-    monkeypatch.setattr(PROGRAMS, "most", PROGRAMS.lasting + 3)
-    monkeypatch.setattr(PROGRAMS, "most_lasting", PROGRAMS.lasting + 3)
+    monkeypatch.setattr(PROGRAMS, "most", PROGRAMS.unevictable + 3)
+    monkeypatch.setattr(PROGRAMS, "most_unevictable", PROGRAMS.unevictable + 3)
     texts = ["never dull " * count for count in range(1, 9)]
     tokenizer = kt.Tokenizer.train(texts, "wordpiece", vocabulary_size=30)
     config = kt.TransformerConfig(
@@ -150,7 +150,7 @@ def test_steps_of_keras_are_bounded_and_right(monkeypatch):
     for count in (2, 3):
         task.fit(texts[:count], [0] * count, verbose=0)
         assert len(PROGRAMS) <= PROGRAMS.most
-    assert PROGRAMS.lasting <= PROGRAMS.most_lasting
+    assert PROGRAMS.unevictable <= PROGRAMS.most_unevictable
 
 
 @pytest.mark.one_backend("tensorflow")
@@ -215,7 +215,7 @@ def test_a_stream_without_a_limit_is_closed():
 @pytest.mark.parametrize("sampler", [Greedy(), on_one(BeamSearch(2))], ids=["greedy", "beam"])
 def test_threads_share_an_engine(backbone, sampler, monkeypatch):
     """Also where what one runs is dropped because another needs the place."""
-    monkeypatch.setattr(PROGRAMS, "most", PROGRAMS.lasting + 3)
+    monkeypatch.setattr(PROGRAMS, "most", PROGRAMS.unevictable + 3)
     engine, settings = Engine(backbone), Settings(sampler, None, (5,), PAD)
     jobs = [(PROMPTS[i : i + n], [6 + n] * n) for i, n in enumerate([1, 2, 4, 1, 3, 2, 4, 1])]
     with concurrent.futures.ThreadPoolExecutor(8) as pool:

@@ -7,7 +7,7 @@ import pytest
 from keras import ops
 
 from keras_transformer.generation import Engine, Random
-from keras_transformer.generation.logits import draw
+from keras_transformer.generation.samplers.samplers import draw
 from tests.generation.common import make_backbone, make_prompts
 from tests.generation.test_speculative import chances_of_all, chi_squared, decode, tokens_of
 

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from keras import ops
 
-from keras_transformer.generation.banning import BANNED
-from keras_transformer.generation.rules import Rules
-from keras_transformer.generation.samplers import Limits, Prompt
+from keras_transformer.generation.rules.banning import BANNED
+from keras_transformer.generation.rules.rules import Rules
+from keras_transformer.generation.samplers.samplers import Prompt, RowLimits
 from tests.generation.automata import Automaton, follow, is_way_on, random_automaton
 from tests.generation.common import END, PAD, on_one
 
@@ -16,7 +16,7 @@ VOCABULARY = 24
 
 
 def start(rules, prompts, branches=1, size=8, vocabulary=VOCABULARY, end_ids=(END,)):
-    limits = Limits(end_ids, PAD, None, None)
+    limits = RowLimits(end_ids, PAD, None, None)
     ids = np.full((len(prompts), max(map(len, prompts))), 7, "int32")
     mask = np.zeros(ids.shape, "bool")
     for row, prompt in enumerate(prompts):
@@ -131,8 +131,9 @@ CASES = {
 def test_a_step_equals_transformers(name, branches):
     torch = pytest.importorskip("torch")
     rules = CASES[name]
-    # Few tokens, so that they come again.
-    prompts = [[3, 9, 3, 4], [1], [6, 6, 4, 6, 10, 11, 12, 13], [10, 11, 12, 13, 14]]
+    # Few tokens, so that they come again. Texts are longer than the beginnings of words: some
+    # versions of Transformers look at no word that is longer than the text.
+    prompts = [[3, 9, 3, 4], [2, 1], [6, 6, 4, 6, 10, 11, 12, 13], [1, 10, 11, 12, 13, 14]]
 
     def expected(history, new, logits):
         scores = torch.tensor(logits)[None]
@@ -141,6 +142,12 @@ def test_a_step_equals_transformers(name, branches):
 
     # The tokens that `every_step` draws are of the whole vocabulary: many prompts meet words.
     every_step(rules, prompts, branches, expected, steps=12)
+
+
+def test_a_text_that_is_the_beginning_of_a_word():
+    state, limits = start(rules := Rules(bad_words=[[4, 6, 3], [6, 6, 6, 6]]), [[4, 6]], 1, 2)
+    found = apply(rules, np.zeros((1, 1, VOCABULARY), "float32"), state, limits)
+    np.testing.assert_array_equal(found[0, 0] <= BANNED / 2, np.arange(VOCABULARY) == 3)
 
 
 def test_a_forced_first_token_equals_transformers():
@@ -286,7 +293,10 @@ def test_where_all_is_banned_only_the_automaton_holds():
 @pytest.mark.parametrize(
     "values, message",
     [
-        ({"repetition_penalty": 0}, "`repetition_penalty` must be above 0, and is 1 for none"),
+        (
+            {"repetition_penalty": 0},
+            "`repetition_penalty` must be from 1e-6 to 1e6, and 1 disables it",
+        ),
         ({"repetition_penalty": "much"}, "`repetition_penalty` must be a number from"),
         ({"presence_penalty": float("nan")}, "`presence_penalty` must be a number from"),
         ({"frequency_penalty": None}, "`frequency_penalty` must be a number from"),

@@ -10,9 +10,9 @@ from keras import ops
 from keras_transformer.generation import BeamSearch, Engine, Greedy, Settings
 from keras_transformer.generation.scheduler import (
     Finished,
+    GenerationRequest,
     Progress,
     Scheduler,
-    Waiting,
     row_uniforms,
 )
 from tests.generation.common import (
@@ -262,7 +262,7 @@ def test_prompts_that_come_while_others_are_decoded(engine, greedy):
     while made.busy or coming:
         # One alone, later a few more, then all others at once.
         for i in coming[: {0: 1, 4: 2, 7: 24}.get(rounds, 0)]:
-            assert made.add(Waiting(PROMPTS[i], LIMITS[i], 0, 0)) == coming.pop(0)
+            assert made.add(GenerationRequest(PROMPTS[i], LIMITS[i], 0, 0)) == coming.pop(0)
         rounds += 1
         for event in made.advance(3):
             if isinstance(event, Finished):
@@ -270,7 +270,7 @@ def test_prompts_that_come_while_others_are_decoded(engine, greedy):
     assert [found[i] for i in range(24)] == [[until(greedy[i], LIMITS[i], ENDS)] for i in range(24)]
     assert set(engine.running) <= {1, 4, 8} and len(set(engine.running)) > 1
     for i in (0, 1):
-        made.add(Waiting(PROMPTS[i], 4, 0, 0))
+        made.add(GenerationRequest(PROMPTS[i], 4, 0, 0))
     assert made.withdraw(25) and not made.withdraw(25) and made.waiting == 1
     assert [event.index for event in [*made.advance(3), *made.advance(3)]] == [24]
 

@@ -4,11 +4,12 @@ import itertools
 
 import numpy as np
 import pytest
+from keras import ops
 
 from keras_transformer import CausalLM
 from keras_transformer.generation import Engine, Greedy, Rules, Settings, Speculative
+from keras_transformer.generation.samplers.speculative import look_up
 from keras_transformer.generation.scheduler import Scheduler
-from keras_transformer.generation.speculative import look_up
 from tests.generation.common import (
     END,
     PAD,
@@ -133,7 +134,7 @@ def test_looking_up_saves_passes_where_the_text_repeats_itself():
 
 
 def test_rejected_tokens_give_back_their_slots(engine):
-    """So many steps that the cache has to be compacted, and to grow."""
+    """Run enough steps that the cache has to be compacted, and to grow."""
     prompts, limits = make_prompts([9, 5, 2]), [90, 80, 60]
     expected = decode(engine, Greedy(), prompts, limits)
     found = decode(engine, Speculative(nearly(engine.backbone, 0.3), 3), prompts, limits)
@@ -174,7 +175,7 @@ def test_what_is_looked_up(max_ngram):
         slow_look_up(row[:length].tolist(), 5, max_ngram)
         for row, length in zip(texts, lengths, strict=True)
     ]
-    assert np.array(look_up(texts, lengths, 5, max_ngram)).tolist() == expected
+    assert ops.convert_to_numpy(look_up(texts, lengths, 5, max_ngram)).tolist() == expected
     assert [-1] * 5 in expected
 
 
@@ -300,7 +301,7 @@ def test_bad_values(values, message):
 
 
 def test_drafts_that_do_not_fit(engine):
-    with pytest.raises(ValueError, match="must be a model with a decoder, received one of kind"):
+    with pytest.raises(ValueError, match="must be a backbone with a decoder, received one of kind"):
         Speculative(make_backbone("encoder"))
     other = Speculative(make_backbone("decoder", vocabulary_size=25))
     with pytest.raises(ValueError, match="vocabulary_size=25, but the model .* has 24"):

@@ -199,7 +199,7 @@ class Guide(transformers.LogitsProcessor):
 @pytest.mark.one_backend
 @pytest.mark.parametrize("pair", ["t5"], indirect=True)
 def test_guided_beams(pair):
-    """Of an encoder-decoder, whose negative prompts are sources."""
+    """Compare guided beams of an encoder-decoder, whose negative prompts are sources."""
 
     def guidance(place):
         guide = Guide(pair.reference, NEGATIVE[place])

@@ -15,9 +15,9 @@ from keras_transformer.generation import (
     Settings,
     Speculative,
 )
-from keras_transformer.layers.slots import Slots
+from keras_transformer.layers.attention.key_value_cache import KeyValueCache
 from keras_transformer.models import Decoder
-from keras_transformer.sizes import round_size
+from keras_transformer.support.sizes import round_size
 from tests.generation.common import (
     PAD,
     Recording,
@@ -63,11 +63,11 @@ def keeps_all(backbone):
 
 
 def slots(batch):
-    """How many slots of how many layers each space has, from the tensors themselves."""
+    """How many slots of how many layers each group has, from the tensors themselves."""
     found = {}
-    for key, space in batch.state.cache.spaces.items():
-        (size,) = {x.shape[2] for tensors in space.layers.values() for x in tensors}
-        found[key] = (size, len(space.layers))
+    for key, group in batch.state.cache.groups.items():
+        (size,) = {x.shape[2] for tensors in group.layers.values() for x in tensors}
+        found[key] = (size, len(group.layers))
     return found
 
 
@@ -82,7 +82,7 @@ def slots(batch):
     ids=["alternating", "two windows", "alibi", "seq2seq"],
 )
 def test_tokens_are_those_without_a_cache(kind, values):
-    """Of rows of very different lengths, many windows long; twice what left them is given back."""
+    """Rows of very different lengths span many windows; slots that left them are freed twice."""
     backbone = make_backbone(kind, **values)
     engine, prompts, new = Engine(backbone), make_prompts([50, 2, 17]), 80
     settings = Settings(Recording(), None, (), PAD)
@@ -92,7 +92,7 @@ def test_tokens_are_those_without_a_cache(kind, values):
     np.testing.assert_array_equal(found.tokens[:, 0], expected.argmax(axis=-1))
     pattern = backbone.config.side("decoder").layer_pattern
     windows = {layer.get("window", 0) for layer in pattern}
-    assert set(batch.state.cache.spaces) == windows
+    assert set(batch.state.cache.groups) == windows
     for key, (size, _) in slots(batch).items():
         assert size <= round_size(key - 1 + 64) if key else size >= new
 
@@ -187,13 +187,13 @@ def test_rows_leave_and_others_come(engine, shared, scale):
 
 def test_a_prompt_never_has_more_slots_of_a_window_than_are_kept(backbone, monkeypatch):
     """While it is read, too; rows of different lengths keep what each of them sees."""
-    made, make = [], Slots.make
+    made, make = [], KeyValueCache.make
 
     def counted(rows, heads, slots, head_dim, dtype):
         made.append(slots)
         return make(rows, heads, slots, head_dim, dtype)
 
-    monkeypatch.setattr(Slots, "make", counted)
+    monkeypatch.setattr(KeyValueCache, "make", counted)
     engine, prompts = Engine(backbone), make_prompts([300, 2, 217])
     settings = Settings(Recording(), None, (), PAD)
     found, _ = decode(engine, engine_inputs(backbone, prompts), settings, [8] * 3)
@@ -206,7 +206,7 @@ def test_a_prompt_never_has_more_slots_of_a_window_than_are_kept(backbone, monke
 @pytest.mark.one_backend
 @pytest.mark.parametrize("ends", [(9, 12, 19, 24), (19, 24), (24,)], ids=str)
 def test_a_cache_of_ones_own_in_pieces(backbone, ends):
-    """Without the engine: slots that are known, compaction of all spaces or of some.
+    """Without the engine: slots that are known, compaction of all groups or of some.
 
     A first piece may have more tokens than a window has slots.
     """
@@ -217,7 +217,7 @@ def test_a_cache_of_ones_own_in_pieces(backbone, ends):
         states, cache = backbone({"token_ids": ids[:, start:stop]}, cache=cache)
         found.append(keras.ops.convert_to_numpy(states))
         cache = cache.compact({4: 12})
-        assert int(cache.spaces[4].end) == 3 and int(cache.spaces[0].end) == stop
+        assert int(cache.groups[4].end) == 3 and int(cache.groups[0].end) == stop
     np.testing.assert_allclose(np.concatenate(found, axis=1), whole, rtol=0, atol=2e-5)
     assert cache.compact({4: 3}).layers[0]["self"][0].shape[2] == 3
 

@@ -84,8 +84,9 @@ def test_mixed_precision_trains():
     assert not np.array_equal(before, np.asarray(layer.kernel))
 
 
+@pytest.mark.cpu
 def test_weights_are_not_converted():
-    """What XLA is given: operands of 16 bits, sums of 32."""
+    """XLA gets 16-bit operands and 32-bit sums."""
     layer, embedding = dense(dtype="bfloat16"), TokenEmbedding(11, 16, dtype="bfloat16")
     embedding.build()
     for call in (layer, lambda x: embedding(x, reverse=True)):

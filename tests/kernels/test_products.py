@@ -3,9 +3,11 @@
 import keras
 import numpy as np
 import pytest
+from keras import ops
 
 import keras_transformer as kt
-from keras_transformer.kernels.products import quick_products
+from keras_transformer.kernels.device import device
+from keras_transformer.kernels.products import onednn_matmul_scope
 from keras_transformer.layers import TokenEmbedding
 from keras_transformer.layers.dense import Dense
 
@@ -15,14 +17,12 @@ pytestmark = pytest.mark.skipif(
 
 
 def operands(*shape):
-    import torch
-
-    generator = torch.Generator().manual_seed(0)
-    left = torch.randn(*shape, generator=generator, requires_grad=True)
-    right = torch.randn(shape[-1], 7, generator=generator, requires_grad=True)
-    return left, right
+    random = np.random.default_rng(0)
+    arrays = (random.normal(size=size).astype("float32") for size in (shape, (shape[-1], 7)))
+    return tuple(ops.convert_to_tensor(array).requires_grad_() for array in arrays)
 
 
+@pytest.mark.cpu
 @pytest.mark.parametrize("shape", [(5, 6), (3, 5, 6), (2, 3, 5, 6)])
 @pytest.mark.parametrize("transposed", [False, True])
 def test_values_and_gradients(shape, transposed):
@@ -30,7 +30,7 @@ def test_values_and_gradients(shape, transposed):
 
     left, right = operands(*shape)
     weight = right.t().contiguous().t() if transposed else right
-    with quick_products(left):
+    with onednn_matmul_scope(left):
         product = torch.matmul(left, weight)
     assert type(product.grad_fn).__name__ == "_ProductBackward"
     expected = left.double() @ right.double()
@@ -42,12 +42,13 @@ def test_values_and_gradients(shape, transposed):
         assert each.shape == other.shape and torch.allclose(each, other, atol=1e-5)
 
 
+@pytest.mark.cpu
 def test_a_bias_in_the_product():
     import torch
 
     left, right = operands(3, 5, 6)
     bias = torch.randn(7, requires_grad=True)
-    with quick_products(left):
+    with onednn_matmul_scope(left):
         product = torch.nn.functional.linear(left, right.t(), bias)
     assert type(product.grad_fn).__name__ == "_ProductBackward"
     expected = left.double() @ right.double() + bias.double()
@@ -59,23 +60,25 @@ def test_a_bias_in_the_product():
         assert each.shape == other.shape and torch.allclose(each, other, atol=1e-5)
 
 
+@pytest.mark.cpu
 @pytest.mark.parametrize("columns", [3, 30])
 def test_left_the_other_way_round(columns):
     """The smaller of the two is turned in memory, and the values are the same."""
     import torch
 
     left, right = torch.randn(20, 9), torch.randn(20, columns)
-    with quick_products(left):
+    with onednn_matmul_scope(left):
         product = torch.matmul(left.t(), right)
     assert product.is_contiguous() == (columns > 9)
     assert torch.allclose(product.double(), left.double().t() @ right.double(), atol=1e-5)
 
 
+@pytest.mark.cpu
 def test_gradients_have_gradients():
     import torch
 
     def product(left, right):
-        with quick_products(left):
+        with onednn_matmul_scope(left):
             return torch.matmul(left, right)
 
     left, right = operands(3, 6)
@@ -86,12 +89,13 @@ def test_gradients_have_gradients():
     assert torch.allclose(found, wanted, atol=1e-3)
 
 
+@pytest.mark.cpu
 def test_only_what_it_is_for():
     import torch
     from torch.utils.flop_counter import FlopCounterMode
 
     def name(left, right):
-        with quick_products(left):
+        with onednn_matmul_scope(left):
             return type(torch.matmul(left, right).grad_fn).__name__
 
     left, right = operands(5, 6)
@@ -102,11 +106,12 @@ def test_only_what_it_is_for():
     with FlopCounterMode(display=False) as counter:
         assert name(left, right) == "MmBackward0"
     assert counter.get_total_flops() == 2 * 5 * 6 * 7
-    with torch.autocast("cpu", torch.bfloat16), quick_products(left):
+    with torch.autocast("cpu", torch.bfloat16), onednn_matmul_scope(left):
         assert torch.matmul(left, right).dtype == torch.bfloat16
     assert name(left, right) == "_ProductBackward"
 
 
+@pytest.mark.cpu
 def test_bfloat16_without_instructions_for_it(monkeypatch):
     """The product is that of float32, rounded once, and has its gradients."""
     import torch
@@ -116,7 +121,7 @@ def test_bfloat16_without_instructions_for_it(monkeypatch):
     monkeypatch.setattr(onednn, "takes_bfloat16", lambda: False)
     left, right = (x.detach().bfloat16().requires_grad_() for x in operands(3, 5, 6))
     bias = torch.randn(7).bfloat16()
-    with quick_products(left):
+    with onednn_matmul_scope(left):
         plain = torch.matmul(left, right)
         biased = torch.nn.functional.linear(left, right.t(), bias)
     expected = left.float() @ right.float()
@@ -127,6 +132,7 @@ def test_bfloat16_without_instructions_for_it(monkeypatch):
     assert torch.allclose(left.grad.float(), right.float().sum(1).expand(3, 5, 6), rtol=0.01)
 
 
+@pytest.mark.cpu
 def test_models_use_it():
     """Every product with a weight of a step, forward and backward, and none of the library's."""
     import torch
@@ -154,28 +160,37 @@ def test_models_use_it():
 
 
 def by_levels(states, kernel, scale):
-    """The product with an int8 matrix `(in, out)` in float64, rows rounded to so many levels.
+    """Return the product with an int8 matrix `(in, out)` in float64, with rows in 8 or 7 bits.
 
-    As Keras's, where the processor has instructions for int8; else rows are to 7 bits.
+    With int8 instructions, as in Keras, rows have 8 bits; otherwise they have 7 bits.
     """
-    from keras_transformer.kernels.torch_tracing.int8 import LEVELS
-
-    step = states.double().abs().amax(-1, keepdim=True) / LEVELS
+    step = states.double().abs().amax(-1, keepdim=True) / levels()
     rounded = (states / step.float()).round().nan_to_num()
     return rounded.double() @ kernel.double() / scale.double() * step
 
 
+def levels():
+    from keras_transformer.kernels.torch_tracing import int8
+
+    return int8.LEVELS if device().is_cpu else 127
+
+
 def seven_bits():
     """Whether the processor has no instructions for int8, and rows fewer levels than Keras's."""
-    from keras_transformer.kernels.torch_tracing.int8 import LEVELS
-
-    return LEVELS < 127
+    return levels() < 127
 
 
 def largest_error(found, wanted):
-    return float((found - wanted).abs().max())
+    return float((found - wanted).detach().abs().max())
 
 
+def is_near(found, of_keras):
+    """Whether int4 is rounded once more, a little. On a GPU so few inputs are Keras's own."""
+    error = largest_error(found, of_keras)
+    return (error > 0) == device().is_cpu and error < 0.02 * float(of_keras.detach().abs().max())
+
+
+@pytest.mark.cpu
 @pytest.mark.parametrize("use_bias", [True, False])
 @pytest.mark.parametrize("library", ["_OfOneDNN", "_OfFBGEMM"])
 def test_int8_products_are_those_of_keras(use_bias, library, monkeypatch):
@@ -210,7 +225,7 @@ def test_int8_products_have_gradients():
     weight = layer.kernel.value.detach().clone()
     layer.quantize("int8")
     layer(states).sum().backward()
-    assert np.allclose(states.grad, weight.sum(1), atol=0.05)
+    assert largest_error(states.grad, weight.sum(1)) < 0.05
 
 
 @pytest.mark.parametrize("tie_weights", [True, False])
@@ -244,8 +259,8 @@ def test_sums_of_int8_products_are_never_cut():
     layer.kernel_scale.assign(np.full(3, 127.0))
     with torch.no_grad():
         for sign in (1.0, -1.0):
-            states = torch.full((2, 64), sign)
-            assert torch.allclose(layer(states), torch.full((2, 3), 64 * sign))
+            states = ops.full((2, 64), sign)
+            assert torch.allclose(layer(states), ops.full((2, 3), 64 * sign))
 
 
 def test_int8_products_follow_new_numbers():
@@ -263,6 +278,7 @@ def test_int8_products_follow_new_numbers():
         assert torch.allclose(layer(states), -before / 2)
 
 
+@pytest.mark.cpu
 @pytest.mark.parametrize("heads", [4, 2])
 @pytest.mark.parametrize("seen", ["all", "mask", "bias", "none"])
 def test_attention_in_bfloat16_is_that_of_float32(heads, seen, monkeypatch):
@@ -314,7 +330,7 @@ def test_int4_products_are_nearly_those_of_keras(block_size, traced):
         with torch.inference_mode():
             found = run(run.weights_key(), states) if traced else run(states)
         of_keras = keras.layers.Dense.quantized_call(layer, states)
-        assert 0 < largest_error(found, of_keras) < 0.02 * float(of_keras.abs().max())
+        assert is_near(found, of_keras)
         layer.kernel_scale.assign(layer.kernel_scale * 0.5)
 
 
@@ -331,7 +347,7 @@ def test_int4_logits_are_nearly_those_of_keras(tie_weights, block_size):
         found = embedding(states, reverse=True)
         of_keras = keras.layers.ReversibleEmbedding.quantized_call(embedding, states, reverse=True)
     assert found.shape == (2, 3, 11)
-    assert 0 < largest_error(found, of_keras) < 0.02 * float(of_keras.abs().max())
+    assert is_near(found, of_keras)
 
 
 def test_int4_has_gradients():
@@ -346,13 +362,13 @@ def test_int4_has_gradients():
 @pytest.mark.skipif(keras.backend.backend() != "torch", reason="PyTorch's kernel drops weights")
 @pytest.mark.parametrize("causal", [False, True])
 def test_dropout_of_attention(causal):
-    """Of equal weights and values of 1 the kept ones remain, divided by their share."""
+    """With equal weights and values of 1 the kept ones remain, divided by their share."""
     import torch
 
     from keras_transformer.kernels.attention import attention
 
     torch.manual_seed(0)
-    queries, ones = torch.zeros(4, 64, 2, 8), torch.ones(4, 64, 2, 8)
+    queries, ones = ops.zeros((4, 64, 2, 8)), ops.ones((4, 64, 2, 8))
     found = attention(queries, queries, ones, is_causal=causal, dropout=0.25)
     assert abs(found.mean() - 1) < 0.02 and found.std() > 0.05
     assert torch.allclose(found, found[..., :1].expand_as(found))  # a weight is dropped whole

@@ -56,11 +56,11 @@ def test_an_owner_takes_its_programs_with_it():
 
 
 def test_what_lasts_stays_and_counts_for_ever():
-    programs, owner = Programs(most=4, most_lasting=2), Owner()
+    programs, owner = Programs(most=4, most_unevictable=2), Owner()
     assert programs.may_last() and programs.may_last() and not programs.may_last()
-    assert not programs.may_last(2) and programs.lasting == 2
-    make(programs, owner, "x", lasting=True)
-    make(programs, owner, "y", lasting=True)
+    assert not programs.may_last(2) and programs.unevictable == 2
+    make(programs, owner, "x", unevictable=True)
+    make(programs, owner, "y", unevictable=True)
     for key in range(10):
         make(programs, owner, key)
         assert len(programs) <= 4
@@ -119,4 +119,4 @@ def test_many_threads_share_a_small_store():
 
 
 def test_the_process_has_room_for_sixty():
-    assert PROGRAMS.most == MOST_PROGRAMS <= 60 and PROGRAMS.most_lasting < PROGRAMS.most
+    assert PROGRAMS.most == MOST_PROGRAMS <= 60 and PROGRAMS.most_unevictable < PROGRAMS.most

@@ -1,4 +1,4 @@
-"""What the tests of attention share: a layer of random weights, and the formulas it is held to."""
+"""Shared code of attention tests: a layer with random weights, and its reference formulas."""
 
 import numpy as np
 

@@ -1,4 +1,4 @@
-"""What the tests of layers share."""
+"""Shared fixtures of the tests of layers."""
 
 import keras
 import numpy as np

@@ -1,4 +1,4 @@
-"""What holds for the stem of every kind."""
+"""Checks that hold for stems of every kind."""
 
 import json
 
@@ -6,8 +6,8 @@ import keras
 import numpy as np
 
 import keras_transformer as kt
-from keras_transformer.checkpoints.safetensors_io import to_numpy
-from keras_transformer.structure import is_before_blocks, variable_shapes
+from keras_transformer.checkpoints.weights.safetensors_io import to_numpy
+from keras_transformer.config.structure import is_before_blocks, variable_shapes
 
 
 def assert_is_as_described(config, inputs, folder):

@@ -1,13 +1,16 @@
 """No argument of a layer is ignored: what would have no effect is refused, in a graph too."""
 
+import sys
+
 import keras
 import numpy as np
 import pytest
 
 from keras_transformer import layers
 from keras_transformer.config import TransformerConfig
-from keras_transformer.layers import Visibility
-from keras_transformer.layers.slots import Slots
+from keras_transformer.layers import AttentionMask
+from keras_transformer.layers import arguments as checking
+from keras_transformer.layers.attention.key_value_cache import KeyValueCache
 from keras_transformer.models import Decoder, Encoder, Seq2Seq
 from tests.layers.conftest import assert_close, differs, random
 
@@ -45,62 +48,62 @@ UNUSED = {
     "states' mask": (decoder, {"encoder_states_mask": SOURCE_MASK}, "`encoder_states_mask` would"),
     "states' documents": (
         decoder,
-        {"cross_visibility": Visibility(query_pack=PACK, key_pack=SOURCE_PACK)},
+        {"cross_visibility": AttentionMask(query_pack=PACK, key_pack=SOURCE_PACK)},
         "`cross_visibility` would",
     ),
     "mask without states": (across, {"encoder_states_mask": SOURCE_MASK}, "give `encoder_states`"),
     "documents of one side": (
         across,
-        {"encoder_states": SOURCE, "cross_visibility": Visibility(key_pack=SOURCE_PACK)},
+        {"encoder_states": SOURCE, "cross_visibility": AttentionMask(key_pack=SOURCE_PACK)},
         "`key_pack` would be ignored: `query_pack`",
     ),
     "option of the layer": (
         decoder,
-        {"visibility": Visibility(window=2)},
-        "`window` would be ignored: they are options of the layer",
+        {"visibility": AttentionMask(causal=True)},
+        "`causal` would be ignored: these fields follow from the options of the layer",
     ),
     "positions of the decoder": (
         decoder,
-        {"visibility": Visibility(query_positions=POSITIONS)},
+        {"visibility": AttentionMask(query_positions=POSITIONS)},
         "`query_positions` would.*`rotary`",
     ),
     "keys of the decoder": (
         lambda: decoder(rotary={}),
-        {"visibility": Visibility(query_positions=POSITIONS, key_positions=POSITIONS)},
+        {"visibility": AttentionMask(query_positions=POSITIONS, key_positions=POSITIONS)},
         "`key_positions` would be ignored",
     ),
     "positions of the encoder": (
         encoder,
-        {"visibility": Visibility(query_positions=POSITIONS)},
+        {"visibility": AttentionMask(query_positions=POSITIONS)},
         "`query_positions` would.*`window`",
     ),
     "positions of a window": (
         lambda: plain(window=2),
-        {"visibility": Visibility(query_positions=POSITIONS)},
+        {"visibility": AttentionMask(query_positions=POSITIONS)},
         "`query_positions` would.*with a `window` and a cache",
     ),
     "positions": (
         plain,
-        {"visibility": Visibility(query_positions=POSITIONS)},
+        {"visibility": AttentionMask(query_positions=POSITIONS)},
         "`query_positions` would be ignored",
     ),
     "both positions": (
         plain,
         {
             "value": SOURCE,
-            "visibility": Visibility(query_positions=POSITIONS, key_positions=KEYS),
+            "visibility": AttentionMask(query_positions=POSITIONS, key_positions=KEYS),
         },
         "`query_positions` and `key_positions` would be ignored",
     ),
     "own keys": (
         rotary,
-        {"visibility": Visibility(query_positions=POSITIONS, key_positions=POSITIONS)},
+        {"visibility": AttentionMask(query_positions=POSITIONS, key_positions=POSITIONS)},
         "`key_positions` would.*Give `query_positions`",
     ),
     "mask of no value": (plain, {"value_mask": MASK}, "`value_mask` would be ignored: there is no"),
     "documents of keys": (
         plain,
-        {"visibility": Visibility(key_pack=PACK)},
+        {"visibility": AttentionMask(key_pack=PACK)},
         "`key_pack` would be ignored",
     ),
 }
@@ -151,23 +154,23 @@ MISFITS = {
     ),
     "pairs without rows": (
         plain,
-        {"visibility": Visibility(explicit=np.ones((5, 5), bool))},
+        {"visibility": AttentionMask(explicit=np.ones((5, 5), bool))},
         r"`explicit` must be of shape \(2, 5, 5\), received \(5, 5\)",
     ),
     "pairs with heads": (
         decoder,
-        {"visibility": Visibility(explicit=np.ones((2, 2, 5, 4), bool))},
+        {"visibility": AttentionMask(explicit=np.ones((2, 2, 5, 4), bool))},
         r"`explicit` must be of shape \(2, heads, 5, 5\), received \(2, 2, 5, 4\)",
     ),
     "bias": (encoder, {"bias": random(2, 5, 5)}, r"`bias` must .* \(2, heads, 5, 5\), received"),
     "documents": (
         encoder,
-        {"visibility": Visibility(query_pack=PACK[0])},
+        {"visibility": AttentionMask(query_pack=PACK[0])},
         r"`query_pack` must .* \(2, 5\), received \(5,\)",
     ),
     "positions": (
         rotary,
-        {"visibility": Visibility(query_positions=KEYS)},
+        {"visibility": AttentionMask(query_positions=KEYS)},
         r"`query_positions` .* \(2, 5\), received \(2, 7\)",
     ),
 }
@@ -373,7 +376,7 @@ def test_one_row_or_pair_stands_for_all():
     attention = plain()
     of_keys = MASK[1:, None]
     assert_close(
-        attention(X, visibility=Visibility(explicit=of_keys)), attention(X, mask=MASK[[1, 1]])
+        attention(X, visibility=AttentionMask(explicit=of_keys)), attention(X, mask=MASK[[1, 1]])
     )
 
 
@@ -413,22 +416,22 @@ def test_what_is_used_changes_the_result():
     assert differs(block(X, encoder_states=SOURCE + 1), states)
     mask = SOURCE_MASK & (np.arange(7) < 3)
     assert differs(block(X, encoder_states=SOURCE, encoder_states_mask=mask), states)
-    packed = Visibility(query_pack=PACK, key_pack=(np.arange(7) > 2) + SOURCE_PACK)
+    packed = AttentionMask(query_pack=PACK, key_pack=(np.arange(7) > 2) + SOURCE_PACK)
     assert differs(block(X, encoder_states=SOURCE, cross_visibility=packed), states)
-    scattered = Visibility(query_positions=POSITIONS * 3 % 7)
+    scattered = AttentionMask(query_positions=POSITIONS * 3 % 7)
     for make in (plain, encoder, decoder):
         layer = make(rotary={})
         assert differs(layer(X, visibility=scattered), layer(X))
 
 
 def slots(length):
-    return Slots.make(rows=2, heads=2, slots=length, head_dim=4, dtype="float32")
+    return KeyValueCache.make(rows=2, heads=2, slots=length, head_dim=4, dtype="float32")
 
 
 def test_arguments_beside_a_cache():
     attention = plain()
     attention(X)
-    with pytest.raises(ValueError, match="`key` would be ignored: the keys are those of the cache"):
+    with pytest.raises(ValueError, match="`key` would be ignored: the keys come from the cache"):
         attention(X, key=X, cache=slots(7).full())
     block = across()
     block(X, encoder_states=SOURCE)
@@ -441,7 +444,9 @@ def test_a_cache_that_does_not_fit_is_refused():
     attention = plain()
     attention(X)
     for rows, heads, head_dim in ((1, 2, 4), (2, 1, 4), (2, 2, 8)):
-        cache = Slots.make(rows=rows, heads=heads, slots=7, head_dim=head_dim, dtype="float32")
+        cache = KeyValueCache.make(
+            rows=rows, heads=heads, slots=7, head_dim=head_dim, dtype="float32"
+        )
         message = rf"`cache` .* \(2, 2, slots, 4\), received \({rows}, {heads}, 7, {head_dim}\)"
         with pytest.raises(ValueError, match=message):
             attention(X, cache=cache)
@@ -479,7 +484,7 @@ def test_arguments_by_place_in_a_graph():
 
 def small(kind, **values):
     sizes = {"vocabulary_size": 9, "hidden_dim": 8, "num_layers": 1, "num_heads": 2}
-    return TransformerConfig(kind=kind, **sizes, intermediate_dim=12, **values)
+    return TransformerConfig(kind=kind, intermediate_dim=12, **{**sizes, **values})
 
 
 def test_inputs_that_a_model_has_no_use_for():
@@ -529,3 +534,95 @@ def test_options_that_do_nothing_alone():
         rotary(np.zeros((1, 2, 1, 8), "float32"))
     with pytest.raises(ValueError, match="`key_pack` would be ignored"):
         layers.combine_masks(5, 5, key_pack=PACK)
+
+
+# Functions that check the arguments of a call.
+CHECKS = {"__call__", "check_call", "check_axes", "check_shapes", "check_has_keys", "refuse_unused"}
+
+
+def checks_of(call) -> int:
+    """Return how often a call enters the checks of layers' arguments."""
+    entered = 0
+
+    def count(frame, event, argument):
+        nonlocal entered
+        code = frame.f_code
+        if event == "call" and code.co_filename == checking.__file__:
+            entered += code.co_name in CHECKS
+
+    sys.setprofile(count)
+    try:
+        call()
+    finally:
+        sys.setprofile(None)
+    return entered
+
+
+def passes(num_layers):
+    """Yield passes of small models by name."""
+    from keras_transformer.generation import Cache
+
+    ids = np.array([[3, 1, 4]])
+    encoder = Encoder(small("encoder", num_layers=num_layers))
+    yield "encoder", lambda: encoder({"token_ids": ids, "padding_mask": ids > 1})
+    rotary = {"position": "rotary", "num_key_value_heads": 1, "num_experts": 2, "window": 2}
+    decoder = Decoder(small("decoder", num_layers=num_layers, **rotary))
+    yield "decoder", lambda: decoder({"token_ids": ids})
+    cache = Cache.create(decoder, rows=1, slots=4)
+    _, cache = decoder({"token_ids": ids}, cache=cache)
+    yield "step", lambda: decoder({"token_ids": ids[:, :1]}, cache=cache)
+    seq2seq = Seq2Seq(small("seq2seq", num_layers=num_layers))
+    both = {"encoder_token_ids": ids, "decoder_token_ids": ids}
+    yield "seq2seq", lambda: seq2seq(both)
+
+
+@pytest.mark.one_backend
+def test_the_first_block_of_a_model_checks_for_all():
+    one, three = dict(passes(1)), dict(passes(3))
+    for name, call in one.items():
+        assert 0 < checks_of(call) == checks_of(three[name]), name
+    block, x = layers.EncoderBlock(2, 12), random(2, 5, 8)
+    alone = checks_of(lambda: block(x))
+    assert alone <= checks_of(one["encoder"])
+    attention = block.self_attention  # a part that is called by itself checks, too
+    with pytest.raises(ValueError, match="`prefix` would be ignored"):
+        attention(x, visibility=AttentionMask(prefix=np.ones((2, 5), "int32")))
+
+
+class Halved(keras.layers.Layer):
+    """The first two tokens, with the mask of all, as of a layer that forgets `compute_mask`."""
+
+    supports_masking = True
+
+    def call(self, x):
+        return x[:, :2]
+
+    def compute_output_shape(self, shape):
+        return (shape[0], 2, shape[2])
+
+
+@pytest.mark.parametrize("make", [plain, encoder])
+@pytest.mark.parametrize("symbolic", [False, True], ids=["called", "in a graph"])
+def test_a_propagated_mask_of_another_length_is_refused(make, symbolic):
+    ids = keras.Input((5,), dtype="int32") if symbolic else np.ones((2, 5), "int32")
+    x = Halved()(layers.TokenEmbedding(9, 8, mask_zero=True)(ids))
+    with pytest.raises(
+        ValueError, match=r"`mask` must be of shape \((2|None|batch), 2\), received"
+    ):
+        make()(x)
+
+
+def test_a_block_refuses_what_its_parts_would():
+    block = across()
+    with pytest.raises(ValueError, match="has no keys to attend to"):
+        block(X, encoder_states=SOURCE[:, :0])
+    for own, cross in (((2, 1, 4), None), ((2, 2, 4), (2, 2, 8))):
+        cache = {"self": slots_of(*own), "cross": cross and slots_of(*cross)}
+        with pytest.raises(ValueError, match=r"must be of shape \(2, 2, slots, 4\)"):
+            block(X, encoder_states=SOURCE, cache=cache)
+    with pytest.raises(ValueError, match="even number of features, at most the head size 7"):
+        layers.MultiHeadAttention(2, 7, rotary={})(X)
+
+
+def slots_of(rows, heads, head_dim):
+    return KeyValueCache.make(rows=rows, heads=heads, slots=7, head_dim=head_dim, dtype="float32")

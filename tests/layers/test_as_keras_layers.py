@@ -1,11 +1,11 @@
-"""What Keras promises of any layer, for each of ours: functional models, files, LoRA, int8, ..."""
+"""Promises of Keras for any layer, for each of ours: functional models, files, LoRA, int8, ..."""
 
 import keras
 import numpy as np
 import pytest
 
 from keras_transformer import layers
-from keras_transformer.models.quantized import quickly
+from keras_transformer.models.runtime.quantized import quickly
 from tests.generation.common import on_one
 from tests.layers.conftest import (
     assert_close,
@@ -57,7 +57,7 @@ CASES = {
         {
             "query": X,
             "mask": PADDING,
-            "visibility": layers.Visibility(query_positions=POSITIONS, query_pack=PACKS),
+            "visibility": layers.AttentionMask(query_positions=POSITIONS, query_pack=PACKS),
         },
     ),
     "cross_attention": (
@@ -97,7 +97,7 @@ CASES = {
     ),
     "decoder_alone": (
         lambda **kw: layers.DecoderBlock(2, 12, num_key_value_heads=1, head_dim=6, **kw),
-        {"inputs": X, "visibility": layers.Visibility(query_pack=IDS)},
+        {"inputs": X, "visibility": layers.AttentionMask(query_pack=IDS)},
     ),
 }
 TRAINED = ("self_attention", "cross_attention", "feed_forward", "encoder", "decoder")

@@ -4,7 +4,8 @@ import keras
 import numpy as np
 import pytest
 
-from keras_transformer.layers import MultiHeadAttention, Visibility
+from keras_transformer.layers import AttentionMask, MultiHeadAttention
+from tests.closeness import atol_of
 from tests.generation.common import on_one
 from tests.layers.attending import (
     BATCH,
@@ -111,7 +112,7 @@ def test_attention_mask(torch):
     layer = attention()
     allowed = np.random.default_rng(0).random((BATCH, LENGTH, LENGTH)) > 0.4
     allowed |= np.eye(LENGTH, dtype=bool)
-    output, weights = both_paths(layer, X, visibility=Visibility(explicit=allowed))
+    output, weights = both_paths(layer, X, visibility=AttentionMask(explicit=allowed))
     assert_close(output, sdpa(torch, layer, X, X, attn_mask=allowed[:, None]))
     assert not numpy(weights)[np.broadcast_to(~allowed[:, None], weights.shape)].any()
 
@@ -226,7 +227,7 @@ def test_mixed_precision(policy, score):
     assert {keras.backend.standardize_dtype(w.dtype) for w in half.weights} == {"float32"}
     # The sum of bfloat16 numbers would be off by 1e-3: the softmax is in float32.
     np.testing.assert_allclose(numpy(weights).sum(axis=-1), 1, atol=1e-6)
-    tolerance = {"atol": 0.1 if policy == "mixed_bfloat16" else 0.015, "rtol": 0}
+    tolerance = {"atol": atol_of(policy), "rtol": 0}
     expected = full(X, mask=PADDING)
     assert_close(output, expected, **tolerance)
     assert_close(half(X, mask=PADDING), expected, **tolerance)
@@ -247,7 +248,9 @@ def test_bad_options():
         MultiHeadAttention(4, 6, num_key_value_heads=3)
     with pytest.raises(ValueError, match="`num_heads` must be at least 1, received 0"):
         MultiHeadAttention(0, 6)
-    with pytest.raises(ValueError, match="`score_scale` is of score='scaled_dot', received.*'dot'"):
+    with pytest.raises(ValueError, match="`score_scale` needs score='scaled_dot', received.*'dot'"):
         MultiHeadAttention(4, 6, score="dot", score_scale=2.0)
-    with pytest.raises(ValueError, match="Unknown score 'bilinear'. Known are: 'scaled_dot'"):
+    with pytest.raises(
+        ValueError, match="`score` must be one of 'scaled_dot'.*received 'bilinear'"
+    ):
         MultiHeadAttention(4, 6, score="bilinear")

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from keras import ops
 
-from keras_transformer.layers import SinusoidalPosition, Visibility
-from keras_transformer.layers.slots import Slots
+from keras_transformer.layers import AttentionMask, SinusoidalPosition
+from keras_transformer.layers.attention.key_value_cache import KeyValueCache
 from tests.layers.attending import (
     BATCH,
     DIM,
@@ -79,7 +79,7 @@ def test_packed_documents_equal_the_documents_alone():
     for options in ({}, {"causal": True}, {"window": 2, "rotary": {"base": 100.0}}):
         layer = attention(**options)
         given = {"query_positions": positions} if "window" in options else {}
-        packed = numpy(layer(X, visibility=Visibility(query_pack=packs, **given)))
+        packed = numpy(layer(X, visibility=AttentionMask(query_pack=packs, **given)))
         for document in (slice(0, 3), slice(3, 5)):
             assert_close(packed[:, document], layer(X[:, document]))
 
@@ -87,8 +87,8 @@ def test_packed_documents_equal_the_documents_alone():
 def test_rotary_self_attention_depends_on_distances_alone():
     layer = attention(rotary={"base": 100.0}, causal=True)
     shifted = np.tile(np.arange(LENGTH) + 11, (BATCH, 1))
-    assert_close(layer(X, visibility=Visibility(query_positions=shifted)), layer(X), atol=1e-4)
-    stretched = Visibility(query_positions=np.tile(np.arange(LENGTH) * 2, (BATCH, 1)))
+    assert_close(layer(X, visibility=AttentionMask(query_positions=shifted)), layer(X), atol=1e-4)
+    stretched = AttentionMask(query_positions=np.tile(np.arange(LENGTH) * 2, (BATCH, 1)))
     assert differs(layer(X, visibility=stretched), layer(X))
 
 
@@ -97,7 +97,7 @@ def test_rotary_cross_attention_rotates_the_keys_by_their_own_positions():
     queries, keys = np.tile(np.arange(LENGTH), (BATCH, 1)), np.tile(np.arange(7), (BATCH, 1))
 
     def across(queries=None, keys=None):
-        positions = Visibility(query_positions=queries, key_positions=keys)
+        positions = AttentionMask(query_positions=queries, key_positions=keys)
         return layer(X, value=SOURCE, visibility=positions)
 
     expected = layer(X, value=SOURCE)
@@ -115,7 +115,7 @@ def test_cached_self_attention_equals_uncached(options, known):
     """Where an int says which slots are filled, only those are read, and masks are as short."""
     layer = attention(causal=True, **options)
     expected, weights = (numpy(x) for x in layer(X, return_attention_scores=True))
-    cache = Slots.make(BATCH, layer.num_key_value_heads, 8, HEAD_DIM, "float32")
+    cache = KeyValueCache.make(BATCH, layer.num_key_value_heads, 8, HEAD_DIM, "float32")
     slots = np.tile(np.arange(8), (BATCH, 1))
 
     def unknown(cache):
@@ -125,7 +125,7 @@ def test_cached_self_attention_equals_uncached(options, known):
         read = slots[:, : end if known else 8]
         step, found, cache = layer(
             X[:, start:end],
-            visibility=Visibility(
+            visibility=AttentionMask(
                 query_positions=slots[:, start:end],
                 key_positions=read,
                 explicit=read[:, None] <= slots[:, start:end, None],
@@ -143,9 +143,9 @@ def test_cached_self_attention_equals_uncached(options, known):
 def test_branches_in_one_row_see_what_the_mask_says():
     """Two tokens after the same two, neither of which sees the other, in neighbouring slots."""
     layer = attention(causal=True, rotary={"base": 100.0})
-    cache = Slots.make(BATCH, HEADS, 4, HEAD_DIM, "float32")
+    cache = KeyValueCache.make(BATCH, HEADS, 4, HEAD_DIM, "float32")
     _, cache = layer(X[:, :2], cache=cache)
-    side_by_side = Visibility(
+    side_by_side = AttentionMask(
         query_positions=np.full((BATCH, 2), 2),
         key_positions=np.tile([0, 1, 2, 2], (BATCH, 1)),
         explicit=np.tile(np.array([[1, 1, 1, 0], [1, 1, 0, 1]], bool), (BATCH, 1, 1)),
@@ -159,7 +159,7 @@ def test_branches_in_one_row_see_what_the_mask_says():
 def test_cached_cross_attention_equals_uncached():
     layer = attention()
     expected = numpy(layer(X, value=SOURCE))
-    cache = Slots.make(BATCH, HEADS, 7, HEAD_DIM, "float32")
+    cache = KeyValueCache.make(BATCH, HEADS, 7, HEAD_DIM, "float32")
     first, cache = layer(X[:, :2], value=SOURCE, cache=cache)
     rest, weights, again = layer(X[:, 2:], cache=cache, return_attention_scores=True)
     assert_close(first, expected[:, :2])

@@ -6,8 +6,10 @@ import pytest
 from keras import ops
 
 from keras_transformer.kernels.device import device
-from keras_transformer.layers import MultiHeadAttention, Visibility, blocks
-from keras_transformer.layers.slots import Slots
+from keras_transformer.layers import AttentionMask, MultiHeadAttention
+from keras_transformer.layers.attention import chunks
+from keras_transformer.layers.attention import multi_head_attention as attention
+from keras_transformer.layers.attention.key_value_cache import KeyValueCache
 from tests.layers.conftest import assert_close, differs, numpy, random, randomize
 from tests.training.gradients import value_and_gradients
 
@@ -61,15 +63,15 @@ def test_equals_a_dense_mask(number):
     dense = made(length, **options)
     x, (real, packs) = random(BATCH, length, DIM), masks(length)
     seen = pattern & real[:, None]
-    assert_close(layer(x), dense(x, visibility=Visibility(explicit=pattern)), atol=2e-5)
-    found = numpy(layer(x, mask=real, visibility=Visibility(query_pack=packs)))
-    expected = numpy(dense(x, visibility=Visibility(query_pack=packs, explicit=seen)))
+    assert_close(layer(x), dense(x, visibility=AttentionMask(explicit=pattern)), atol=2e-5)
+    found = numpy(layer(x, mask=real, visibility=AttentionMask(query_pack=packs)))
+    expected = numpy(dense(x, visibility=AttentionMask(query_pack=packs, explicit=seen)))
     assert_close(found[real], expected[real], atol=2e-5)
 
 
 def test_scores_of_places_and_of_ones_own_are_not_cut():
     """A score of location depends on the slot; a function may depend on what it likes."""
-    length, pattern = 300, Visibility(explicit=near(300, 65))
+    length, pattern = 300, AttentionMask(explicit=near(300, 65))
 
     def of_places(queries, keys):
         places = ops.arange(keys.shape[2], dtype="float32")
@@ -86,10 +88,10 @@ def test_one_row_stands_for_all_and_keys_have_documents_of_their_own():
     length = 300
     layer, dense, pattern = made(length, window=65), made(length), near(length, 65)
     x, (real, packs) = random(BATCH, length, DIM), masks(length)
-    one = layer(x, mask=real[:1], visibility=Visibility(query_pack=packs[:1]))
-    both = layer(x, mask=real[[0, 0]], visibility=Visibility(query_pack=packs[[0, 0]]))
+    one = layer(x, mask=real[:1], visibility=AttentionMask(query_pack=packs[:1]))
+    both = layer(x, mask=real[[0, 0]], visibility=AttentionMask(query_pack=packs[[0, 0]]))
     assert_close(one, both)
-    own = Visibility(query_pack=packs, key_pack=packs[::-1])
+    own = AttentionMask(query_pack=packs, key_pack=packs[::-1])
     expected = dense(x, visibility=own._replace(explicit=pattern))
     seen = (packs[:, :, None] == packs[::-1][:, None]) & pattern
     rows = seen.any(axis=2)
@@ -100,7 +102,7 @@ def test_one_row_stands_for_all_and_keys_have_documents_of_their_own():
 def test_the_gradient_equals_that_of_a_dense_mask():
     length, case = CASES[2]
     layer, dense = made(length, **case), made(length)
-    real, pattern = masks(length)[0], Visibility(explicit=near(length, **case))
+    real, pattern = masks(length)[0], AttentionMask(explicit=near(length, **case))
 
     def loss_of(layer, **given):
         def loss(x):
@@ -133,7 +135,7 @@ def largest(function, *args):
                 return result
 
         with Sizes():
-            function(*map(torch.tensor, args)).square().sum().backward()
+            function(*map(ops.convert_to_tensor, args)).square().sum().backward()
         return max(sizes)
     if backend == "jax":
         import re
@@ -142,7 +144,8 @@ def largest(function, *args):
 
         gradient = jax.jit(jax.grad(lambda *args: ops.sum(ops.square(function(*args)))))
         text = gradient.lower(*args).compile().as_text()
-        shapes = re.findall(r"\w+\[([\d,]+)\]", text)
+        # Of bytes are the products' own memory on a GPU.
+        shapes = re.findall(r"\b(?!s8|u8)\w+\[([\d,]+)\]", text)
         return max(np.prod([int(n) for n in shape.split(",")]) for shape in shapes)
     import tensorflow as tf
 
@@ -175,17 +178,17 @@ def test_a_prompt_fills_a_cache_without_a_tensor_of_its_square():
     length, window = 2048, 65
     layer = made(length, window=window, causal=True)
     x = random(1, length, DIM)
-    visibility = Visibility(np.ones((1, length), bool), query_positions=np.arange(length)[None])
+    visibility = AttentionMask(np.ones((1, length), bool), query_positions=np.arange(length)[None])
 
     def attend(x):
-        slots = Slots.make(1, 4, length, 6, "float32")
+        slots = KeyValueCache.make(1, 4, length, 6, "float32")
         return layer(x, visibility=visibility, cache=slots)[0]
 
     assert largest(attend, x) <= length * 4 * 2 * window
     assert_close(attend(x), layer(x), atol=2e-5)
 
 
-@pytest.mark.one_backend("jax")
+@pytest.mark.skipif(keras.backend.backend() != "jax", reason="JAX alone attends in groups")
 def test_the_scores_of_some_blocks_are_in_memory_at_a_time():
     layer = made(4096, window=65)
     found = largest(lambda x: layer(x, training=True), random(1, 4096, DIM))
@@ -195,8 +198,8 @@ def test_the_scores_of_some_blocks_are_in_memory_at_a_time():
 @pytest.fixture
 def short_turns(monkeypatch):
     """Turns of 32 queries, from a length of 96 on."""
-    monkeypatch.setattr(blocks, "_LONG", 96)
-    monkeypatch.setattr(blocks, "_AT_A_TIME", 32)
+    monkeypatch.setattr(attention, "_LONG", 96)
+    monkeypatch.setattr(chunks, "_AT_A_TIME", 32)
 
 
 @pytest.mark.parametrize(
@@ -213,7 +216,7 @@ def test_queries_in_turns_equal_all_at_once(request, options):
     """Full attention where the length asks for it, here of 96: the output, and the gradient."""
     length = 100
     layer, (real, packs) = made(length, **options), masks(length)
-    x, visibility = random(BATCH, length, DIM), Visibility(query_pack=packs)
+    x, visibility = random(BATCH, length, DIM), AttentionMask(query_pack=packs)
 
     def loss(x):
         return ops.sum(
@@ -245,15 +248,15 @@ def test_a_prefix_is_seen_in_turns_too(request, options):
     seen = seen | (places < prefix[..., None])
     free = made(length, **{name: x for name, x in options.items() if name != "window"})
     free.set_weights(layer.get_weights())
-    expected = numpy(free(x, mask=real, visibility=Visibility(explicit=seen)))
-    given = Visibility(prefix=prefix)
+    expected = numpy(free(x, mask=real, visibility=AttentionMask(explicit=seen)))
+    given = AttentionMask(prefix=prefix)
     assert_close(numpy(layer(x, mask=real, visibility=given))[real], expected[real], atol=2e-5)
     request.getfixturevalue("short_turns")
     assert_close(numpy(layer(x, mask=real, visibility=given))[real], expected[real], atol=2e-5)
     with pytest.raises(ValueError, match="`prefix` would be ignored: all keys are seen without"):
         free(x, visibility=given)
     with pytest.raises(ValueError, match="`prefix` must be of shape"):
-        layer(x, visibility=Visibility(prefix=prefix[:, 1:]))
+        layer(x, visibility=AttentionMask(prefix=prefix[:, 1:]))
 
 
 def test_a_step_of_training_in_turns_moves_all_weights_alike(request):
@@ -322,13 +325,15 @@ def test_turns_drop_the_same_when_they_compute_again(short_turns, seed):
     "options", [{}, {"dropout": 0.1}, {"dropout": 0.1, "seed": 3}, {"attention_soft_cap": 2.0}]
 )
 def test_queries_in_turns_need_little_memory(monkeypatch, options):
-    monkeypatch.setattr(blocks, "_LONG", 1024)
-    layer = made(2048, causal=True, **options)
+    monkeypatch.setattr(attention, "_LONG", 1024)
+    # Heads of a multiple of eight: a GPU has no kernel without scores for others.
+    layer = MultiHeadAttention(4, 8, causal=True, **options)
+    layer.build((1, 2048, DIM))
     found = largest(lambda x: layer(x, training=True), random(1, 2048, DIM))
-    assert found <= 4 * blocks._AT_A_TIME * 2048
+    assert found <= 4 * chunks._AT_A_TIME * 2048
 
 
-@pytest.mark.one_backend("tensorflow")
+@pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="a function of TensorFlow")
 def test_a_length_that_is_not_known_yet():
     import tensorflow as tf
 
@@ -337,6 +342,6 @@ def test_a_length_that_is_not_known_yet():
     function = tf.function(lambda x, mask: layer(x, mask=mask), input_signature=shapes)
     for length in (10, 300):
         x, real = random(BATCH, length, DIM), masks(length)[0]
-        pattern = Visibility(explicit=near(length, 65))
+        pattern = AttentionMask(explicit=near(length, 65))
         expected = numpy(dense(x, mask=real, visibility=pattern))
         assert_close(numpy(function(x, real))[real], expected[real], atol=2e-5)

@@ -4,8 +4,8 @@ import keras
 import numpy as np
 import pytest
 
-from keras_transformer.layers import DecoderBlock, EncoderBlock, Visibility
-from keras_transformer.layers.slots import Slots
+from keras_transformer.layers import AttentionMask, DecoderBlock, EncoderBlock
+from keras_transformer.layers.attention.key_value_cache import KeyValueCache
 from tests.layers.conftest import assert_close, copy_weights, differs, numpy, random, randomize
 from tests.layers.test_encoder import copy_attention, copy_dense, copy_norm
 
@@ -85,12 +85,12 @@ def test_cached_equals_uncached(options, cross_attention):
     inputs = inputs if cross_attention else {}
     expected = numpy(layer(X, **inputs))
     heads = layer.self_attention.num_key_value_heads
-    cache = {"self": Slots.make(2, heads, 6, 4, "float32"), "cross": None}
+    cache = {"self": KeyValueCache.make(2, heads, 6, 4, "float32"), "cross": None}
     slots = np.tile(np.arange(6), (2, 1))
     for start, end in ((0, 3), (3, 4), (4, 5)):
         step, updated = layer(
             X[:, start:end],
-            visibility=Visibility(
+            visibility=AttentionMask(
                 query_positions=slots[:, start:end],
                 key_positions=slots[:, :end],
                 explicit=slots[:, None, :end] <= slots[:, start:end, None],

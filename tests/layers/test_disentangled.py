@@ -13,7 +13,7 @@ ROWS = np.array([[0, 1, 2, 3], [5, 9, 0, 40]])
 
 @pytest.mark.parametrize(("half", "distance"), [(256, 512), (4, 9), (5, 7), (12, 12)])
 def test_buckets_equal_transformers(half, distance):
-    """Of all distances, the last of which a rounding error would put into another bucket."""
+    """Compare all distances; a rounding error would put the last into another bucket."""
     torch = pytest.importorskip("torch")
     theirs = pytest.importorskip("transformers.models.deberta_v2.modeling_deberta_v2")
     far = np.arange(-600, 601)
@@ -79,9 +79,9 @@ def test_what_does_not_go_together():
         EncoderBlock(2, 8)(x, relative=relative)
     with pytest.raises(ValueError, match="received disentangled='own' without `relative`"):
         EncoderBlock(2, 8, disentangled="own")(x)
-    with pytest.raises(ValueError, match="must be 'shared', 'own' or None, received 'both'"):
+    with pytest.raises(ValueError, match="must be one of 'shared', 'own', received 'both'"):
         MultiHeadAttention(2, 6, disentangled="both")
-    with pytest.raises(ValueError, match="`score_scale` is of score='scaled_dot'"):
+    with pytest.raises(ValueError, match="`disentangled` needs score='scaled_dot'"):
         MultiHeadAttention(2, 6, disentangled="own", score="general")
     for values in ({"num_buckets": 3}, {"num_buckets": 32, "max_distance": 15}):
         with pytest.raises(ValueError, match="`num_buckets` must be at least 4"):

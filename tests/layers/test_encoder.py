@@ -5,8 +5,9 @@ import numpy as np
 import pytest
 
 from keras_transformer.config import NORMALIZATIONS
-from keras_transformer.layers import EncoderBlock, Visibility
+from keras_transformer.layers import AttentionMask, EncoderBlock
 from keras_transformer.layers.normalization import make_normalization
+from tests.closeness import atol_of
 from tests.layers.conftest import assert_close, copy_weights, differs, numpy, random, randomize
 
 X = random(2, 5, 8)
@@ -156,7 +157,7 @@ def test_a_masked_position_changes_nothing():
 def test_packed_documents_equal_the_documents_alone():
     layer = made(rotary={"base": 100.0})
     packs, positions = np.array([[0, 0, 0, 1, 1]] * 2), np.array([[0, 1, 2, 0, 1]] * 2)
-    visibility = Visibility(query_pack=packs, query_positions=positions)
+    visibility = AttentionMask(query_pack=packs, query_positions=positions)
     packed = numpy(layer(X, visibility=visibility))
     for document in (slice(0, 3), slice(3, 5)):
         assert_close(packed[:, document], layer(X[:, document]))
@@ -202,7 +203,7 @@ def test_without_dropout_training_changes_nothing():
 def test_keras_masks_arrive_and_go_on():
     ids = np.array([[3, 4, 1, 2, 5], [1, 2, 4, 0, 0]])
     states = keras.layers.Embedding(6, 8, mask_zero=True)(ids)
-    layer, packs = made(), Visibility(query_pack=np.zeros((2, 5), "int32"))
+    layer, packs = made(), AttentionMask(query_pack=np.zeros((2, 5), "int32"))
     expected = numpy(layer(numpy(states), mask=PADDING))
     twice = numpy(layer(expected, mask=PADDING))
     for options in ({}, {"visibility": packs}, {"bias": np.zeros((1, 1, 5, 5), "float32")}):
@@ -218,7 +219,7 @@ def test_mixed_precision(policy):
     output = half(X, mask=PADDING)
     assert keras.backend.standardize_dtype(output.dtype) == half.compute_dtype
     assert {keras.backend.standardize_dtype(w.dtype) for w in half.weights} == {"float32"}
-    assert_close(output, full(X, mask=PADDING), atol=0.1 if "b" in policy else 0.015)
+    assert_close(output, full(X, mask=PADDING), atol=atol_of(policy))
 
 
 @pytest.mark.one_backend
@@ -228,6 +229,8 @@ def test_ids_in_place_of_states():
 
 
 def test_width_that_the_heads_do_not_divide():
-    with pytest.raises(ValueError, match="width of the input, 7, is not divisible by num_heads=2"):
+    with pytest.raises(
+        ValueError, match="divisible by `num_heads`, received hidden_dim=7 and num_heads=2"
+    ):
         EncoderBlock(2, 12)(np.zeros((1, 3, 7), "float32"))
     assert EncoderBlock(2, 12, head_dim=5)(np.zeros((1, 3, 7), "float32")).shape == (1, 3, 7)

@@ -7,6 +7,7 @@ import pytest
 from keras_transformer.config import ACTIVATIONS
 from keras_transformer.layers import FeedForward
 from keras_transformer.layers.feed_forward import ResidualFeedForward
+from tests.closeness import atol_of
 from tests.layers.conftest import assert_close, numpy, random, randomize
 
 X = random(2, 5, 8)
@@ -75,7 +76,7 @@ def test_mixed_precision(policy):
     half, full = made(dtype=policy), made()
     result = half(X)
     assert keras.backend.standardize_dtype(result.dtype) == half.compute_dtype
-    assert_close(result, full(X), atol=0.1 if policy == "mixed_bfloat16" else 0.02)
+    assert_close(result, full(X), atol=atol_of(policy))
 
 
 def test_with_a_linear_layer_beside_it():

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import keras_transformer as kt
-from keras_transformer.checkpoints.safetensors_io import to_numpy
+from keras_transformer.checkpoints.weights.safetensors_io import to_numpy
 from tests.layers.stems import assert_is_as_described
 from tests.tasks import audio
 

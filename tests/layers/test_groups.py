@@ -6,12 +6,12 @@ import pytest
 from keras import ops
 
 from keras_transformer.kernels.device import Device, device
-from keras_transformer.layers import MultiHeadAttention, Visibility
+from keras_transformer.layers import AttentionMask, MultiHeadAttention
 from tests.layers.conftest import random, randomize
 from tests.layers.test_blocks import largest
 from tests.training.gradients import value_and_gradients
 
-pytestmark = pytest.mark.one_backend("jax")
+pytestmark = pytest.mark.skipif(keras.backend.backend() != "jax", reason="of programs of JAX")
 
 BATCH, LENGTH, DIM = 5, 20, 8
 OPTIONS = [
@@ -38,7 +38,7 @@ def two_rows(monkeypatch):
 
 
 def losses(layer):
-    """Of calls with padding, packs, a bias of each row or of all, other keys, a mask of pairs."""
+    """Losses with padding, packs, biases per row or for all, other keys, and masks of pairs."""
     rng = np.random.default_rng(0)
     real = np.arange(LENGTH) < rng.integers(3, LENGTH, (BATCH, 1))
     packs = np.arange(LENGTH)[None] >= rng.integers(0, LENGTH, (BATCH, 1))
@@ -46,8 +46,8 @@ def losses(layer):
     of_rows, of_all = random(BATCH, 4, LENGTH, LENGTH), random(1, 4, LENGTH, LENGTH)
     given = [
         {"mask": real},
-        {"mask": real, "visibility": Visibility(query_pack=packs.astype("int32"))},
-        {"visibility": Visibility(explicit=explicit | np.eye(LENGTH, dtype=bool))},
+        {"mask": real, "visibility": AttentionMask(query_pack=packs.astype("int32"))},
+        {"visibility": AttentionMask(explicit=explicit | np.eye(LENGTH, dtype=bool))},
         {"bias": of_rows, "mask": real},
         {"bias": of_all},
         {"value": random(BATCH, 7, DIM, seed=4)},
@@ -132,7 +132,8 @@ def test_each_group_drops_by_a_draw_of_its_own():
             assert abs((dropped[i] == dropped[other]).mean() - 0.5) < 5 * 0.5 / LENGTH
 
 
-def test_the_scores_of_all_rows_are_at_no_time_in_memory():
+def test_the_scores_of_all_rows_are_at_no_time_in_memory(monkeypatch):
+    monkeypatch.setattr(Device, "scores_bytes", 3 * 2**20)
     layer = MultiHeadAttention(4, 8)
     layer.build((64, 128, DIM))
     found = largest(lambda x: layer(x, training=True), random(64, 128, DIM))

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import keras_transformer as kt
-from keras_transformer.checkpoints.safetensors_io import to_numpy
+from keras_transformer.checkpoints.weights.safetensors_io import to_numpy
 from keras_transformer.layers.stems.images import resampling
 from tests.layers.stems import assert_is_as_described
 from tests.tasks import images
@@ -107,7 +107,7 @@ def test_wrong_stems(stem, message):
 @pytest.mark.backend_independent
 def test_a_stem_is_of_an_encoder_without_tokens():
     for values in ({"kind": "decoder"}, {"vocabulary_size": 9}):
-        with pytest.raises(ValueError, match="`stem` is of an encoder with vocabulary_size=0"):
+        with pytest.raises(ValueError, match="`stem` needs an encoder with vocabulary_size=0"):
             kt.TransformerConfig.from_dict({**images.patches().stated(), **values})
 
 

@@ -122,5 +122,5 @@ def test_a_copy_of_a_layer_begins_with_its_weights():
 def test_an_unknown_name_is_still_refused():
     with pytest.raises(ValueError, match="Unknown activation"):
         FeedForward(4, activation="rellu")
-    with pytest.raises(ValueError, match="Unknown score"):
+    with pytest.raises(ValueError, match="`score` must be one of"):
         MultiHeadAttention(2, 2, score="dott")

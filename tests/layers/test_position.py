@@ -202,7 +202,7 @@ def test_alibi_slopes_of_the_paper():
     np.testing.assert_allclose(eight, [2.0**-i for i in range(1, 9)])
     sixteen = -numpy(ALiBi(16)(positions, positions))[0, :, 1, 0]
     np.testing.assert_allclose(sixteen, [2 ** (-i / 2) for i in range(1, 17)], rtol=1e-6)
-    # Between powers of two: those of 8 heads, then every other one of 16 (the authors' code).
+    # Between powers of two: slopes of 8 heads, then every other one of 16 (the authors' code).
     twelve = -numpy(ALiBi(12)(positions, positions))[0, :, 1, 0]
     np.testing.assert_allclose(twelve, [*eight, *sixteen[0:8:2]], rtol=1e-6)
 

@@ -3,7 +3,7 @@
 It tries a config's round trips, building by a shape, a symbolic and an eager call of the same
 shapes, half precision, and for some a step of `fit`. What does not apply, and why:
 
-- `Slots`, `Visibility`, `RelativeStates` and `combine_masks` are no layers.
+- `KeyValueCache`, `AttentionMask`, `RelativeStates` and `combine_masks` are no layers.
 - Layers with two or more arrays (`ALiBi`, `RelativePositionBias`, `RelativeEmbedding`, attention
   and blocks across) are given them as a dict, which the model of its training step does not take.
 - A training step is run of one layer of each kind of weights: the others differ in nothing that it
@@ -14,13 +14,18 @@ shapes, half precision, and for some a step of `fit`. What does not apply, and w
 import pytest
 from keras.src.testing import TestCase
 
-from keras_transformer import layers
+from keras_transformer import config, layers
 
 STATES, SOURCE, IDS = (2, 4, 8), (2, 3, 8), (2, 4)
 PAIRS = {"query_positions_shape": (1, 4), "key_positions_shape": (1, 3)}
 ACROSS = {"query_shape": STATES, "value_shape": SOURCE}
 
 # A layer, its options, the shapes that it is called with, that of the outputs, and how.
+PART = config.Block(
+    mixer=config.Attention(num_heads=2, position=config.Rotary()),
+    feed_forward=config.Experts(number=2, dim=3),
+    residual=config.Residual(order="pre"),
+)
 CASES = {
     "attention": (layers.MultiHeadAttention, {"num_heads": 2, "head_dim": 4}, STATES, STATES, {}),
     "attention across": (
@@ -37,6 +42,7 @@ CASES = {
         STATES,
         {"trained": True},
     ),
+    "block": (layers.Block, {"config": PART, "causal": True}, STATES, STATES, {}),
     "decoder": (layers.DecoderBlock, {"num_heads": 2, "intermediate_dim": 6}, STATES, STATES, {}),
     "decoder across": (
         layers.DecoderBlock,
@@ -106,5 +112,10 @@ def test_it_passes(name):
 @pytest.mark.one_backend
 def test_all_layers_are_tried():
     public = {getattr(layers, name) for name in layers.__all__}
-    apart = {layers.Slots, layers.Visibility, layers.RelativeStates, layers.combine_masks}
+    apart = {
+        layers.KeyValueCache,
+        layers.AttentionMask,
+        layers.RelativeStates,
+        layers.combine_masks,
+    }
     assert public - apart == {case[0] for case in CASES.values()}

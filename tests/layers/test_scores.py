@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from keras_transformer.layers import MultiHeadAttention, scores
+from keras_transformer.layers import MultiHeadAttention
+from keras_transformer.layers.attention import scores
 from tests.layers.conftest import assert_close, numpy, random, randomize
 
 HEADS, HEAD_DIM = 3, 4
@@ -71,7 +72,7 @@ def test_attention_with_this_score(name):
 
 
 def test_location_needs_its_slots():
-    with pytest.raises(ValueError, match="one weight a slot: give `max_sequence_length`"):
+    with pytest.raises(ValueError, match="one weight for each slot: give `max_sequence_length`"):
         MultiHeadAttention(2, 4, score="location")
     layer = MultiHeadAttention(2, 4, score="location", max_sequence_length=3)
     with pytest.raises(ValueError, match="has 3 slots, received 5 keys. Truncate"):

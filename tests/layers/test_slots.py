@@ -9,7 +9,7 @@ from keras import ops
 
 from keras_transformer.kernels.indexing import put
 from keras_transformer.layers import MultiHeadAttention
-from keras_transformer.layers.slots import Slots
+from keras_transformer.layers.attention.key_value_cache import KeyValueCache
 from tests.layers.conftest import numpy, random
 
 KEYS, VALUES = random(2, 3, 4, 6), random(2, 3, 4, 6, seed=1)  # rows, length, heads, head size
@@ -27,7 +27,7 @@ def tensors(*arrays):
 
 
 def written(dtype, index, slots=8):
-    return at(index, Slots.make(2, 4, slots, 6, dtype)).write(*tensors(KEYS, VALUES))
+    return at(index, KeyValueCache.make(2, 4, slots, 6, dtype)).write(*tensors(KEYS, VALUES))
 
 
 def at(index, slots):
@@ -77,12 +77,12 @@ def test_empty_slots_of_the_same_kind(dtype):
     assert [x.dtype for x in like.tensors] == [x.dtype for x in written(dtype, 0).tensors]
     assert not any(numpy(x).any() for x in like.tensors)
     assert len(like.tensors) == (4 if dtype == "int8" else 2)
-    assert Slots(*like.tensors).tensors == like.tensors and like.next == 0
+    assert KeyValueCache(*like.tensors).tensors == like.tensors and like.next == 0
 
 
 def test_zeros_and_large_numbers_in_int8():
     keys, values = np.zeros((1, 2, 1, 4), "float32"), np.full((1, 2, 1, 4), 1e30, "float32")
-    slots = Slots.make(1, 1, 2, 4, "int8").write(*tensors(keys, values)).full()
+    slots = KeyValueCache.make(1, 1, 2, 4, "int8").write(*tensors(keys, values)).full()
     keys, values = (numpy(x) for x in slots.read("float32"))
     assert not keys.any()
     np.testing.assert_allclose(values, 1e30, rtol=1e-6)
@@ -103,7 +103,7 @@ def test_put_along_an_axis(dtype):
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8"])
 def test_a_layer_keeps_the_dtype_of_its_slots(dtype):
     layer = MultiHeadAttention(2, 4, dtype="mixed_float16", causal=True)
-    slots = Slots.make(1, 2, 4, 4, dtype)
+    slots = KeyValueCache.make(1, 2, 4, 4, dtype)
     _, slots = layer(random(1, 2, 8), cache=slots)
     output, slots = layer(random(1, 1, 8), cache=slots)
     assert keras.backend.standardize_dtype(output.dtype) == "float16"

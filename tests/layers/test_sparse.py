@@ -9,14 +9,14 @@ from keras import ops
 
 from keras_transformer.layers import (
     ALiBi,
+    AttentionMask,
     EncoderBlock,
     MultiHeadAttention,
     RelativePositionBias,
-    Visibility,
-    further_keys,
 )
-from keras_transformer.layers.position_bias import PairBias
-from keras_transformer.layers.slots import Slots
+from keras_transformer.layers.attention import sparse
+from keras_transformer.layers.attention.key_value_cache import KeyValueCache
+from keras_transformer.layers.attention.score_bias import LazyBias
 from tests.layers.conftest import assert_close, numpy, random, randomize
 from tests.layers.test_blocks import largest, masks
 from tests.thorough import seeds
@@ -72,9 +72,9 @@ def test_equals_a_dense_mask(seed):
     seen = pattern(length, causal=options["causal"], of_all=of_all, **window)
     x, (real, packs) = random(BATCH, length, DIM), masks(length)
     seen = seen & real[:, None]
-    given = Visibility(query_pack=packs, global_positions=places)
+    given = AttentionMask(query_pack=packs, global_positions=places)
     found = numpy(layer(x, mask=real, visibility=given))
-    expected = numpy(dense(x, visibility=Visibility(query_pack=packs, explicit=seen)))
+    expected = numpy(dense(x, visibility=AttentionMask(query_pack=packs, explicit=seen)))
     rows = real & (seen & (packs[:, :, None] == packs[:, None])).any(axis=2)
     assert_close(found[rows], expected[rows], atol=2e-5)
 
@@ -90,11 +90,11 @@ def test_a_bias_of_positions_needs_no_more_than_the_blocks(bias):
         ({"window": 65, "global_tokens": 3}, np.arange(length)[::-1][None]),
     ):
         layer, dense = made(length, **options), made(length)
-        x, given = random(BATCH, length, DIM), PairBias(bias, positions)
+        x, given = random(BATCH, length, DIM), LazyBias(bias, positions)
         first = np.arange(options.pop("global_tokens", 0))
         seen = pattern(length, of_all=[first] * BATCH, **options)
-        whole = given.whole(x)
-        expected = dense(x, visibility=Visibility(explicit=seen), bias=whole)
+        whole = given.materialize(x)
+        expected = dense(x, visibility=AttentionMask(explicit=seen), bias=whole)
         assert_close(layer(x, bias=given), expected, atol=2e-5)
         assert_close(layer(x, bias=whole), expected, atol=2e-5)
 
@@ -109,7 +109,7 @@ def of_blocks(length, size, random_blocks, training, seed):
     middle = (q > 0) & (q < last)
     if not training:
         return seen, np.where(middle & (k == 0), np.log(1 + random_blocks), 0.0)
-    drawn = further_keys.drawn_blocks(last + 1, HEADS, random_blocks, seed)
+    drawn = sparse.drawn_blocks(last + 1, HEADS, random_blocks, seed)
     for head in range(HEADS):
         for i in range(1, last):
             seen[head] |= (q == i) & np.isin(k, drawn[head, i])
@@ -126,7 +126,7 @@ def test_blocks(length, random_blocks, training):
     seen, added = of_blocks(length, size, random_blocks, training, seed)
     x, bias = random(BATCH, length, DIM), added[None, None].astype("float32")
     explicit = seen[None] & real[:, None, None]
-    given = Visibility(query_pack=packs)
+    given = AttentionMask(query_pack=packs)
     found = numpy(layer(x, mask=real, visibility=given, training=training))
     expected = numpy(dense(x, bias=bias, visibility=given._replace(explicit=explicit)))
     assert_close(found[real], expected[real], atol=2e-5)
@@ -160,9 +160,9 @@ def test_the_gradients_equal_those_of_a_dense_mask():
             return loss
 
         given = [random(BATCH, length, DIM)]
-        pattern_loss = loss_of(layer, visibility=Visibility(global_positions=places))
+        pattern_loss = loss_of(layer, visibility=AttentionMask(global_positions=places))
         value, (found,) = value_and_gradients(pattern_loss, given)
-        mask_loss = loss_of(dense, visibility=Visibility(explicit=seen))
+        mask_loss = loss_of(dense, visibility=AttentionMask(explicit=seen))
         whole, (expected,) = value_and_gradients(mask_loss, given)
         assert value == pytest.approx(whole, rel=1e-5)
         np.testing.assert_allclose(found, expected, atol=1e-5 * np.abs(expected).max())
@@ -175,7 +175,7 @@ def test_global_tokens_of_their_own_projections():
     places = np.array([[0, 7, -1], [299, -1, -1]])
     x, real = random(BATCH, length, DIM), masks(length)[0]
     real[:, :8] = real[1, 290:] = True
-    given = Visibility(global_positions=places)
+    given = AttentionMask(global_positions=places)
     found = numpy(layer(x, mask=real, visibility=given))
     seen = pattern(length, window, of_all=places) & real[:, None]
     local, of_all = made(length), made(length)
@@ -186,7 +186,7 @@ def test_global_tokens_of_their_own_projections():
         name = variable.path.split("/", 1)[-1]
         part, rest = name.split("/", 1)
         variable.assign(by_name[name if part == "output" else f"{part}_global/{rest}"])
-    near = numpy(local(x, visibility=Visibility(explicit=seen)))
+    near = numpy(local(x, visibility=AttentionMask(explicit=seen)))
     far = numpy(of_all(x, mask=real))
     is_global = np.array([[p in row for p in range(length)] for row in places])
     expected = np.where(is_global[..., None], far, near)
@@ -199,19 +199,22 @@ def test_global_tokens_of_their_own_projections():
 def test_global_tokens_of_their_own_projections_have_the_bias_too():
     """A short sequence, where nothing is cut, and the same as the start of one that is."""
     length, near = 300, 20
-    bias = PairBias(randomize(RelativePositionBias(HEADS)), None)
+    bias = LazyBias(randomize(RelativePositionBias(HEADS)), None)
     layer = made(length, window=9, global_projection=True)
-    x, places = random(BATCH, length, DIM), Visibility(global_positions=np.array([[0, 3], [5, -1]]))
+    x, places = (
+        random(BATCH, length, DIM),
+        AttentionMask(global_positions=np.array([[0, 3], [5, -1]])),
+    )
     real = np.repeat((np.arange(length) < near)[None], BATCH, axis=0)
     expected = numpy(layer(x, mask=real, visibility=places, bias=bias))[:, :near]
     short = x[:, :near]
     assert_close(layer(short, visibility=places, bias=bias), expected, atol=2e-5)
-    whole = bias.whole(short)
+    whole = bias.materialize(short)
     assert_close(layer(short, visibility=places, bias=whole), expected, atol=2e-5)
 
 
 def test_a_block_of_the_first_token_alone():
-    """What a classifier asks of the last block, where that token sees all."""
+    """A classifier needs only this token of the last block, where the token sees all."""
     x = random(BATCH, 300, 16)
     for options in (
         {"window": 33, "global_tokens": 1},
@@ -230,7 +233,7 @@ def test_steps_with_a_cache_equal_the_whole():
     layer = made(length, window=4, window_dilation=2, global_tokens=2, causal=True, rotary={})
     x = random(BATCH, length, DIM)
     whole, parts = numpy(layer(x)), []
-    slots = Slots.make(BATCH, HEADS, length, WIDTH, "float32")
+    slots = KeyValueCache.make(BATCH, HEADS, length, WIDTH, "float32")
     for first, last in ((0, 30), (30, 31), (31, 40)):
         part, slots = layer(x[:, first:last], cache=slots)
         parts.append(numpy(part))
@@ -258,7 +261,7 @@ def test_a_bias_makes_no_tensor_of_length_by_length():
     length, bias = 2048, randomize(RelativePositionBias(HEADS))
     layer = made(length, window=33)
     x = random(1, length, DIM)
-    assert largest(lambda x: layer(x, bias=PairBias(bias, None)), x) <= length * HEADS * 320
+    assert largest(lambda x: layer(x, bias=LazyBias(bias, None)), x) <= length * HEADS * 320
 
 
 @pytest.mark.backend_independent
@@ -269,8 +272,8 @@ def test_a_bias_makes_no_tensor_of_length_by_length():
         ({"window_dilation": 2}, "needs a `window`"),
         ({"global_tokens": 1}, "needs a `window`"),
         ({"window": 4, "block_size": 4}, "two patterns"),
-        ({"block_size": 4, "causal": True}, "of encoders"),
-        ({"window": 4, "global_projection": True, "rotary": {}}, "do not go together"),
+        ({"block_size": 4, "causal": True}, "needs an encoder"),
+        ({"window": 4, "global_projection": True, "rotary": {}}, "cannot be combined"),
     ],
 )
 def test_options_that_do_not_agree(options, message):
@@ -278,7 +281,7 @@ def test_options_that_do_not_agree(options, message):
         MultiHeadAttention(HEADS, WIDTH, **options)
 
 
-@pytest.mark.one_backend("tensorflow")
+@pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="a function of TensorFlow")
 @pytest.mark.parametrize("options", [{"window": 33, "global_tokens": 2}, {"block_size": 8}])
 def test_a_length_that_is_not_known_yet(options):
     import tensorflow as tf
@@ -292,7 +295,7 @@ def test_a_length_that_is_not_known_yet(options):
 
 
 def test_blocks_that_are_recomputed_learn_the_bias_too():
-    """Of the bias, which each block computes, comes the gradient that there is without it."""
+    """The bias, which each block recomputes, has the same gradient as without recomputation."""
     from keras_transformer import TransformerConfig
     from keras_transformer.models import Encoder
 
@@ -313,7 +316,7 @@ def test_blocks_that_are_recomputed_learn_the_bias_too():
         assert_close(mine, theirs)
 
 
-@pytest.mark.one_backend("tensorflow")
+@pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="a function of TensorFlow")
 @pytest.mark.parametrize(
     ("options", "length"),
     [
@@ -333,7 +336,7 @@ def test_rows_and_global_tokens_whose_number_is_not_known_yet(options, length):
     shapes = [tf.TensorSpec([None, length, DIM]), tf.TensorSpec([None, length], "bool")]
 
     def attend(x, mask, places):
-        given = Visibility(global_positions=places) if with_places else None
+        given = AttentionMask(global_positions=places) if with_places else None
         return layer(x, mask=mask, visibility=given, training=True)
 
     function = tf.function(attend, input_signature=[*shapes, tf.TensorSpec([None, None], "int32")])

@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 
 import keras_transformer as kt
-from keras_transformer.checkpoints.safetensors_io import to_numpy
-from keras_transformer.structure import is_before_blocks, variable_shapes
+from keras_transformer.checkpoints.weights.safetensors_io import to_numpy
+from keras_transformer.config.structure import is_before_blocks, variable_shapes
 from tests.tasks import audio
 
 CONFIGS = {
@@ -128,17 +128,18 @@ def test_a_functional_model_takes_any_length():
 @pytest.mark.parametrize("name", ["group", "layer", "recording"])
 @pytest.mark.parametrize("dtype", ["mixed_bfloat16", "mixed_float16"])
 def test_mixed_precision(name, dtype):
-    """Of three models: in one of them a number may be far off by chance, on every backend."""
+    """Compare five models: in one a number may be far off by chance, on every backend."""
     samples, mask = padded()
-    inputs, largest = {"samples": samples, "padding_mask": mask}, []
-    for seed in range(3):
+    inputs, largest, means = {"samples": samples, "padding_mask": mask}, [], []
+    for seed in range(5):
         keras.utils.set_random_seed(seed)
         expected = kt.models.Encoder(CONFIGS[name])
         mixed = kt.models.Encoder(CONFIGS[name], dtype=dtype)
         mixed.set_weights(expected.get_weights())
         difference = to_numpy(mixed(inputs)).astype("float32") - to_numpy(expected(inputs))
         largest.append(np.abs(difference).max())
-    assert np.median(largest) <= 0.1
+        means.append(np.abs(difference).mean())
+    assert np.median(largest) <= 0.1 and np.median(means) <= 0.02
 
 
 @pytest.mark.backend_independent
@@ -148,7 +149,7 @@ def test_mixed_precision(name, dtype):
         ({"filters": []}, "`filters` of the stem must be 0 integers of at least 1, one for each"),
         ({"strides": [5, 2]}, "`strides` of the stem must be 3 integers of at least 1"),
         ({"kernel_sizes": [10, 3, 0]}, "`kernel_sizes` of the stem must be 3 integers"),
-        ({"strides": [2**15] * 3}, "make no state of 160,000 samples"),
+        ({"strides": [2**15] * 3}, "leave no state of 160,000 samples"),
         ({"norm": "batch"}, "`norm` must be one of"),
         ({"position_groups": 3}, "position_groups=3 of the stem must divide the width .*, 16"),
         ({"activation": "loud"}, "`activation` must be one of"),

@@ -1,4 +1,4 @@
-"""What the tests of backbones share."""
+"""Shared fixtures of the tests of backbones."""
 
 import numpy as np
 

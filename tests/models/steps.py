@@ -1,4 +1,4 @@
-"""What the tests of interrupted steps share: models whose states after each step are known."""
+"""Shared code of tests of interrupted steps: models with known states after each step."""
 
 import keras
 import numpy as np
@@ -64,7 +64,7 @@ class Run:
 
 
 def make_backbone(dropout=0.0 if BACKEND == "torch" else 0.1):
-    # PyTorch's dropout draws from a generator that is no part of the model.
+    # PyTorch's dropout draws from a generator outside the model.
     keras.utils.set_random_seed(1)
     config = kt.TransformerConfig(
         kind="encoder", vocabulary_size=20, hidden_dim=8, num_layers=1, num_heads=2,

@@ -1,13 +1,14 @@
-"""What holds for all three kinds of backbone."""
+"""Checks that hold for all three kinds of backbone."""
 
 import keras
 import numpy as np
 import pytest
 from keras import ops
 
-from keras_transformer.checkpoints.assignment import backbone_variables
+from keras_transformer.checkpoints.presets.assignment import backbone_variables
+from keras_transformer.config.structure import variable_shapes
 from keras_transformer.models import Decoder, Encoder, Seq2Seq, build_backbone
-from keras_transformer.structure import variable_shapes
+from tests.closeness import atol_of
 from tests.generation.common import on_one
 from tests.layers.conftest import assert_close, copy_weights, differs, numpy
 from tests.models.conftest import IDS, PADDING, small_backbone, small_config, small_inputs
@@ -142,7 +143,7 @@ def test_dtype_policies(kind, policy):
     assert keras.backend.standardize_dtype(result.dtype) == half.compute_dtype
     stored = {keras.backend.standardize_dtype(w.dtype) for w in half.weights}
     assert stored == {"bfloat16" if policy == "bfloat16" else "float32"}
-    assert_close(result, full(inputs), atol=0.02 if policy == "mixed_float16" else 0.12)
+    assert_close(result, full(inputs), atol=atol_of(policy))
 
 
 @kinds

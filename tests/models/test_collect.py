@@ -1,4 +1,4 @@
-"""What is inside of a model: states and attention weights, asked for by an argument."""
+"""Inner states and attention weights of a model, requested by an argument."""
 
 import numpy as np
 import pytest
@@ -73,7 +73,7 @@ def test_a_task_hands_it_on():
 def test_what_cannot_be_collected():
     with pytest.raises(
         ValueError,
-        match="and 'queries' and 'keys' of it, received \\['gradients'\\]",
+        match="'queries' and 'keys', received \\['gradients'\\]",
     ):
         small_backbone("encoder")({"token_ids": IDS}, collect=("gradients",))
 
@@ -95,9 +95,7 @@ def test_embeddings_in_place_of_ids(kind):
 @pytest.mark.one_backend
 def test_how_it_is_asked_for():
     backbone = small_backbone("encoder")
-    with pytest.raises(ValueError, match=r"`collect` is a tuple.*received 'states'"):
+    with pytest.raises(ValueError, match=r"`collect` must be a tuple.*received 'states'"):
         backbone({"token_ids": IDS}, collect="states")
-    with pytest.raises(
-        ValueError, match=r"as Transformers has it\. It is `collect=\(\"states\",\)`"
-    ):
+    with pytest.raises(ValueError, match=r"unlike Transformers\. It is `collect=\(\"states\",\)`"):
         backbone({"token_ids": IDS}, output_hidden_states=True)

@@ -40,7 +40,7 @@ class Mixed(kt.models.DecoderBase):
 
     def call(self, inputs, cache=None, training=False):
         x = self.token_embedding(inputs["token_ids"])
-        run = kt.models.BlockRun(x, inputs, cache)
+        run = kt.models.ForwardContext(x, inputs, cache)
         x = x + self.position(x, positions=run.positions)
         for block in self.blocks:
             x = run(block, x, training=training)
@@ -149,8 +149,8 @@ def test_a_head_of_ones_own_is_used_in_training():
 def test_what_it_cannot_do_is_said(tmp_path):
     task = make()
     for act, said in (
-        (lambda: task.save_to_preset(tmp_path / "p"), "code of your own"),
-        (lambda: kt.export_to_huggingface(task, tmp_path / "h"), "code of your own"),
+        (lambda: task.save_to_preset(tmp_path / "p"), "class of your own"),
+        (lambda: kt.export_to_huggingface(task, tmp_path / "h"), "class of your own"),
         (lambda: task.freeze(1), "set `trainable`"),
         (lambda: kt.training.smaller(task, 1), "make the student yourself"),
         (lambda: kt.CausalLM(keras.Sequential()), "DecoderBase"),
@@ -185,7 +185,7 @@ def test_a_decoder_that_forgets_to_build():
 
         def call(self, inputs, cache=None, training=False):
             x = self.token_embedding(inputs["token_ids"])
-            run = kt.models.BlockRun(x, inputs, cache)
+            run = kt.models.ForwardContext(x, inputs, cache)
             return run.outputs(run(self.block, x, training=training))
 
     values = config("decoder", tokenizer("bpe", add_prefix_space=True))

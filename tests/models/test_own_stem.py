@@ -85,7 +85,7 @@ def test_a_mask_of_states(backbone):
 def test_a_preset_cannot_hold_it(backbone, tmp_path):
     task = kt.TextClassifier(backbone, num_classes=2)
     for save in (task.save_to_preset, backbone.save_to_preset):
-        with pytest.raises(ValueError, match="Patches is code of your own. Save the model as K"):
+        with pytest.raises(ValueError, match="Patches is a class of your own. Save the model as K"):
             save(tmp_path / "p")
-    with pytest.raises(ValueError, match="Patches is code of your own"):
+    with pytest.raises(ValueError, match="Patches is a class of your own"):
         kt.export_to_huggingface(task, tmp_path / "h")

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import keras_transformer as kt
-from keras_transformer.checkpoints.safetensors_io import to_numpy
+from keras_transformer.checkpoints.weights.safetensors_io import to_numpy
 from keras_transformer.models import build_backbone
 
 pytestmark = pytest.mark.one_backend
@@ -160,7 +160,7 @@ def test_names_links_and_devices(task, tmp_path, monkeypatch):
     assert (tmp_path / "best.keras").is_symlink()
     assert zipfile.is_zipfile(tmp_path / "store" / "first.keras")
     (tmp_path / "full.keras").symlink_to("/dev/full")
-    with pytest.raises(ValueError, match="is a device, and not a file"):
+    with pytest.raises(ValueError, match="is a device, not a file"):
         task.save(tmp_path / "full.keras")
     before = content(tmp_path / "store")
     monkeypatch.setattr("builtins.input", lambda question: "n")

@@ -77,14 +77,14 @@ def test_what_has_no_vector_is_told():
     plain = kt.models.Decoder(texts(vector_pooling=None, vector_end_id=None))
     with pytest.raises(ValueError, match="its config has no `vector_pooling`"):
         plain.pool(np.zeros((1, 2, 12), "float32"))
-    with pytest.raises(ValueError, match="`vector_dim` needs a `vector_pooling`"):
+    with pytest.raises(ValueError, match="`vector_dim`=5 needs a `vector_pooling`"):
         tower(vector_pooling=None, vector_dim=5)
-    with pytest.raises(ValueError, match="is of texts, not of the encoder of images"):
+    with pytest.raises(ValueError, match="is for texts, not for the image encoder"):
         tower(vector_pooling="last")
     with pytest.raises(ValueError, match="`bidirectional` needs kind='dual'"):
         kt.models.Decoder(texts(bidirectional=True))
     block = kt.layers.DecoderBlock(3, 20, causal=False)
     states = np.zeros((1, 2, 12), "float32")
     block.build(states.shape)
-    with pytest.raises(ValueError, match="causal=False sees what is behind a token"):
+    with pytest.raises(ValueError, match="causal=False sees later tokens"):
         block(states, cache={"self": None, "cross": None})

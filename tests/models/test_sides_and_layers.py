@@ -7,9 +7,9 @@ import pytest
 
 import keras_transformer as kt
 from keras_transformer import TransformerConfig
-from keras_transformer.checkpoints.assignment import backbone_variables
+from keras_transformer.checkpoints.presets.assignment import backbone_variables
+from keras_transformer.config.structure import variable_shapes
 from keras_transformer.models import build_backbone
-from keras_transformer.structure import variable_shapes
 from tests.generation.common import on_one
 from tests.layers.conftest import assert_close, numpy
 from tests.models.conftest import small_backbone

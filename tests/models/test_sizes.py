@@ -5,7 +5,7 @@ import math
 import pytest
 
 from keras_transformer import TransformerConfig
-from keras_transformer.structure import variable_shapes
+from keras_transformer.config.structure import variable_shapes
 
 pytestmark = pytest.mark.backend_independent
 

@@ -11,7 +11,7 @@ import keras
 import numpy as np
 import pytest
 
-from keras_transformer.models.state import Group, WholeStep, signals_wait
+from keras_transformer.models.runtime.state import AtomicStep, VariableGroup, defer_signals
 from tests.models.steps import (
     BACKEND,
     LABELS,
@@ -76,17 +76,17 @@ def test_signals_wait_and_are_heard_in_their_order():
     numbers = (signal.SIGUSR1, signal.SIGUSR2)
     before = {number: signal.signal(number, handler) for number in numbers}
     try:
-        with pytest.raises(KeyError, match="the first"), signals_wait():
+        with pytest.raises(KeyError, match="the first"), defer_signals():
             for number in numbers:
                 signal.raise_signal(number)
-            with signals_wait():
+            with defer_signals():
                 signal.raise_signal(signal.SIGUSR2)
             assert not heard
             inside = "reached"
         assert inside == "reached"
         assert heard == [signal.SIGUSR1, signal.SIGUSR2, signal.SIGUSR2]
         assert all(signal.getsignal(number) is handler for number in numbers)
-        with pytest.raises(KeyError, match="the body"), signals_wait():
+        with pytest.raises(KeyError, match="the body"), defer_signals():
             raise KeyError("the body")
         assert all(signal.getsignal(number) is handler for number in numbers)
     finally:
@@ -120,9 +120,9 @@ if BACKEND == "jax":
 
     def test_a_signal_behind_the_program_comes_when_its_values_are_kept():
         one, other = pair()
-        step = WholeStep(None, Program(lambda: signal.raise_signal(signal.SIGINT)), (0,))
+        step = AtomicStep(None, Program(lambda: signal.raise_signal(signal.SIGINT)), (0,))
         with pytest.raises(KeyboardInterrupt):
-            step((Group([one]), Group([other])), jnp.ones(2))
+            step((VariableGroup([one]), VariableGroup([other])), jnp.ones(2))
         assert np.asarray(one).tolist() == [1, 1, 1] and np.asarray(other).tolist() == [1, 1, 1]
 
     def test_an_error_of_the_program_says_what_is_lost():
@@ -130,9 +130,9 @@ if BACKEND == "jax":
             raise ValueError("out of memory")
 
         one, other = pair()
-        step = WholeStep(None, Program(fail), (0,))
+        step = AtomicStep(None, Program(fail), (0,))
         with pytest.raises(RuntimeError, match="weights and optimizer are lost") as error:
-            step((Group([one]), Group([other])), jnp.ones(2))
+            step((VariableGroup([one]), VariableGroup([other])), jnp.ones(2))
         assert "out of memory" in str(error.value.__cause__)
         with pytest.raises(RuntimeError, match="deleted"):
             np.asarray(one.value)
@@ -144,8 +144,10 @@ if BACKEND == "jax":
         run = program.program()
         program.program = lambda *_: lambda *given: seen.append(given[2]) or run(*given)
         one, other = pair()
-        step = WholeStep(None, program, (0,))
-        outputs, _ = step((Group([one]), Group([other])), np.ones(100_000, "float32"))
+        step = AtomicStep(None, program, (0,))
+        outputs, _ = step(
+            (VariableGroup([one]), VariableGroup([other])), np.ones(100_000, "float32")
+        )
         assert outputs == 100_000
         assert isinstance(seen[0], jax.Array) and seen[0].is_ready()
 

@@ -18,6 +18,8 @@ os.environ["XLA_FLAGS"] = (
     "--xla_llvm_disable_expensive_passes=true"
 )
 
+os.environ["JAX_PLATFORMS"] = "cpu"
+
 import jax
 import keras
 import numpy as np

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import keras_transformer as kt
-from keras_transformer import structure
+from keras_transformer.config import Block, structure
 from keras_transformer.planning import flops_per_sequence, flops_per_token
 
 BATCH, SOURCE, TARGET, MASKED = 2, 12, 8, 3
@@ -191,5 +191,6 @@ def test_a_weight_of_the_block_itself_is_no_product(monkeypatch):
     config = kt.TransformerConfig(kind="encoder", **SMALL)
     before = flops_per_sequence(config, SOURCE)
     factor = structure.weight_of("self_attention_scale", "hidden_dim")
-    monkeypatch.setattr(structure, "BLOCK", (*structure.BLOCK, *factor))
+    weights = Block.weights
+    monkeypatch.setattr(Block, "weights", lambda self, **options: weights(self, **options) + factor)
     assert flops_per_sequence(config, SOURCE) == before

@@ -52,7 +52,7 @@ CASES = {
 
 @pytest.fixture(scope="module")
 def real(forks):
-    """What XLA says of all cases, by one process without this one's flags."""
+    """Return XLA's numbers for all cases, from one process without this one's flags."""
     program = Path(__file__).with_name("real_steps.py")
     done = forks.run(program, json.dumps(list(CASES.values())))
     assert done.returncode == 0, done.stderr

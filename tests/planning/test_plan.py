@@ -70,7 +70,7 @@ def test_parameters_of_the_presets():
 @pytest.mark.backend_independent
 class TestLayout:
     def test_the_model_axis_is_the_shortest_that_fits(self):
-        """Of GPT-3 a float32 weight and its two states are 12 bytes, twice its gradient 8 more."""
+        """For GPT-3 a weight and two states are 12 bytes of float32, twice its gradient 8 more."""
         plan = gpt3(device_memory=140e9)
         assert (plan.data_parallel, plan.model_parallel, plan.fits) == (32, 32, True)
         # Positions, biases of outputs and normalizations lie whole on each device.

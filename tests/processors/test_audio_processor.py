@@ -1,4 +1,4 @@
-"""The processor of sound: its features against Transformers' classes, and what is no recording."""
+"""The processor of sound: its features against Transformers' classes, and invalid recordings."""
 
 import base64
 import io
@@ -176,7 +176,9 @@ def test_a_folder_by_class(tmp_path):
         "no/1.ogg", "yes/1.FLAC", "yes/2.wav",
     ]  # fmt: skip
     (tmp_path / "empty").mkdir()
-    with pytest.raises(ValueError, match="has no recordings: it must have a folder for each class"):
+    with pytest.raises(
+        ValueError, match="has no recordings: it must have a subfolder for each class"
+    ):
         kt.processors.audio_folder(tmp_path / "empty")
 
 
@@ -199,14 +201,14 @@ def test_lengths():
 @pytest.mark.parametrize(
     ("recording", "message"),
     [
-        (b"", "`x.1.` cannot be read as sound: "),
-        (b"a text, and no sound", "cannot be read as sound: .*Is the file whole"),
-        (encoded(sound())[:20], "`x.1.` cannot be read as sound"),
+        (b"", "`x.1.` cannot be read as audio: "),
+        (b"a text, and no sound", "cannot be read as audio: .*Is the file whole"),
+        (encoded(sound())[:20], "`x.1.` cannot be read as audio"),
         (np.zeros(0), "`x.1.` has no samples: it is empty"),
         (encoded(np.zeros(0)), "`x.1.` has no samples"),
         (np.array([0.0, np.nan]), "`x.1.` has samples that are NaN or infinite"),
         (np.array([0.0, np.inf]), "NaN or infinite"),
-        (np.zeros((2, 900)), "Its channels are in front: give `recording.T`"),
+        (np.zeros((2, 900)), "Its channels come first: give `recording.T`"),
         (np.zeros((2, 3, 4)), "must be of shape .samples,. or .samples, channels."),
         (np.zeros(5, "uint8"), "integers of 16 or 32 bits, received uint8"),
         ((np.zeros(5), 3), "must have a rate of 100 to 1,000,000"),
@@ -223,7 +225,7 @@ def test_no_recording(recording, message):
 def test_a_header_that_promises_much():
     content = bytearray(encoded(sound(0.1), format="FLAC"))
     content[21:26] = bytes([content[21] | 0x0F, 0xFF, 0xFF, 0xFF, 0xFF])  # 68,719 million samples
-    with pytest.raises(ValueError, match=r"(has 68,719,476,735 samples|cannot be read as sound)"):
+    with pytest.raises(ValueError, match=r"(has 68,719,476,735 samples|cannot be read as audio)"):
         read_audio(bytes(content), 16_000)
 
 
@@ -234,7 +236,7 @@ def test_the_channels_of_a_file_are_those_of_an_array():
             assert read_audio(content, 16_000).shape == (9,)
             continue
         for read in (read_audio, count_samples):
-            with pytest.raises(ValueError, match="has 65 channels, and a recording may have 64"):
+            with pytest.raises(ValueError, match="has 65 channels, but a recording may have 64"):
                 read(content, 16_000)
 
 
@@ -257,8 +259,8 @@ def test_wrong_values(values, message):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("[1]", "holds .* and no object"),
-        ("{}", "Sound for None is not supported, only for 'WhisperFeatureExtractor'"),
+        ("[1]", "must hold an object, but holds"),
+        ("{}", "Audio for None is not supported, only for 'WhisperFeatureExtractor'"),
         ('{"feature_extractor_type": "ViTFeatureExtractor"}', "'ViTFeatureExtractor' is not"),
         ('{"feature_extractor_type": "WhisperFeatureExtractor", "chunk_length": 0}', "chunk_leng"),
         ('{"feature_extractor_type": "WhisperFeatureExtractor", "hop_length": 0}', "hop_length"),
@@ -289,7 +291,7 @@ def test_how_many_samples_a_recording_has():
     processor = kt.AudioProcessor("waveform", length=9000)
     given = [encoded(sound(0.5)), (sound(0.25), 8000), sound(1.0), {"array": sound(0.1)}]
     assert processor.counts(given) == [8000, 8000, 9000, 1600]
-    with pytest.raises(ValueError, match="`x.1.` cannot be read as sound"):
+    with pytest.raises(ValueError, match="`x.1.` cannot be read as audio"):
         processor.counts([sound(0.1), b"no sound"])
 
 

@@ -1,4 +1,4 @@
-"""The processor of images: its values against Transformers' classes, and what is no image."""
+"""The processor of images: its values against Transformers' classes, and invalid images."""
 
 import base64
 import io
@@ -215,12 +215,12 @@ def test_orientation_of_a_camera(format, tmp_path):
 
 
 def test_what_is_no_file():
-    with pytest.raises(ValueError, match=r"`x` is a URL, .* and nothing is fetched"):
+    with pytest.raises(ValueError, match=r"`x` is a URL, .* but nothing is fetched"):
         read_image("https://example.org/a.png")
     for url, message in (("data:image/png;base64", "no comma"), ("data:,a%20text", "cannot be")):
         with pytest.raises(ValueError, match=message):
             read_image(url)
-    with pytest.raises(ValueError, match="`x` is no data URL"):
+    with pytest.raises(ValueError, match="`x` is not a data URL"):
         read_image("data:;base64,####")
 
 
@@ -235,7 +235,7 @@ def test_what_is_no_file():
 )
 def test_what_resizing_makes_is_bounded(values, shape):
     content = encoded(Image.new("1", shape[::-1]))
-    with pytest.raises(ValueError, match=r"`x\[0\]` has .* and it makes at most 16,777,216"):
+    with pytest.raises(ValueError, match=r"`x\[0\]` has .* more than 16,777,216"):
         kt.ImageProcessor(**values)([content])
 
 
@@ -334,14 +334,14 @@ def bomb():
     ("image", "message"),
     [
         (encoded(picture())[:200], "`x.1.` cannot be read as an image: .*Is the file whole"),
-        (b"", "`x.1.` is no image"),
+        (b"", "`x.1.` is not an image"),
         (b"a text, and no image", "`x.1.` cannot be read"),
         (bomb(), "`x.1.` (is too large|has 50,000 x 50,000)"),
-        (np.zeros((3, 8, 9), "uint8"), "channels are in front: give `np.moveaxis"),
+        (np.zeros((3, 8, 9), "uint8"), "channels come first: give `np.moveaxis"),
         (np.zeros((8, 9, 5), "uint8"), "with 1, 3 or 4 channels"),
         (np.zeros((0, 9, 3), "uint8"), "`x.1.` has no pixels"),
         (np.full((4, 4, 3), np.nan), "NaN or infinite"),
-        (np.full((4, 4, 3), 7.5), "floats from 7.5 to 7.5; those of an image are from 0 to 1"),
+        (np.full((4, 4, 3), 7.5), "floats from 7.5 to 7.5, but an image must have 0 to 1"),
         (np.full((4, 4, 3), 300), "must hold numbers from 0 to 255"),
         (np.zeros((20_000, 20_000, 1), "uint8"), "20,000 x 20,000 pixels"),
         (None, "`x.1.` must be an image: a path, bytes"),
@@ -371,8 +371,8 @@ def test_sizes_that_differ():
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"size": 4097}, "an image may be made 16,777,216 pixels"),
-        ({"size": {"shortest_edge": 5000}}, "an image may be made 16,777,216 pixels"),
+        ({"size": 4097}, "an image may have 16,777,216 pixels"),
+        ({"size": {"shortest_edge": 5000}}, "an image may have 16,777,216 pixels"),
         ({"size": 0}, "`size.'height'.` must be an integer of at least 1|from 1 to"),
         ({"size": {"width": 5}}, "`size` must be a number, .height, width., or"),
         ({"crop_size": {"shortest_edge": 5}}, "`crop_size` must be a number"),
@@ -391,7 +391,7 @@ def test_wrong_values(values, message):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("[1]", "holds .* and no object"),
+        ("[1]", "must hold an object, but holds"),
         ("{", "preprocessor_config.json: "),
         ('{"image_processor_type": "OtherImageProcessor"}', "'OtherImageProcessor' are not supp"),
         ('{"do_resize": "yes"}', "`do_resize` must be"),
@@ -431,7 +431,7 @@ def test_a_folder_by_class(tmp_path):
         "cat/1.PNG", "cat/2.jpg", "dog/1.webp",
     ]  # fmt: skip
     (tmp_path / "empty").mkdir()
-    with pytest.raises(ValueError, match="has no images: it must have a folder for each class"):
+    with pytest.raises(ValueError, match="has no images: it must have a subfolder for each class"):
         kt.processors.image_folder(tmp_path / "empty")
     with pytest.raises(FileNotFoundError, match="There is no folder"):
         kt.processors.image_folder(tmp_path / "none")
@@ -445,7 +445,7 @@ def test_values_are_plain_json(tmp_path):
 
 
 def test_the_file_of_all_parts(tmp_path):
-    """What Transformers 5 writes for models that have a tokenizer too."""
+    """Read the file that Transformers 5 writes for models that have a tokenizer too."""
     processor = kt.ImageProcessor(size=8, family="CLIP")
     whole = {"processor_class": "CLIPProcessor", "image_processor": processor.values()}
     (tmp_path / "processor_config.json").write_text(json.dumps(whole))
@@ -455,7 +455,7 @@ def test_the_file_of_all_parts(tmp_path):
     assert kt.ImageProcessor.from_files(tmp_path).size == {"height": 9, "width": 9}
     for content, message in (
         ('{"image_processor": 3}', "'image_processor' must be an object"),
-        ("[]", "processor_config.json: it holds"),
+        ("[]", "processor_config.json: it must hold an object"),
     ):
         (tmp_path / "processor_config.json").write_text(content)
         with pytest.raises(ValueError, match=message):

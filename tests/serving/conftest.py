@@ -1,4 +1,4 @@
-"""What the tests of the server share: tiny models behind a real server on the loopback."""
+"""Shared fixtures of server tests: tiny models behind a real server on the loopback."""
 
 import contextlib
 import dataclasses

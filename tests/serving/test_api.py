@@ -13,7 +13,7 @@ import openai
 import pytest
 
 import keras_transformer as kt
-from keras_transformer.serving import API_LIMITS, Served, make_api
+from keras_transformer.serving import API_LIMITS, ServedTask, make_api
 from keras_transformer.serving.openai_tools import call_form
 from keras_transformer.serving.worker import Done, Failed, Job, Worker
 from tests.cli.conftest import TEXTS, tiny_config
@@ -58,7 +58,10 @@ def task():
 
 @pytest.fixture(scope="module")
 def api(task, served):
-    tasks = {"writer": Served(task), **{n: served[n] for n in ("classifier", "words", "embedder")}}
+    tasks = {
+        "writer": ServedTask(task),
+        **{n: served[n] for n in ("classifier", "words", "embedder")},
+    }
     with started(make_api(tasks)) as port:
         yield port
 
@@ -68,9 +71,9 @@ def further_api(task):
     """Models for tests of one backend: each compiles programs of its own."""
     first = task.generate(task.tokenizer.encode("a man", special_tokens=False), 1, "greedy")
     tasks = {
-        "writer": Served(task),
-        "ending": Served(kt.CausalLM(task.backbone, task.tokenizer, end_ids=first)),
-        "caller": Served(kt.CausalLM(task.backbone, tools_tokenizer(task))),
+        "writer": ServedTask(task),
+        "ending": ServedTask(kt.CausalLM(task.backbone, task.tokenizer, end_ids=first)),
+        "caller": ServedTask(kt.CausalLM(task.backbone, tools_tokenizer(task))),
     }
     with started(make_api(tasks)) as port:
         yield port
@@ -407,7 +410,7 @@ def test_errors_of_the_client(client):
 
 @pytest.mark.one_backend
 def test_a_key(task):
-    with started(make_api({"writer": Served(task)}, key="secret")) as port:
+    with started(make_api({"writer": ServedTask(task)}, key="secret")) as port:
         for given, status in (
             ({}, 401),
             ({"Authorization": "Bearer other"}, 401),
@@ -428,7 +431,7 @@ def test_a_key(task):
             assert ask(port, "/metrics", headers=given)[0] == status
         assert ask(port, "/health")[0] == 200
     with pytest.raises(ValueError, match="key is empty"):
-        make_api({"writer": Served(task)}, key=" ")
+        make_api({"writer": ServedTask(task)}, key=" ")
 
 
 def test_the_model_fails_for_one_text_and_the_others_go_on():
@@ -437,7 +440,9 @@ def test_the_model_fails_for_one_text_and_the_others_go_on():
     worker, told = Worker(task, batch_size=8), {}
     prompts = [f"two dogs {'a ' * i}" for i in range(6)] + ["a z"]
     jobs = [
-        Job(task, task._encode_prompts([p])[0], 8, 0, 1, 0, 0, told.setdefault(i, []).append)
+        Job(
+            task, task.generator.format.encode([p])[0], 8, 0, 1, 0, 0, told.setdefault(i, []).append
+        )
         for i, p in enumerate(prompts)
     ]
     worker.submit(jobs)  # before it starts: all are in the first batch
@@ -455,7 +460,7 @@ def test_the_model_fails_for_one_text_and_the_others_go_on():
 @pytest.mark.one_backend
 def test_who_comes_when_all_is_full_is_told_so(task):
     limits = dataclasses.replace(API_LIMITS, batch_size=1, waiting=1)
-    with started(make_api({"writer": Served(task)}, limits)) as port:
+    with started(make_api({"writer": ServedTask(task)}, limits)) as port:
         given = {"model": "writer", "prompt": "a", "n": 3}
         status, headers, found = ask(port, "/v1/completions", given)
         assert (status, headers["retry-after"]) == (429, "2")
@@ -467,7 +472,7 @@ def test_who_comes_when_all_is_full_is_told_so(task):
 def test_a_body_that_does_not_come(task):
     limits = dataclasses.replace(API_LIMITS, body_seconds=0.2)
     with (
-        started(make_api({"writer": Served(task)}, limits)) as port,
+        started(make_api({"writer": ServedTask(task)}, limits)) as port,
         socket.create_connection(("127.0.0.1", port), 30) as connection,
     ):
         connection.sendall(
@@ -589,7 +594,7 @@ def test_a_text_goes_on_until_it_calls(caller, task):
     mark = next(whole[i : i + 2] for i in range(2, 20) if whole[i : i + 2].isascii())
     tokenizer = tools_tokenizer(task)
     tokenizer.chat_template = TOOLS_TEMPLATE.replace("[call]", mark)
-    with started(make_api({"caller": Served(kt.CausalLM(task.backbone, tokenizer))})) as port:
+    with started(make_api({"caller": ServedTask(kt.CausalLM(task.backbone, tokenizer))})) as port:
         other = openai.OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="none")
         found = other.chat.completions.create(**options).choices[0]
         assert found.message.content == whole[: whole.index(mark)]
@@ -650,8 +655,8 @@ def test_the_results_of_calls_are_in_the_prompt(caller, task):
     ("changed", "told"),
     [
         ({"model": "writer"}, "`tools` is not supported by the chat template"),
-        ({"tools": [1]}, "`tools[0]` must be an object with `type`"),
-        ({"tools": [{"type": "custom", "custom": {}}]}, "no other tools are supported"),
+        ({"tools": [1]}, "`tools[0]` must be an object with the `type`"),
+        ({"tools": [{"type": "custom", "custom": {}}]}, "other types are not supported"),
         ({"tools": [tool(name="a b")]}, "`tools[0].function.name`"),
         ({"tools": TOOLS * 2}, "no name may come twice"),
         ({"tools": [], "tool_choice": "required"}, "`tool_choice` needs `tools`"),

@@ -15,7 +15,7 @@ from PIL import Image
 from starlette.testclient import TestClient
 
 import keras_transformer as kt
-from keras_transformer.serving import VERBS, Limits, Served, make_api, make_app
+from keras_transformer.serving import VERBS, Limits, ServedTask, make_api, make_app
 from keras_transformer.serving.run import listen
 from keras_transformer.tokenizers import moses_detokenize, moses_tokenize
 from tests.serving.conftest import ask, started
@@ -85,7 +85,7 @@ def test_an_image_as_bytes():
     task = images.classifier()
     content = io.BytesIO()
     Image.new("RGB", (9, 7), "red").save(content, "png")
-    with started(make_app({"pictures": Served(task)})) as port:
+    with started(make_app({"pictures": ServedTask(task)})) as port:
         given = {"file": base64.b64encode(content.getvalue()).decode()}
         (rows,) = ask(port, "/api/pictures/classify", given)[2]["rows"]
         ((label, score),) = task.classify([content.getvalue()], top_k=1)[0]
@@ -143,7 +143,7 @@ def test_the_latest_views_are_kept(served):
         ("lm/complete", {"prompt": "a", "max_new_tokens": 10**9}, 422, "from 1 to 512"),
         ("lm/translate", {"texts": ["a"]}, 404, "lm/translate is not served"),
         ("nothing/classify", {"texts": ["a"]}, 404, "There are: classifier/classify"),
-        ("words/translate/stream", {"texts": ["a"]}, 404, "as a whole"),
+        ("words/translate/stream", {"texts": ["a"]}, 404, "cannot be streamed"),
     ],
 )
 def test_what_is_wrong_is_said(port, path, given, status, told):
@@ -190,7 +190,7 @@ def test_bodies_that_do_not_come_and_more_than_is_held(served):
         time.sleep(0.2)
         given = {"texts": ["a dog"], "padding": "a" * 2000}
         status, _, found = ask(port, "/api/classifier/classify", given)
-        assert status == 429 and "is being read" in found["error"]
+        assert status == 429 and "being read are too large" in found["error"]
         assert b" 408 " in connection.recv(4096)
         for _ in range(8):
             assert ask(port, "/api/classifier/classify", given)[0] == 422
@@ -219,7 +219,7 @@ def flac(seconds, rate=audio.RATE):
 
 def test_the_length_of_recordings_is_bounded_before_they_are_decoded():
     """For every verb, by what the file says of itself; silence is compressed 300 times."""
-    tasks = {"sounds": Served(audio.classifier()), "letters": Served(letters())}
+    tasks = {"sounds": ServedTask(audio.classifier()), "letters": ServedTask(letters())}
     limits = Limits(samples=8 * audio.RATE)
     api = TestClient(make_api(tasks, limits), base_url="http://127.0.0.1")
     with started(make_app(tasks, limits)) as port, api:
@@ -320,7 +320,9 @@ Slow.__name__ = "CausalLM"
 
 def test_who_stops_to_listen_stops_the_model(served):
     slow = Slow()
-    app = make_app({"slow": Served(slow), "classifier": served["classifier"]}, Limits(running=2))
+    app = make_app(
+        {"slow": ServedTask(slow), "classifier": served["classifier"]}, Limits(running=2)
+    )
     with started(app) as port, socket.create_connection(("127.0.0.1", port), 30) as reader:
         body = b'{"prompt": "a"}'
         reader.sendall(
@@ -340,7 +342,7 @@ def test_who_stops_to_listen_stops_the_model(served):
 
 def test_too_many_are_told_to_come_again():
     slow = Slow()
-    app = make_app({"slow": Served(slow)}, Limits(running=1, waiting=0))
+    app = make_app({"slow": ServedTask(slow)}, Limits(running=1, waiting=0))
     with started(app) as port, socket.create_connection(("127.0.0.1", port), 30) as reader:
         reader.sendall(
             b"POST /api/slow/complete/stream HTTP/1.1\r\nHost: localhost\r\nContent-Type: "
@@ -401,8 +403,8 @@ def test_the_description_is_of_what_there_is(port, served):
 
 
 def test_a_task_that_has_no_form_is_refused():
-    with pytest.raises(ValueError, match="'x' is a dict, of which nothing can be asked"):
-        make_app({"x": Served({})})
+    with pytest.raises(ValueError, match="'x' is a dict, which cannot be served"):
+        make_app({"x": ServedTask({})})
 
 
 def test_each_verb_names_tasks_that_there_are():

@@ -1,11 +1,11 @@
-"""Bodies of requests: what is no JSON, too much of it, and characters that no text has."""
+"""Bodies of requests: invalid JSON, too much of it, and characters that no text has."""
 
 import json
 import tracemalloc
 
 import pytest
 
-from keras_transformer.serving.bodies import Refused, parsed, said
+from keras_transformer.serving.bodies import RefusedRequest, parsed, said
 
 pytestmark = pytest.mark.backend_independent
 
@@ -15,14 +15,14 @@ MOST = 1000
 @pytest.mark.parametrize(
     ("body", "told"),
     [
-        (b"", "no JSON"),
-        (b"{", "no JSON"),
+        (b"", "not JSON"),
+        (b"{", "not JSON"),
         (b"[1]", "must be a JSON object"),
         (b"null", "must be a JSON object"),
         (b'{"a": NaN}', "NaN is not a JSON value"),
         (b'{"a": -Infinity}', "-Infinity is not a JSON value"),
         (b'{"a": 1e999}', "larger than a number can be"),
-        (b'{"a": ' + b"1" * 5000 + b"}", "5,000 digits, and may have 4,300: line 1 column 7"),
+        (b'{"a": ' + b"1" * 5000 + b"}", "5,000 digits, more than 4,300: line 1 column 7"),
         (b'{"a": 1, "a": 2}', "'a' appears twice"),
         (b'{"a": "\xff"}', "utf-8"),
         (b'{"a": "\xed\xa0\x80"}', "utf-8"),  # half of a pair, as Java writes it
@@ -39,7 +39,7 @@ MOST = 1000
     ],
 )  # fmt: skip
 def test_what_is_refused(body, told):
-    with pytest.raises(Refused) as error:
+    with pytest.raises(RefusedRequest) as error:
         parsed(body, MOST)
     assert told in str(error.value) and len(str(error.value)) < 400
     assert error.value.status == 400
@@ -62,7 +62,7 @@ def test_what_is_too_much_takes_no_memory():
     body = b'{"a": [' + b"[]," * 700_000 + b"1]}"
     tracemalloc.start()
     try:
-        with pytest.raises(Refused):
+        with pytest.raises(RefusedRequest):
             parsed(body, 300_000)
         assert tracemalloc.get_traced_memory()[1] < 6 * len(body)
     finally:

@@ -8,7 +8,7 @@ import sys
 import numpy as np
 import pytest
 
-from keras_transformer.serving import Served, make_api
+from keras_transformer.serving import ServedTask, make_api
 from tests.serving.conftest import started
 from tests.serving.test_api import TOOLS_TEMPLATE, writer
 
@@ -27,7 +27,7 @@ def task():
 
 @pytest.fixture(scope="module")
 def base(task, served):
-    with started(make_api({"writer": Served(task), "embedder": served["embedder"]})) as port:
+    with started(make_api({"writer": ServedTask(task), "embedder": served["embedder"]})) as port:
         yield f"http://127.0.0.1:{port}/v1"
 
 

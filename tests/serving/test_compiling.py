@@ -12,8 +12,8 @@ import types
 import numpy as np
 import pytest
 
-from keras_transformer.generation.token_automaton import compile_constraint
-from keras_transformer.serving import Served, compiling, make_api
+from keras_transformer.generation.constraints.token_automaton import compile_constraint
+from keras_transformer.serving import ServedTask, compiling, make_api
 from tests.serving.conftest import ask, started
 from tests.serving.test_api import SCHEMA, writer
 
@@ -33,7 +33,7 @@ def asked(schema):
 
 @pytest.fixture
 def compiler():
-    compiler = compiling.Compiler(types.SimpleNamespace())
+    compiler = compiling.Compiler(types.SimpleNamespace(generator=types.SimpleNamespace()))
     yield compiler
     compiler.close()
 
@@ -64,9 +64,11 @@ def test_time_memory_and_size_are_bounded(compiler, monkeypatch):
     with pytest.raises(ValueError, match="takes more than 16 MB"):
         compiler.compile("regex", "a{90000}", [False], BYTES, [])
     monkeypatch.setattr(compiling, "_MOST_NUMBERS", 10)
-    with pytest.raises(ValueError, match="7 states with 2 kinds of tokens, more than are served"):
+    with pytest.raises(
+        ValueError, match="7 states with 2 kinds of tokens, more than the server allows"
+    ):
         compiler.compile("regex", "a{6}", [False], BYTES, [])
-    with pytest.raises(ValueError, match="may have 1,048,576: shorten it"):
+    with pytest.raises(ValueError, match="may have at most 1,048,576: shorten it"):
         compiler.compile("regex", "a" * 2**20, [False], BYTES, [])
 
 
@@ -81,7 +83,7 @@ def test_a_process_that_is_killed_is_replaced(compiler):
 @pytest.mark.one_backend
 def test_others_do_not_wait_for_a_schema_that_takes_long(monkeypatch):
     monkeypatch.setattr(compiling, "SECONDS", 2.0)
-    with started(make_api({"writer": Served(writer())})) as port:
+    with started(make_api({"writer": ServedTask(writer())})) as port:
         assert ask(port, "/v1/completions", asked(SCHEMA))[0] == 200  # all is compiled
         answers = []
 
@@ -120,7 +122,7 @@ def test_what_a_client_asked_for_ends_when_it_leaves(monkeypatch):
             ended.set()
 
     monkeypatch.setattr(compiling.BoundedProcess, "ask", watched)
-    with started(make_api({"writer": Served(writer())})) as port:
+    with started(make_api({"writer": ServedTask(writer())})) as port:
         body = json.dumps(asked(endless())).encode()
         with socket.create_connection(("127.0.0.1", port)) as client:
             client.sendall(

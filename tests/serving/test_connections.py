@@ -73,7 +73,7 @@ def opened(port, count, sent=b""):
 
 
 def is_closed(connection, seconds=0.0):
-    """Whether the server closes a connection within so many seconds."""
+    """Return True if the server closes a connection within this many seconds."""
     connection.settimeout(max(seconds, 0.01))
     deadline = time.monotonic() + seconds
     try:
@@ -187,7 +187,7 @@ def test_what_is_cut_ends_with_an_error(path, start, end):
         took = time.monotonic() - began
     thread.join(20)
     assert not thread.is_alive() and 0.4 < took < 3
-    message = "The server stops: send the request again, to another or in a while."
+    message = "The server is stopping: send the request again later, or to another server."
     told = json.dumps({"error": message}, separators=(", ", ": ")).encode()
     if start:
         assert read.startswith(b"HTTP/1.1 200") and start in read

@@ -1,4 +1,4 @@
-"""What the pages say of running the server elsewhere: the Dockerfile, and jobs on Ray."""
+"""Deployment as the pages describe it: the Dockerfile, and jobs on Ray."""
 
 import ast
 import json

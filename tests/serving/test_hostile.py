@@ -20,7 +20,7 @@ from schemathesis.specs.openapi import checks
 from starlette.testclient import TestClient
 
 import keras_transformer as kt
-from keras_transformer.serving import API_LIMITS, VERBS, Served, make_api, make_app
+from keras_transformer.serving import API_LIMITS, VERBS, ServedTask, make_api, make_app
 from tests.serving.test_api import writer
 from tests.tasks import audio, duals, images
 from tests.tasks.test_media_tables import captioner
@@ -78,7 +78,7 @@ def refusing():
 def tasks(served):
     made = {"writer": writer(), "pictures": images.classifier(), "sounds": audio.classifier()}
     made |= {"both": duals.embedder(), "captions": captioner(), "speech": speech_task()}
-    return {**{name: Served(task) for name, task in made.items()}, **served}
+    return {**{name: ServedTask(task) for name, task in made.items()}, **served}
 
 
 @pytest.fixture(scope="module")

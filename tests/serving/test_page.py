@@ -13,7 +13,7 @@ from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.support.ui import Select, WebDriverWait
 
-from keras_transformer.serving import Served, make_app
+from keras_transformer.serving import ServedTask, make_app
 from tests.cli.conftest import ROOT
 from tests.serving.conftest import started
 from tests.serving.test_app import Slow
@@ -42,7 +42,7 @@ def browser():
 
 
 class Page:
-    """What a person does on the page."""
+    """Actions of a person on the page."""
 
     def __init__(self, browser, port):
         self.browser = browser
@@ -161,7 +161,7 @@ def test_on_a_phone_nothing_is_cut_off(page):
 
 def test_a_long_text_is_stopped_and_another_tab_goes_on(browser, served):
     slow = Slow()
-    app = make_app({"slow": Served(slow), "classifier": served["classifier"]})
+    app = make_app({"slow": ServedTask(slow), "classifier": served["classifier"]})
     with started(app) as port:
         page = Page(browser, port)
         page.write("prompt", "a")

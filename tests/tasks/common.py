@@ -1,4 +1,4 @@
-"""What the tests of tasks share: tiny tasks with tokenizers of their own."""
+"""Shared code of the tests of tasks: tiny tasks with their own tokenizers."""
 
 import functools
 

@@ -6,8 +6,8 @@ import pytest
 from keras import ops
 
 import keras_transformer as kt
-from keras_transformer.files import write_safetensors
-from keras_transformer.scratch import PathLock
+from keras_transformer.support.files import write_safetensors
+from keras_transformer.support.scratch import PathLock
 from keras_transformer.training import lora
 
 pytestmark = pytest.mark.one_backend
@@ -117,8 +117,11 @@ def test_adapters_of_another_model_change_nothing(tokenizer, tmp_path):
     path = tmp_path / "adapter.safetensors"
     task.save_adapter(path)
     for values, message in (
-        ({"hidden_dim": 32}, r"has the shape \(16, 2\) there and \(32, 2\) here"),
-        ({"num_classes": 4}, r"'head/.*' has the shape \(.*3.*\) there and \(.*4.*\) here"),
+        ({"hidden_dim": 32}, r"has the shape \(16, 2\) in the file and \(32, 2\) in"),
+        (
+            {"num_classes": 4},
+            r"'head/.*' has the shape \(.*3.*\) in the file and \(.*4.*\) in",
+        ),
     ):
         other = make(tokenizer, **values)
         before = other.predict(TEXTS[:6], verbose=0)
@@ -199,7 +202,7 @@ def test_files_that_cannot_be_written_or_are_foreign(tokenizer, tmp_path):
         task.save_adapter(tmp_path / "odd" / "x")
     lock = PathLock(tmp_path / "adapter")
     assert lock.acquire()
-    with pytest.raises(OSError, match="is being written by somebody else"):
+    with pytest.raises(OSError, match="is being written by another process"):
         task.save_adapter(tmp_path / "adapter")
     lock.release()
     task.save_adapter(tmp_path / "adapter")
@@ -263,7 +266,7 @@ def test_adapters_of_layers_without_names_are_told_by_their_paths():
 
 
 def test_functions_over_any_keras_model():
-    """Dense layers of a model that is none of this library's."""
+    """Adapt dense layers of a model that does not come from this library."""
     inputs = keras.Input((8,))
     outputs = keras.layers.Dense(3)(keras.layers.Dense(8, name="query", activation="relu")(inputs))
     model = keras.Model(inputs, outputs)

@@ -11,9 +11,9 @@ from tests.tasks.test_image_to_text import QUESTIONS, TEXTS, rows
 
 
 def config(**values):
-    """Of three sides: the captions' encoder of images is what another encoder attends to."""
+    """Make a config of three sides: another encoder attends to the captions' image encoder."""
     both = images.captions()
-    source = {**both.encoder, "num_layers": both.num_layers}
+    source = {**both.flat["encoder"], "num_layers": both.num_layers}
     return both.replace(encoder=None, source=source, share_embeddings=False, **values)
 
 
@@ -117,9 +117,11 @@ def test_a_config_of_three_sides():
     assert made.side("source").stem == images.captions().side("encoder").stem
     with pytest.raises(ValueError, match="`source` needs kind='seq2seq'"):
         made.side("decoder").replace(source={"num_layers": 1})
-    with pytest.raises(ValueError, match="A `source` is of images or sound: give it a stem"):
+    with pytest.raises(ValueError, match="A `source` reads images or sound: give it a stem"):
         made.replace(source={"num_layers": 1})
-    with pytest.raises(ValueError, match="attends to a `source` has no `window`, received 3"):
+    with pytest.raises(
+        ValueError, match="attends to a `source` cannot have `window`, received Window"
+    ):
         made.replace(encoder={"window": 3})
     with pytest.raises(ValueError, match="has no side 'source'"):
         images.captions().side("source")

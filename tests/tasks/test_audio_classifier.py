@@ -125,19 +125,19 @@ def test_wrong_input():
         task.fit(x, y[:2], verbose=0)
     with pytest.raises(ValueError, match="needs a backbone that reads recordings: give the config"):
         kt.AudioClassifier(_text(), num_classes=2)
-    with pytest.raises(ValueError, match="The model reads frames of 12 bands, the processor has 9"):
+    with pytest.raises(ValueError, match="reads frames of 12 bands, but the processor has 9"):
         kt.AudioClassifier(
             kt.models.Encoder(audio.frames()), audio.processor(num_bins=9), num_classes=2
         )
-    with pytest.raises(ValueError, match="reads frames, and the processor gives .*'waveform'"):
+    with pytest.raises(ValueError, match="reads frames, but the processor has .*'waveform'"):
         kt.AudioClassifier(
             kt.models.Encoder(audio.frames()), audio.processor(features="waveform"), num_classes=2
         )
-    with pytest.raises(ValueError, match="whose config has a `stem` of sound"):
+    with pytest.raises(ValueError, match="whose config has a `stem` for audio"):
         kt.AudioClassifier(kt.models.Encoder(images.patches()), audio.processor(), num_classes=2)
-    with pytest.raises(ValueError, match="`projection_dim` is of one state.* no hidden layer"):
+    with pytest.raises(ValueError, match="`projection_dim` projects one state.* a hidden layer"):
         classifier(hidden_activation="tanh", projection_dim=5)
-    with pytest.raises(ValueError, match="`output_norm` is of one state"):
+    with pytest.raises(ValueError, match="`output_norm` normalizes one state"):
         classifier(audio.spectrogram(), pooling="first_and_mean", output_norm=True)
     message = "has no audio processor and takes arrays only. Give recordings to a task made with"
     with pytest.raises(ValueError, match=message):

@@ -21,7 +21,7 @@ GIVEN = np.array([1.0, 0.5, 2.0, 1.0])
 
 
 class Seen(keras.callbacks.Callback):
-    """What a fit learned: the weights after it."""
+    """Recorder of the weights after a fit."""
 
     def on_train_end(self, logs=None):
         self.values = [keras.ops.convert_to_numpy(w) for w in self.model.trainable_weights]
@@ -141,7 +141,7 @@ def test_weights_that_mean_nothing():
         ({3: 1.0}, "Labels must be from 0 to 2, but `a key of class_weight` is 3"),
         ({-1: 1.0}, "from 0 to 2"),
         ({0.5: 1.0}, "must be the number or the name of a class, received 0.5"),
-        (WEIGHT, "`class_weight` has names and numbers"),
+        (WEIGHT, "`class_weight` mixes names and numbers"),
         ({0: -1.0}, r"`class_weight\[0\]` must be a number of at least 0"),
         ([1.0, 2.0], "`class_weight` must be a dict"),
     ):
@@ -163,10 +163,10 @@ def test_weights_that_mean_nothing():
         language_model().fit(ENGLISH, class_weight={10**6: 1.0})
     several = classifier(labels=CLASSES, multi_label=True)
     several.compile("sgd", several.loss, weighted_metrics=["accuracy"])
-    with pytest.raises(ValueError, match="which `weighted_metrics` do not take"):
+    with pytest.raises(ValueError, match="`weighted_metrics` cannot be combined"):
         several.fit(ENGLISH, [["food"]] * 4, class_weight={0: 1.0})
     several.compile("sgd", keras.losses.CategoricalCrossentropy(from_logits=True))
-    with pytest.raises(ValueError, match="weighs the loss of each"):
+    with pytest.raises(ValueError, match="needs a separate loss for each class"):
         several.fit(ENGLISH, [["food"]] * 4, class_weight={0: 1.0})
 
 

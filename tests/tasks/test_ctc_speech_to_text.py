@@ -89,7 +89,7 @@ def test_any_tokenizer_with_padding():
     x, y = audio.recordings(4)
     made.fit(x, y, verbose=0)
     assert all(set(text.split()) <= {*WORDS, ""} for text in made.transcribe(x))
-    with pytest.raises(ValueError, match="`timestamps` are of words, and the tokenizer has no"):
+    with pytest.raises(ValueError, match="`timestamps` are for words, but the tokenizer has no"):
         made.transcribe(x, timestamps=True)
     bare = kt.CTCSpeechToText(made.backbone, vocabulary_size=7, blank_id=6)
     samples = np.stack([row[:1500] for row in x])
@@ -103,7 +103,7 @@ def _says(made, *tokens):
     """Makes the model say these tokens, by turns, whatever it hears."""
     rows = np.full((len(tokens), made.vocabulary_size), -9.0)
     rows[np.arange(len(tokens)), [made.tokenizer.token_to_id(token) for token in tokens]] = 9
-    made.predict_on_batch = lambda x: np.stack([rows] * len(x["samples"]))
+    made.batch_function = lambda: lambda batch: np.stack([rows] * len(batch[0]["samples"]))
 
 
 @pytest.mark.one_backend
@@ -155,9 +155,11 @@ def test_files_of_another_rate(tmp_path):
 def test_wrong_input():
     made = task()
     x, y = audio.recordings(4)
-    with pytest.raises(ValueError, match=r"`y\[1\]` needs 40 states.* `x\[1\]`, of 1,600 samples"):
+    with pytest.raises(
+        ValueError, match=r"`y\[1\]` needs 40 states.* `x\[1\]`, with 1,600 samples"
+    ):
         made.fit(x, ["low", "low " * 10, *y[2:]], verbose=0)
-    with pytest.raises(ValueError, match="`y.0.` has the token '<pad>', which stands for nothing"):
+    with pytest.raises(ValueError, match="`y.0.` has the token '<pad>', which is the blank"):
         made.fit(x[:1], ["lo<pad>w"], verbose=0)
     with pytest.raises(ValueError, match="Received 4 recordings and 3 texts"):
         made.fit(x, y[:3], verbose=0)
@@ -180,9 +182,9 @@ def test_wrong_input():
         tokens = made.tokenizer
         processor = made.processor.source
         kt.CTCSpeechToText(made.backbone, processor, tokens, vocabulary_size=5)
-    with pytest.raises(ValueError, match="`vocabulary_size` .*how many tokens the output tells"):
+    with pytest.raises(ValueError, match="`vocabulary_size` .*the number of tokens of the output"):
         kt.CTCSpeechToText(made.backbone)
-    with pytest.raises(ValueError, match="reads a waveform, and the processor gives .*'log_mel'"):
+    with pytest.raises(ValueError, match="reads a waveform, but the processor has .*'log_mel'"):
         kt.CTCSpeechToText(made.backbone, kt.AudioProcessor(), made.tokenizer)
     with pytest.raises(ValueError, match="`tokenizer` is missing"):
         kt.CTCSpeechToText(made.backbone, kt.AudioProcessor("waveform"))

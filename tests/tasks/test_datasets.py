@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import keras_transformer as kt
-from keras_transformer.tasks.streams import TextBatches, held, held_texts
+from keras_transformer.tasks.data.streams import TextBatches, held, held_texts
 from tests.tasks.common import ENGLISH, GERMAN, classifier, config, tokenizer, translator
 
 datasets = pytest.importorskip("datasets")

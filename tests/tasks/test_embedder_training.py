@@ -54,10 +54,10 @@ def test_a_step_is_that_of_sentence_transformers(tmp_path, loss):
     mine.compile(keras.optimizers.SGD(8.0), cached if loss == "cached" else loss)
     value = mine.train_on_batch(texts, None if scores is None else np.array(scores))
 
-    step = getattr(library.sentence_transformer.losses, CLASSES[loss])(theirs)
+    criterion = getattr(library.sentence_transformer.losses, CLASSES[loss])(theirs)
     columns = [theirs.preprocess(list(part)) for part in texts]
     labels = None if scores is None else torch.tensor(scores)
-    expected = step(columns, labels)
+    expected = criterion(columns, labels)
     expected.backward()
     with torch.no_grad():
         for weight in theirs.parameters():
@@ -67,9 +67,15 @@ def test_a_step_is_that_of_sentence_transformers(tmp_path, loss):
     assert float(value) == pytest.approx(expected.item(), rel=1e-4)
     after = kt.TextEmbedder.from_preset(tmp_path / "after")
     # A gradient of 1 to a few parts in a million, eight times.
-    assert_same_values(mine, after, atol=5e-5)
+    assert_same_values(mine, after, atol=2e-5)
+    # Ids differ from run to run, since equally frequent pieces come in any order, and with them the
+    # size of the step. Its error is a share of it.
     before = values_of(kt.TextEmbedder.from_preset(tmp_path / "before"))
-    assert max(np.abs(x - y).max() for x, y in zip(values_of(mine), before, strict=True)) > 5e-4
+    step, error = (
+        max(np.abs(x - y).max() for x, y in zip(values_of(mine), other, strict=True))
+        for other in (before, values_of(after))
+    )
+    assert step > 2e-5 and error <= 0.02 * step
 
 
 @pytest.mark.each_backend
@@ -152,7 +158,7 @@ def test_what_cannot_be_meant_says_what_to_do():
     task = embedder()
     for given, message in (
         ((ENGLISH,), r"learns from a tuple of lists of texts, received .*fit\(\(anchors, positi"),
-        (((ENGLISH,),), "A tuple is of two or more lists of texts"),
+        (((ENGLISH,),), "A tuple must have two or more lists of texts"),
         (((ENGLISH, GERMAN),), r"`x\[0\]` has 4 texts and `x\[1\]` 3"),
         (((ENGLISH, "text"),), r"`x\[1\]` must be a list of strings, received one string"),
         (((ENGLISH, ENGLISH), [1.0] * 4), 'takes no scores, .*compile with loss="cosent"'),
@@ -160,11 +166,11 @@ def test_what_cannot_be_meant_says_what_to_do():
     ):
         with pytest.raises(ValueError, match=message):
             task.fit(*given, verbose=0)
-    with pytest.raises(ValueError, match="`pack_length` is for texts alone"):
+    with pytest.raises(ValueError, match="`pack_length` needs single texts"):
         task.fit((ENGLISH, ENGLISH), pack_length=16)
     with pytest.raises(ValueError, match="no loss 'cosnt'. Did you mean 'cosent'"):
         task.compile(loss="cosnt")
-    with pytest.raises(ValueError, match="has 32, and the vectors are 16 numbers long"):
+    with pytest.raises(ValueError, match="has 32, but the vectors have only 16 numbers"):
         task.compile(loss=MultipleNegativesRankingLoss(matryoshka_dims=[32]))
     task.compile(loss="cosine_similarity")
     with pytest.raises(ValueError, match="learns from scores: give `y`"):
@@ -197,12 +203,12 @@ def test_it_learns_from_labels_of_single_texts():
     assert task.evaluate(texts, labels, sample_weight=weights, verbose=0) < expected / 2
     for given, message in (
         ((texts,), r"learns from single texts and their labels: give `y`"),
-        (((ENGLISH, ENGLISH), labels[:4]), r"labels: fit\(texts, labels\), with a list of texts"),
+        (((ENGLISH, ENGLISH), labels[:4]), r"call fit\(texts, labels\) with a list of texts"),
         ((texts, labels[:3]), "`y` must be one label a text, 7 in all"),
         ((texts, [*labels[:6], None]), r"`y\[6\]` is None: a label is missing"),
     ):
         with pytest.raises(ValueError, match=message):
             task.fit(*given, verbose=0)
     task.compile(loss="cosent")
-    with pytest.raises(ValueError, match='labels are for compile\\(loss="batch_hard_triplet"'):
+    with pytest.raises(ValueError, match='labels compile\\(loss="batch_hard_triplet"'):
         task.fit(texts, labels)

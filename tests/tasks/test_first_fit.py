@@ -1,4 +1,4 @@
-"""What a first `fit` says on a terminal, in a process of its own."""
+"""Output of a first `fit` on a terminal, in a process of its own."""
 
 PROGRAM = """
 import warnings

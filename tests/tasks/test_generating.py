@@ -264,7 +264,7 @@ def test_bad_options_are_refused_before_any_work(lm, options, message):
 
 
 def test_bad_constraints(lm):
-    with pytest.raises(ValueError, match="either `regex` or `choices`"):
+    with pytest.raises(ValueError, match="exactly one of `regex`"):
         lm.constraint()
     with pytest.raises(ValueError, match="position"):
         lm.constraint(regex="(a")

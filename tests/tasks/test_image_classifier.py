@@ -177,7 +177,7 @@ def test_wrong_input():
         classifier(images.patches(distillation_token=True), distilled=True, pooling="mean")
     with pytest.raises(ValueError, match="embeddings of tokens, which images do not have"):
         task.compile(adversarial_norm=0.1)
-    with pytest.raises(ValueError, match="A hidden layer is of one state"):
+    with pytest.raises(ValueError, match="A hidden layer reads one state"):
         classifier(pooling="first_and_mean", hidden_activation="tanh")
     with pytest.raises(ValueError, match="`pooling` must be one of"):
         classifier(pooling="last")

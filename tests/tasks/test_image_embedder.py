@@ -69,7 +69,7 @@ def test_it_learns_which_belong_together(learned, tmp_path):
 
 
 def test_probabilities(learned):
-    """Of CLIP a softmax over the labels, of SigLIP each for itself."""
+    """CLIP has a softmax over the labels, SigLIP a probability for each label."""
     x, _ = duals.pairs(3)
     found = learned.classify(x, duals.LABELS, template="{}", top_k=5)
     logits = learned.similarity(learned.encode(x), learned.encode_texts(duals.LABELS))
@@ -155,7 +155,7 @@ def test_arrays_and_one_side():
 
 @pytest.mark.parametrize("pooling", [None, "mean", "first_and_mean"])
 def test_images_alone(pooling, tmp_path):
-    """Of an encoder of images, such as DINOv2's, by the formulas."""
+    """Compare an encoder of images, such as DINOv2's, with the formulas."""
     backbone = kt.models.Encoder(images.patches())
     task = kt.ImageEmbedder(backbone, kt.ImageProcessor(size=(12, 16)), pooling=pooling)
     x, _ = images.pictures(5)
@@ -177,11 +177,11 @@ def test_images_alone(pooling, tmp_path):
     ):
         assert again.pooling == task.pooling
         np.testing.assert_allclose(again.encode(x), expected, atol=1e-5)
-    with pytest.raises(ValueError, match="reads images alone"):
+    with pytest.raises(ValueError, match="reads images only"):
         task.encode_texts("a cat")
-    with pytest.raises(ValueError, match="reads images alone"):
+    with pytest.raises(ValueError, match="reads images only"):
         task.classify(x, ["a", "b"])
-    with pytest.raises(ValueError, match="reads images alone"):
+    with pytest.raises(ValueError, match="reads images only"):
         task.fit((x, ["a"] * 5), verbose=0)
     raw = kt.ImageEmbedder(backbone, pooling=pooling, normalize=False)
     found = raw.predict({"images": task.processor.source(x)}, verbose=0)
@@ -202,7 +202,7 @@ def test_wrong_input(learned):
             learned.fit(given, verbose=0)
     with pytest.raises(ValueError, match="takes no `y`"):
         learned.fit((x, texts), [0, 1, 0, 1], verbose=0)
-    with pytest.raises(ValueError, match="`predict` gives vectors, of images alone"):
+    with pytest.raises(ValueError, match="`predict` returns vectors of images only"):
         learned.predict((x, texts), verbose=0)
     for labels, message in (
         ([], "`labels` must be a list of strings"),
@@ -235,7 +235,7 @@ def test_wrong_parts():
         kt.ImageEmbedder(dual, None, words)
     with pytest.raises(ValueError, match="`tokenizer` must be a Tokenizer"):
         kt.ImageEmbedder(dual, processor, "words")
-    with pytest.raises(ValueError, match="`processor` must be of ImageProcessor"):
+    with pytest.raises(ValueError, match="`processor` must be an ImageProcessor"):
         kt.ImageEmbedder(dual, kt.AudioProcessor(), words)
     with pytest.raises(ValueError, match="A `tokenizer` is for a DualEncoder"):
         kt.ImageEmbedder(kt.models.Encoder(images.patches()), processor, words)
@@ -307,7 +307,7 @@ def test_odd_images(tmp_path):
     for wrong, message in (
         (encoded(pixels)[:200], "cannot be read as an image.*Is the file whole?"),
         (bomb(), r"50,?000.*|too large"),
-        (b"", "is no image that Pillow reads"),
+        (b"", "is not an image that Pillow can read"),
         (np.zeros((0, 4, 3), "uint8"), "has no pixels"),
         (np.full((4, 4, 3), np.nan), "NaN|from 0 to 1"),
     ):

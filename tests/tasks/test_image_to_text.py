@@ -133,7 +133,7 @@ def test_wrong_input(learned):
     for given in (of_tokens, [1.0, 2.0, 3.0, 4.0]):
         _, _, weights = made.make_dataset((x, questions), answers, given)[0]
         assert np.array_equal(weights, plain * (1.0 + order[:, None]))
-    with pytest.raises(ValueError, match="`max_length`=2 leaves no room behind the prompts"):
+    with pytest.raises(ValueError, match="`max_length`=2 leaves no room after the prompts"):
         made.fit((x, questions), answers, max_length=2, verbose=0)
     with pytest.raises(TypeError, match=r"generate\(\) got an unexpected .* 'guidance_scale'"):
         learned.caption(x, guidance_scale=2)
@@ -144,5 +144,5 @@ def test_wrong_input(learned):
         kt.ImageToText(kt.models.Seq2Seq(kt.TransformerConfig.from_dict(values)))
     with pytest.raises(ValueError, match="has no image processor and tokenizer and takes arrays"):
         kt.ImageToText(kt.models.Seq2Seq(images.captions())).caption(x)
-    with pytest.raises(ValueError, match="`processor` must be of ImageProcessor"):
+    with pytest.raises(ValueError, match="`processor` must be an ImageProcessor"):
         kt.ImageToText(kt.models.Seq2Seq(images.captions()), kt.AudioProcessor(), learned.tokenizer)

@@ -202,7 +202,7 @@ def test_a_generating_task_and_its_sampler_in_a_copy():
 @pytest.mark.backend_independent
 def test_every_sampler_has_a_config():
     for name in ("greedy", "beam", "random", "top_k", "top_p", "contrastive", "speculative"):
-        sampler = kt.generation.samplers.get(name)
+        sampler = kt.generation.samplers.samplers.get(name)
         config = keras.saving.serialize_keras_object(sampler)
         assert keras.saving.deserialize_keras_object(config) == sampler
 

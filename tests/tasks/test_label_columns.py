@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import keras_transformer as kt
-from keras_transformer.tasks.streams import held
+from keras_transformer.tasks.data.streams import held
 from tests.tasks import images
 from tests.tasks.common import ENGLISH, classifier
 
@@ -94,7 +94,7 @@ def test_a_column_that_can_be_read_in_two_ways(tmp_path):
         (["01", "1"], [1, 1]),
     ):
         task, texts = classifier(labels=names), TEXTS[: len(labels)]
-        with pytest.raises(ValueError, match="is not a name and|may be each of the names"):
+        with pytest.raises(ValueError, match="is not a name and|could mean each of the names"):
             task.make_dataset(texts, labels)
     with pytest.raises(
         ValueError, match=r"`y\[0\]`, 0, is not a name and the number of '1'; `y\[1\]`"
@@ -106,7 +106,7 @@ def test_a_column_that_can_be_read_in_two_ways(tmp_path):
     ]  # fmt: skip
     with pytest.raises(ValueError, match=r"`y\[1\]\[0\]`, 0, is not a name"):
         several.make_dataset(TEXTS[:2], [[1, 3], [0]])
-    with pytest.raises(ValueError, match="has two readings"):
+    with pytest.raises(ValueError, match="is ambiguous"):
         classifier(labels=["1", "0"], multi_label=True).make_dataset(TEXTS[:2], [[0, 1], [1, 0]])
 
 

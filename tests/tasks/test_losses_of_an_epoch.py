@@ -108,7 +108,7 @@ def weighted_mean(scores, weights):
 @pytest.mark.one_backend
 @pytest.mark.parametrize("name", ["causal", "seq2seq", "packed"])
 def test_weights_of_texts_and_of_tokens(name):
-    """Of texts as they are given: lists, streams and files of them."""
+    """Weight texts in every form: lists, streams and files."""
     seq2seq = name == "seq2seq"
     task = translator() if seq2seq else language_model()
     packed = {"pack_length": 32} if name == "packed" else {}
@@ -168,7 +168,7 @@ def test_weights_of_texts_of_any_source(tmp_path):
     assert task.evaluate(records, sample_weight=weights, verbose=0)[0] == pytest.approx(expected)
     stream = ((text, None, weight) for text, weight in zip(TEXTS, weights, strict=True))
     assert task.evaluate(stream, batch_size=2, verbose=0)[0] == pytest.approx(expected)
-    with pytest.raises(ValueError, match="`sample_weight` goes with lists and arrays"):
+    with pytest.raises(ValueError, match="`sample_weight` is for lists and arrays"):
         task.fit((text for text in TEXTS), sample_weight=weights, verbose=0)
     with pytest.raises(
         ValueError, match=r"`sample_weight\[0\]` has 99 numbers, and `x\[0\]` \d+ t"

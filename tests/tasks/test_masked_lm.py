@@ -201,7 +201,9 @@ def test_masks_are_drawn_anew_and_repeat_with_the_seed():
     assert hidden(1, 0, shuffle=False) == hidden(1, 1, shuffle=False)
     dataset = task.make_dataset(ENGLISH, objective=kt.training.MaskedTokens(0.01), batch_size=4)
     assert dataset[0][2].sum() == 4
-    with pytest.raises(ValueError, match="MaskedLM learns `MaskedTokens`, received objective=Span"):
+    with pytest.raises(
+        ValueError, match="`objective` must be a training.MaskedTokens, received Span"
+    ):
         task.make_dataset(ENGLISH, objective=kt.training.SpanCorruption())
 
 

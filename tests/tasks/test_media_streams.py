@@ -75,7 +75,7 @@ def test_images_by_themselves_and_scaled(photos):
     forever = batched.repeat()
     task.fit(forever, steps_per_epoch=2, verbose=0)
     front = tensorflow.data.Dataset.from_tensors((np.zeros((2, 3, 8, 9), "float32"), [0, 1]))
-    with pytest.raises(ValueError, match="Its channels are in front"):
+    with pytest.raises(ValueError, match="Its channels come first"):
         task.fit(front, verbose=0)
 
 
@@ -112,7 +112,7 @@ def test_data_sets_of_pytorch_and_generators(photos):
 
 @pytest.mark.each_backend
 def test_tensors():
-    """Of the backend, and of other libraries."""
+    """Accept tensors of the backend, and of other libraries."""
     pixels, _ = images.pictures(4)
     stacked = np.stack([each[:10] for each in pixels])
     task = images.classifier()

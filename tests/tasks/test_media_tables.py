@@ -228,7 +228,7 @@ def test_what_is_wrong_is_named(tmp_path):
 
 
 def test_odd_sound_in_a_table():
-    """Two channels and another rate are fine; what is no sound names its row."""
+    """Two channels and another rate are fine; the error for invalid sound names its row."""
     import soundfile
 
     def wave(samples, rate=8000):
@@ -254,7 +254,7 @@ def test_odd_sound_in_a_table():
         (wave(broken), "samples that are NaN"),
         (wave(tone[:0]), "has no samples"),
         (wave(tone, 10), "must have a rate of 100 to 1,000,000"),
-        ({"bytes": wave(tone)["bytes"][:30], "path": None}, "cannot be read as sound"),
+        ({"bytes": wave(tone)["bytes"][:30], "path": None}, "cannot be read as audio"),
     ):
         x = of(wave(tone), value)
         for verb in (lambda d: task.fit(d, verbose=0), task.classify):

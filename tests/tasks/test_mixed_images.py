@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 import keras_transformer as kt
-from keras_transformer.checkpoints.safetensors_io import to_numpy
+from keras_transformer.checkpoints.weights.safetensors_io import to_numpy
 from keras_transformer.generation import Rules
 from tests.tasks import images, mixed
 
@@ -38,7 +38,7 @@ def pictures():
 
 
 def theirs_of(name, processor, image, prompt):
-    """What their processor makes of one image and one prompt."""
+    """Return the output of their processor for one image and one prompt."""
     if name == "git":
         ids = [1, *processor.tokenizer(prompt, add_special_tokens=False).input_ids]
         given = processor(images=image, return_tensors="pt")
@@ -154,7 +154,7 @@ def test_wrong_prompts(both):
     x = pictures()[:2]
     if name == "llava":
         count = task.backbone.config.num_placeholders
-        message = rf"`prompts\[1\]` has 3 placeholders, .* give one, .* all {count} states"
+        message = rf"`prompts\[1\]` has 3 placeholders .* give one, .* all {count} states"
         with pytest.raises(ValueError, match=message):
             task.answer(x, ["<image> how ?", "<image> <image> <image> how ?"])
         whole = " ".join(["<image>"] * count)
@@ -163,7 +163,7 @@ def test_wrong_prompts(both):
         assert task.prompt_rows(None, 1)[0].count(4) == count
     with pytest.raises(ValueError, match="Received 2 images and 1 prompts"):
         task.answer(x, ["how ?"])
-    with pytest.raises(ValueError, match=r"`template` must have '\{prompt\}', where a prompt"):
+    with pytest.raises(ValueError, match=r"`template` must contain '\{prompt\}' where the prompt"):
         kt.ImageToText(task.backbone, template="Describe it.")
 
 
@@ -183,5 +183,5 @@ def test_wrong_arrays():
     inputs["decoder_prefix_mask"] = ids == token
     assert made.backbone(inputs).shape == (2, count + 2, config.hidden_dim)
     wide = {**inputs, "encoder_images": np.zeros((2, 24, 16, 3), "float32")}
-    with pytest.raises(ValueError, match=f"and {count} are placed: the images of this model are"):
+    with pytest.raises(ValueError, match=f"and {count} are placed: the images of this model have"):
         made.backbone(wide)

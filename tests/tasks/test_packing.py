@@ -60,7 +60,7 @@ def backbone(kind, **values):
 
 
 def log_probabilities(task, dataset):
-    """Of each target token of a dataset, document by document: sets of rows of numbers."""
+    """Return log-probabilities of a dataset's target tokens, by document: sets of rows."""
     documents = []
     outputs = compiled(lambda inputs: task(inputs, training=False), task)
     for i in range(len(dataset)):
@@ -142,7 +142,7 @@ def test_fit_on_packs(kind):
 
 def test_what_cannot_be_packed():
     classifier = kt.TextClassifier(backbone("encoder"), TOKENIZER, num_classes=2)
-    with pytest.raises(ValueError, match="no `values`"):
+    with pytest.raises(ValueError, match="cannot be combined with"):
         classifier.make_dataset(["a man"], [1], pack_length=16)
     lm = kt.CausalLM(backbone("decoder"), TOKENIZER)
     with pytest.raises(ValueError, match="more than `pack_length`, 4"):

@@ -1,4 +1,4 @@
-"""Tasks of what is no text, options of a processor in `fit`, and what task classes declare."""
+"""Tasks of inputs other than text, processor options in `fit`, and declarations of tasks."""
 
 import copy
 import json
@@ -49,7 +49,7 @@ class TuneClassifier(kt.TextClassifier):
     def make_dataset(self, x, y=None, sample_weight=None, transpose=0, **options):
         lowest = self._require_processor().lowest
         rows = [[pitch - lowest + transpose for pitch in tune] for tune in x]
-        values = {} if y is None else {"y": self._class_numbers(y, len(x))}
+        values = {} if y is None else {"y": self.head.class_numbers(y, len(x))}
 
         def make_batch(arrays, masks):
             inputs = {"token_ids": arrays["rows"], "padding_mask": masks["rows"]}

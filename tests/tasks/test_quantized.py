@@ -1,4 +1,4 @@
-"""What a quantized task cannot do is told early, with what to do."""
+"""Early errors for what a quantized task cannot do, with what to do instead."""
 
 import numpy as np
 import pytest

@@ -142,7 +142,7 @@ def test_the_shapes_of_answers(pair):
     task, _ = pair
     both = task.answer(QUESTIONS, CONTEXTS)
     single = task.answer(QUESTIONS[0], CONTEXTS[0])
-    assert isinstance(single, kt.tasks.question_answerer.Answer) and len(both) == 4
+    assert isinstance(single, kt.tasks.text.question_answerer.Answer) and len(both) == 4
     assert single.text == both[0].text and single.score == pytest.approx(both[0].score, rel=1e-4)
     shared = task.answer(QUESTIONS, CONTEXTS[0])
     assert len(shared) == 4 and shared[0].text == single.text
@@ -157,7 +157,7 @@ def test_long_contexts_in_windows(pair, tmp_path):
     task, model = pair
     context = " ".join(TEXTS[:3])
     (encoding,) = task.tokenizer.encode_batch_with_offsets([QUESTIONS[0]], [context])
-    parts = kt.tasks.question_answerer.windows(encoding, 1, 48)
+    parts = kt.tasks.data.text.split_windows(encoding, 1, 48)
     assert len(encoding) > 70 and len(parts) >= 3 and {len(p) for p in parts[:-1]} == {48}
     for part in parts:
         assert part[:4].tolist() == [0, 1, 2, 3] and part[-1] == len(encoding) - 1
@@ -215,7 +215,7 @@ def test_windows_of_training():
     dataset = task.make_dataset(pairs, [(start, "São Paulo"), (0, 4)], sample_weight=[0.5, 2.0])
     inputs, targets, weights = dataset[0]
     (encoding,) = task.tokenizer.encode_batch_with_offsets(["wind ?"], [context])
-    parts = kt.tasks.question_answerer.windows(encoding, 1, 40)
+    parts = kt.tasks.data.text.split_windows(encoding, 1, 40)
     assert dataset.num_rows == len(parts) + 1 and len(dataset) == 1
     marked = 0
     for row, place in enumerate(dataset.order):
@@ -245,7 +245,7 @@ def test_fit_learns():
     ]
     task.compile(
         keras.optimizers.Adam(1e-2), task.loss,
-        metrics=[kt.tasks.question_answerer.SpanAccuracy()],
+        metrics=[kt.tasks.text.question_answerer.SpanAccuracy()],
     )  # fmt: skip
     data = {"x": (questions, contexts), "y": answers}
     before = task.evaluate(**data, verbose=0, return_dict=True)
@@ -261,7 +261,7 @@ def test_fit_learns():
 
 def test_loss_and_metric_come_back_from_their_config():
     task = small()
-    for part in (task.loss, kt.tasks.question_answerer.SpanAccuracy(name="exact")):
+    for part in (task.loss, kt.tasks.text.question_answerer.SpanAccuracy(name="exact")):
         config = keras.saving.serialize_keras_object(part)
         restored = keras.saving.deserialize_keras_object(config)
         assert type(restored) is type(part) and restored.name == part.name
@@ -279,7 +279,7 @@ def test_bad_input():
     check("received 3 texts in a tuple", task.predict, (["a"], ["b"], ["c"]))
     check("Received 2 questions and 1 contexts", task.predict, (["a", "b"], ["c"]))
     check(r"`x\[1\]\[0\]` must be a string", task.predict, (["a"], [None]))
-    check(r"`x\[1\]\[0\]` is empty: there is nothing", task.predict, (["a"], [" "]))
+    check(r"`x\[1\]\[0\]` is empty: a context needs text", task.predict, (["a"], [" "]))
     check("learns from labels: give `y`", task.fit, x)
     check("for each of the 1 pairs, received 2 of them", task.fit, x, [(0, 1), None])
     check("for each of the 1 pairs, received int", task.fit, x, 3)
@@ -287,8 +287,8 @@ def test_bad_input():
         check(r"`y\[0\]` must be None, \(start, end\) or \(start, text\)", task.fit, x, [wrong])
     for wrong in ((0, 5), (-1, 2), (2, 2), (3, 1)):
         check("must be within the context, which has 4 characters", task.fit, x, [wrong])
-    check("the context has 'ind' at 1, and the answer is 'win'", task.fit, x, [(1, "win")])
-    check("must hold a token, received ' '", task.fit, (["a"], ["a wind"]), [(1, 2)])
+    check("the context has 'ind' at 1, but the answer is 'win'", task.fit, x, [(1, "win")])
+    check("must include a token of the context", task.fit, (["a"], ["a wind"]), [(1, 2)])
     check("one number a pair, 1 in all", task.fit, x, [None], sample_weight=[1.0, 2.0])
     long = "wind " * 30
     check("question of pair 0 takes 33 of 24 tokens: there is no room", task.answer, long, "wind")

@@ -110,7 +110,9 @@ def test_labels_of_files(records, tmp_path):
     path = tmp_path / "rows.csv"
     path.write_text("text,label\na warm film,1\ndull,0\nnever dull,2\nfunny,good\n")
     rows = read(path, y="label", cache=tmp_path)
-    unknown = "rows.csv, line {}: the label {} is not known. Known are {}, or the numbers from 0 to"
+    unknown = (
+        "rows.csv, line {}: the label {} is not known. Known labels are {}, or the numbers from"
+    )
     for task, found in (
         (classifier(num_classes=2), (4, "'2'", "'0', '1'")),
         (classifier(num_classes=3), (5, "'good'", "'0', '1', '2'")),
@@ -142,14 +144,14 @@ def test_records_that_do_not_fit(records):
         kt.QuestionAnswerer(encoder, words),
         kt.TextEmbedder(encoder, words),
     ):
-        with pytest.raises(ValueError, match="must be a list of strings here: what `data.read`"):
+        with pytest.raises(ValueError, match="must be a list of strings here: the result of"):
             task.make_dataset(records(y="label"))
     with pytest.raises(ValueError, match="name their column, y=, in read"):
         classifier(num_classes=2).fit(records())
-    with pytest.raises(ValueError, match="`y` is a column of what `data.read` reads"):
+    with pytest.raises(ValueError, match="`y` is a column of the data of `data.read`"):
         classifier(num_classes=2).fit(records(y="label"), NAMES)
     for task in (language_model(), masked_lm()):
-        with pytest.raises(ValueError, match="One column of texts is needed, without a `y`"):
+        with pytest.raises(ValueError, match="must have one column of texts and no `y`"):
             task.fit(records(y="label"))
     with pytest.raises(ValueError, match="Seq2SeqLM needs sources and targets: read"):
         translator().fit(records())

@@ -6,7 +6,7 @@ import pytest
 
 import keras_transformer as kt
 from keras_transformer.checkpoints.families import FAMILIES
-from keras_transformer.checkpoints.safetensors_io import to_numpy
+from keras_transformer.checkpoints.weights.safetensors_io import to_numpy
 from keras_transformer.processors.bins import UniformBins
 from tests.tasks.series import waves
 
@@ -107,7 +107,7 @@ def test_draws_and_quantiles(learned):
 
 
 def test_missing_values(learned):
-    """What is missing is masked, as input and as target."""
+    """Missing values are masked, as input and as target."""
     series = waves(80)
     series[40:44, 0] = np.nan
     batch = learned.make_dataset(series, shuffle=False)
@@ -198,9 +198,9 @@ def test_greedy_draws_are_those_of_transformers(tmp_path):
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"tokenizer_class": "Words"}, "tokenizer_class='Words' of chronos_config is not"),
-        ({"model_type": "causal"}, "model_type='causal' of chronos_config is not supported"),
-        ({"use_eos_token": False}, "use_eos_token=False of chronos_config"),
+        ({"tokenizer_class": "Words"}, "tokenizer_class='Words' in chronos_config is not"),
+        ({"model_type": "causal"}, "model_type='causal' in chronos_config is not supported"),
+        ({"use_eos_token": False}, "use_eos_token=False in chronos_config"),
         ({"tokenizer_kwargs": None}, "chronos_config must be an object with tokenizer_kwargs"),
         ({"prediction_length": "far"}, "prediction_length must be a number"),
     ],

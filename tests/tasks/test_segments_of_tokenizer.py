@@ -32,7 +32,7 @@ def encoder(segments):
 
 def test_segments_beyond_the_embeddings_are_refused():
     assert tokenizer(0).segment_count == 2 and tokenizer(3).segment_count == 4
-    with pytest.raises(ValueError, match="tells 4 segments apart, and the model has .* of 2"):
+    with pytest.raises(ValueError, match="has 4 segments, but the model has .* of only 2"):
         kt.TextClassifier(encoder(2), tokenizer(3), num_classes=2)
     for segments, segment in ((2, 1), (4, 3), (0, 3)):  # without embeddings none is looked up
         task = kt.TextClassifier(encoder(segments), tokenizer(segment), num_classes=2)

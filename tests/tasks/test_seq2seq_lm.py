@@ -179,7 +179,7 @@ def test_texts_alone(objective):
 def test_texts_alone_need_an_objective(task):
     with pytest.raises(ValueError, match="`training.SpanCorruption\\(\\)` or `training.Denoising"):
         task.fit(SOURCES)
-    with pytest.raises(ValueError, match="learns `SpanCorruption` or `Denoising` from texts"):
+    with pytest.raises(ValueError, match="must be a training.SpanCorruption or training.Denoising"):
         task.make_dataset(SOURCES, objective=kt.training.MaskedTokens())
     with pytest.raises(ValueError, match="makes its targets from the texts: give `x` alone"):
         task.make_dataset(SOURCES, TARGETS, objective=kt.training.Denoising())

@@ -6,8 +6,8 @@ import pytest
 import soundfile
 
 import keras_transformer as kt
-from keras_transformer.checkpoints.safetensors_io import to_numpy
-from keras_transformer.tasks.sources import SourceRows
+from keras_transformer.checkpoints.weights.safetensors_io import to_numpy
+from keras_transformer.tasks.media.sources import SourceRows
 from tests.tasks import audio
 
 WORDS = ["low", "high"]
@@ -130,7 +130,7 @@ def test_sources_are_read_once_for_all_inputs():
     x, _ = audio.recordings(4)
     calls, arrays_of = [], made.arrays_of
     made.arrays_of = lambda rows, places: calls.append(places) or arrays_of(rows, places)
-    rows = SourceRows.of(made, x)
+    rows = SourceRows.by_name(made, x)
     assert list(rows) == ["encoder_samples", "encoder_padding_mask"]
     for places in ([2, 0], np.array([1, 1, 3])):
         samples, mask = (rows[name][places] for name in rows)
@@ -161,7 +161,7 @@ def test_wrong_input():
         made.transcribe(x, timestamps=True)
     with pytest.raises(ValueError, match=r"`x\[1\]` has no samples"):
         made.transcribe([x[0], np.zeros(0)])
-    with pytest.raises(ValueError, match="reads a waveform, and the processor gives"):
+    with pytest.raises(ValueError, match="reads a waveform, but the processor has"):
         kt.SpeechToText(made.backbone, kt.AudioProcessor(), made.tokenizer)
     with pytest.raises(ValueError, match="`encoder_padding_mask` must have the shape of"):
         made.backbone(

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 import keras_transformer as kt
-from keras_transformer.tasks.speech_tokens import SpeechTokens, TimeRules
+from keras_transformer.tasks.media.speech_tokens import SpeechTokens, TimeRules
 from tests.tasks import audio, whisper
 
 WORDS = ["low", "high"]
@@ -41,7 +41,7 @@ def test_learns_and_is_saved(tmp_path):
         assert again.transcribe(x) == y
     with pytest.raises(ValueError, match="are for models with Whisper's tokens"):
         made.transcribe(x, language="de")
-    with pytest.raises(ValueError, match="knows one language alone"):
+    with pytest.raises(ValueError, match="knows only one language"):
         made.detect_language(x)
     for given, texts, message in (
         (x[:2], ["low", ""], r"`y\[1\]` is empty"),
@@ -176,7 +176,7 @@ def test_wrong_words(both):
 
 
 def test_rules_of_times_are_those_of_transformers():
-    """Of random texts of words and times, the same tokens are allowed."""
+    """For random texts of words and times, the same tokens are allowed."""
     torch = pytest.importorskip("torch")
     from transformers import GenerationConfig
     from transformers.generation.logits_process import WhisperTimeStampLogitsProcessor
@@ -211,8 +211,8 @@ def test_rules_of_times_are_those_of_transformers():
 def test_tokens_of_a_vocabulary(tmp_path):
     pytest.importorskip("transformers")
     whisper.tokenizer().save_pretrained(tmp_path)
-    tokens = SpeechTokens.of(kt.Tokenizer.from_files(tmp_path))
+    tokens = SpeechTokens.from_tokenizer(kt.Tokenizer.from_files(tmp_path))
     known = whisper.vocabulary()
     assert tokens.languages == {code: known[f"<|{code}|>"] for code in whisper.LANGUAGES}
     assert tokens.first_time == known["<|0.00|>"]
-    assert SpeechTokens.of(kt.Tokenizer.of_symbols("AB")) is None
+    assert SpeechTokens.from_tokenizer(kt.Tokenizer.of_symbols("AB")) is None

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import keras_transformer as kt
-from keras_transformer.tasks.streams import held
+from keras_transformer.tasks.data.streams import held
 from tests.tasks.common import ENGLISH, GERMAN, classifier, config, tokenizer, translator
 
 pytestmark = pytest.mark.one_backend
@@ -206,7 +206,7 @@ def test_data_sets_that_cannot_be_meant(task):
         task.fit(x for x, _ in batched())
     with pytest.raises(ValueError, match=r"dicts with \['label', 'review'\]. Name their columns"):
         task.fit({"review": text, "label": 1} for text in TEXTS)
-    with pytest.raises(ValueError, match=r"`y\[0\]` is 'fine', which is none of the labels"):
+    with pytest.raises(ValueError, match=r"`y\[0\]` is 'fine', which is not among the labels"):
         task.fit(iter([(TEXTS, ["fine"] * 8)]))
     arrays = (({"token_ids": np.ones((2, 3), "int32")},) for _ in range(2))
     assert task.predict(arrays, verbose=0).shape == (4, 2)  # as Keras takes them

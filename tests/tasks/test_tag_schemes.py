@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from keras_transformer.tasks.tag_schemes import Span, TagScheme
+from keras_transformer.tasks.text.tag_schemes import Span, TagScheme
 
 pytestmark = pytest.mark.backend_independent
 
@@ -26,7 +26,7 @@ def random_spans(draw, length=12):
     return spans
 
 
-# By the definition of each scheme: the letters of an entity of so many words; `again` says that
+# By the definition of each scheme: the letters of an entity of this many words; `again` says that
 # one of the same kind ends (or, for IOE1, begins) right beside it.
 LETTERS = {
     "IOB2": lambda size, before, after: ["B", *["I"] * (size - 1)],

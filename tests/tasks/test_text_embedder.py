@@ -115,7 +115,10 @@ def test_other_tasks_of_the_preset_have_a_fresh_head(tmp_path, caplog):
     embedder().save_to_preset(tmp_path)
     with caplog.at_level(logging.WARNING, "keras_transformer"):
         kt.TextClassifier.from_preset(tmp_path, num_classes=2)
-    assert "no weights for this head of TextClassifier: they are fresh. Train it" in caplog.text
+    assert (
+        "no weights for this head of TextClassifier: it is newly initialized. Train it"
+        in caplog.text
+    )
 
 
 def test_bad_values():
@@ -126,6 +129,6 @@ def test_bad_values():
             embedder(max_length=length)
     with pytest.raises(ValueError, match="has no labels of single texts: use `predict`"):
         embedder().make_dataset(ENGLISH, [0] * 4)
-    with pytest.raises(ValueError, match="Vectors of texts are what `predict` gives"):
+    with pytest.raises(ValueError, match="For vectors of texts call `predict`"):
         embedder().evaluate(ENGLISH, [0] * 4)
     assert classifier(num_classes=2).number_of_targets == 2

@@ -38,7 +38,7 @@ def classifier(tokenizer):
 
 
 def at_once(*calls):
-    """What the calls give, one thread each, begun at the same moment."""
+    """Return the results of the calls, one thread each, started at the same moment."""
     barrier = threading.Barrier(len(calls))
 
     def run(call):

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import keras_transformer as kt
-from keras_transformer.tasks.text import words_of
+from keras_transformer.tasks.data.text import words_of
 from tests.tasks.common import ENGLISH, config, predictions_alone, randomized
 from tests.tasks.common import tokenizer as common_tokenizer
 from tests.tasks.published import (
@@ -108,7 +108,7 @@ def test_entities_of_bert(labels, tmp_path, pair):
 
 def entities_for(task, text, names):
     """The entities if the words of a text had these labels, one a word."""
-    words = kt.tasks.token_classifier.words_of(
+    words = kt.tasks.text.token_classifier.words_of(
         text, task.tokenizer.encode_batch_with_offsets([text])[0]
     )
     assert len(words) == len(names), [text[w.start : w.end] for w in words]
@@ -138,7 +138,7 @@ def test_a_long_text_is_read_in_windows():
     task = small(labels=LABELS)
     text = " ".join(ENGLISH * 60)
     (encoding,) = task.tokenizer.encode_batch_with_offsets([text])
-    parts = kt.tasks.token_classifier.windows(encoding, 0, 512)
+    parts = kt.tasks.data.text.split_windows(encoding, 0, 512)
     assert len(encoding) > 1000 and len(parts) > 2 and max(map(len, parts)) == 512
     assert sorted(set(np.concatenate(parts).tolist())) == list(range(len(encoding)))
     for first, second in itertools.pairwise(parts):
@@ -153,7 +153,7 @@ def test_a_long_text_is_read_in_windows():
             if len(at):
                 inside.append((min(at[0], len(places) - 1 - at[0]), row[at[0]]))
         best[token] = max(inside, key=lambda pair: pair[0])[1]
-    words = kt.tasks.token_classifier.words_of(text, encoding)
+    words = kt.tasks.text.token_classifier.words_of(text, encoding)
     expected = [
         (e.label, e.start, e.end)
         for e in task._entities(text, words, np.exp(best) / np.exp(best).sum(-1, keepdims=True))
@@ -215,7 +215,7 @@ def test_words_of_sentencepiece():
     text = "good  paris , in é"
     (encoding,) = words.encode_batch_with_offsets([text])
     assert encoding.tokens == ["▁good", "▁", "▁", "par", "is", "▁", ",", "▁in", "▁", "é"]
-    found = kt.tasks.token_classifier.words_of(text, encoding)
+    found = kt.tasks.text.token_classifier.words_of(text, encoding)
     spans = [(0, 0, 4), (2, 6, 11), (5, 12, 13), (7, 14, 16), (8, 17, 18)]
     assert [tuple(word) for word in found] == spans
     task = kt.TokenClassifier(
@@ -321,11 +321,11 @@ def test_bad_input():
     check("`y` must be a list with a list of labels for each of the 2", task.fit, words, [["O"]])
     check("for each of the 2 texts, received int", task.fit, words, 5)
     check(
-        r"`y\[1\]\[0\]` is 'O', a name, but the classes have none",
+        r"`y\[1\]\[0\]` is 'O', a name, but the classes have no names",
         small(num_classes=3).fit, words, [[0, 1], ["O"]],
     )  # fmt: skip
     check(r"`y\[0\]` must be one label a word, 2 in", task.fit, words, [["O"], ["O"]])
-    check(r"`y\[1\]\[0\]` is 'PER', which is none", task.fit, words, [["O"] * 2, ["PER"]])
+    check(r"`y\[1\]\[0\]` is 'PER', which is not among", task.fit, words, [["O"] * 2, ["PER"]])
     check(r"but `y\[0\]\[1\]` is 9", task.fit, words, [[0, 9], [0]])
     check(r"`x\[0\]` is a list of words, but `x\[1\]` is not.*str", task.fit, [["a"], "b"], [[0]])
     check(r"`x\[1\]\[0\]` must be a string, received 5 of", task.fit, [["a"], [5]], [[0], [0]])
@@ -336,7 +336,7 @@ def test_bad_input():
     check(r"\(0, 6, 'PER'\) of `y\[0\]` is not within", task.fit, ["a man"], [[(0, 6, "PER")]])
     check("is not within its text", task.fit, ["a man"], [[(3, 3, "PER")]])
     check("overlaps another", task.fit, ["a man"], [[(0, 1, "PER"), (0, 5, "LOC")]])
-    check("there is none .B-ORG. in", task.fit, ["a man"], [[(0, 1, "ORG")]])
+    check("there is no .B-ORG. in", task.fit, ["a man"], [[(0, 1, "ORG")]])
     check("need a task with `labels`", small(num_classes=3).fit, ["a"], [[(0, 1, "PER")]])
     check(r"`texts\[1\]` must be a string", task.recognize, ["a", None])
     check("`texts` is empty", task.recognize, [])

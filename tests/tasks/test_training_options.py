@@ -1,4 +1,4 @@
-"""What Keras has for training, with the projection in the loss: each does what it says."""
+"""Keras's training options together with the projection in the loss: each takes effect."""
 
 import keras
 import numpy as np

@@ -169,7 +169,7 @@ SPECIALS = {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>"}
 
 
 def theirs(template, messages, **options):
-    """What Transformers gives, `None` where the template refuses."""
+    """Return the result of Transformers, `None` if the template refuses."""
     backend = tokenizers.Tokenizer(models.WordLevel({"<s>": 0, "</s>": 1, "<pad>": 2}, "<s>"))
     tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=backend, **SPECIALS)
     try:

@@ -67,8 +67,8 @@ def test_of_characters():
     ("vocabulary", "config", "message"),
     [
         ({"eng": {"A": 0}}, {}, "a vocabulary for each language, which is not supported"),
-        ({**VOCABULARY, "B": "6"}, {}, "must have an id for each token, not for 'B'"),
-        ({**VOCABULARY, "": 9}, {}, "must have an id for each token, not for ''"),
+        ({**VOCABULARY, "B": "6"}, {}, "must map .* to integer ids, but maps 'B' to '6'"),
+        ({**VOCABULARY, "": 9}, {}, "must map non-empty tokens to .*, but maps '' to 9"),
         ({**VOCABULARY, "B": -1}, {}, "not usable"),
         ({"<pad>": 0, "|": 1, "A": 2}, {}, "has no unknown token None"),
         ({"<pad>": 0, "<unk>": 1, "A": 2}, {}, "has no delimiter '|'"),

@@ -263,7 +263,7 @@ def test_marian_alone(tmp_path):
     rows = ours.encode_batch(["a man rides a bike"] * 2, max_length=3)
     assert rows == [[*ours.encode("a man rides a bike")[:2], ours.end_id]] * 2
     assert ours.encode_batch([]) == ours.encode_targets([]) == []
-    with pytest.raises(ValueError, match="no places in the original text"):
+    with pytest.raises(ValueError, match="no offsets in the original text"):
         ours.encode_batch_with_offsets(["a"])
     with pytest.raises(ValueError, match="does not support Marian"):
         ours.to_tensorflow()

@@ -1,4 +1,4 @@
-"""What tokens add to a text: the bytes of real texts' tokens are the decoded texts."""
+"""Bytes that tokens add to a text: the bytes of real texts' tokens are the decoded texts."""
 
 import pytest
 import tokenizers

@@ -43,7 +43,7 @@ def test_unknown_symbol_is_refused_by_place(saved, tmp_path):
         bases = Tokenizer.from_files(tmp_path / "bases")
         notes = Tokenizer.from_files(tmp_path / "notes")
         assert bases.encode("GATC") == [1, 7, 5, 8, 6, 2]
-    with pytest.raises(ValueError, match="row 1 has 'N' at 2, which is none"):
+    with pytest.raises(ValueError, match="row 1 has 'N' at 2, which is not a symbol"):
         bases.encode_batch(["ACGT", "ACNT"])
     with pytest.raises(ValueError, match="row 0 has 'x' at 7"):
         bases.encode_batch_with_offsets(["A<mask>xT"])

@@ -257,7 +257,7 @@ def test_numpy_in(trained):
     assert tokenizer.encode_batch(column, column) == tokenizer.encode_batch(*[list(column)] * 2)
     with pytest.raises(ValueError, match=r"`texts\[1\]` must be a string, received nan"):
         tokenizer.encode_batch(pd.Series(["a man", None]))
-    with pytest.raises(ValueError, match="Many are for `encode_batch`"):
+    with pytest.raises(ValueError, match="For many use `encode_batch`"):
         tokenizer.encode(column)
     assert tokenizer.encode_batch(("a man", "zwei")) == expected
     assert tokenizer.encode_batch([]) == []
@@ -297,7 +297,7 @@ def test_bad_arguments_of_encode(trained):
     with pytest.raises(ValueError, match="must be a string.* of type bytes"):
         trained["bpe"].encode(b"a")
     for many in (["a"], ("a", "b"), np.array(["a"])):
-        with pytest.raises(ValueError, match="must be one string. Many are for `encode_batch`"):
+        with pytest.raises(ValueError, match="must be one string. For many use `encode_batch`"):
             trained["bpe"].encode(many)
 
 
@@ -310,7 +310,7 @@ def test_bad_arguments_of_encode(trained):
         ([1.0], "list or 1-D array of integers"),
         ([True], "list or 1-D array of integers"),
         (["a"], "list or 1-D array of integers"),
-        ([[1, 2], [3]], "list or 1-D array of integers.* Many rows are for `decode_batch`"),
+        ([[1, 2], [3]], "list or 1-D array of integers.* For many rows use `decode_batch`"),
         (7, "list or 1-D array of integers"),
         (None, "list or 1-D array of integers"),
     ],

@@ -6,7 +6,7 @@ from keras import ops
 
 
 def value_and_gradients(function, arrays):
-    """Of a function to a scalar, by all its arguments: a float, and a list of arrays."""
+    """Return a function's scalar value, a float, and its gradients by all arguments, a list."""
     tensors = [ops.convert_to_tensor(array) for array in arrays]
     backend = keras.backend.backend()
     if backend == "jax":

@@ -6,7 +6,7 @@ import pytest
 from keras import ops
 
 import keras_transformer as kt
-from keras_transformer.models.accumulation import weighed
+from keras_transformer.models.runtime.accumulation import weighed
 from keras_transformer.training import LastCheckpoints, LinearDecay, ResumableRun, StopAtNaN
 from tests.generation.common import on_one
 
@@ -51,7 +51,7 @@ def values(variables):
     return [np.array(ops.convert_to_numpy(variable)) for variable in variables]
 
 
-# What is a rounding error in a gradient is to be none in the step.
+# Rounding errors in a gradient must not become visible in the step.
 ADAM = {"epsilon": 0.01, "weight_decay": 0.1}
 EMA = {"use_ema": True, "ema_momentum": 0.5, "ema_overwrite_frequency": 2}
 OPTIMIZERS = {
@@ -62,7 +62,7 @@ OPTIMIZERS = {
 
 @pytest.mark.parametrize("name", ["adamw", on_one("fine-tuning")])
 def test_updates_are_those_of_large_batches(name):
-    """Of rows of 1 to 9 tokens; the schedule, EMA, decay and clipping go by updates."""
+    """Rows have 1 to 9 tokens; the schedule, EMA, decay and clipping count updates."""
     kind, options = OPTIMIZERS[name]
     found = []
     for count in (None, 4):
@@ -208,14 +208,14 @@ def test_files_of_before_and_of_now(tmp_path):
     task.optimizer.save_own_variables(store)
     assert store.popitem()[1] == MASK.sum()  # of the three batches, none of them applied
     found = keras.optimizers.deserialize(before)
-    kt.models.accumulation.count_updates(found)
+    kt.models.runtime.accumulation.count_updates(found)
     found.build(again.trainable_variables)
     found.load_own_variables(store)
     for one, two in zip(found.variables[:-1], task.optimizer.variables[:-1], strict=True):
         np.testing.assert_array_equal(*values([one, two]))
 
 
-@pytest.mark.one_backend("tensorflow")
+@pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="a strategy of TensorFlow")
 def test_replicas_of_tensorflow_cannot():
     import tensorflow as tf
 

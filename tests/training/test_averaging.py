@@ -42,7 +42,7 @@ def test_files_that_disagree(tmp_path):
     save_file({"a": np.ones(2)}, one)
     save_file({"b": np.ones(2)}, two)
     save_file({"a": np.ones(3)}, three)
-    with pytest.raises(ValueError, match="2 are in one only, such as 'a'"):
+    with pytest.raises(ValueError, match="2 are in only one of them, such as 'a'"):
         average_checkpoints([one, two])
     with pytest.raises(ValueError, match=r"'a' has shape \(2,\) in .*a.safetensors but \(3,\)"):
         average_checkpoints([one, three])

@@ -1,4 +1,4 @@
-"""What a student begins with, what it learns, and that its teacher stays."""
+"""A student's start and learning, and a teacher that stays unchanged."""
 
 import keras
 import numpy as np
@@ -134,7 +134,7 @@ def test_models_of_other_widths():
     distiller = Distiller(student, teacher)
     found = distiller.evaluate(data(student), verbose=0, return_dict=True)
     assert found["cosine_loss"] == 0 and found["soft_loss"] > 0
-    with pytest.raises(ValueError, match="needs models of one `hidden_dim`, received 8 and 16"):
+    with pytest.raises(ValueError, match="models of the same `hidden_dim`, received 8 and 16"):
         Distiller(student, teacher, cosine_weight=1.0)
 
 

@@ -57,7 +57,7 @@ def test_matryoshka_is_theirs():
     found = MultipleNegativesRankingLoss(**nested)(np.ones(5), VECTORS)
     expected = theirs(name, VECTORS, dims=[8, 4, 2], weights=[1.0, 0.5, 2.0])
     assert float(found) == pytest.approx(expected, rel=1e-5)
-    with pytest.raises(ValueError, match="has 9, and the vectors are 8 numbers long"):
+    with pytest.raises(ValueError, match="has 9, but the vectors have only 8 numbers"):
         MultipleNegativesRankingLoss(matryoshka_dims=[9])(np.ones(5), VECTORS)
 
 

@@ -6,7 +6,7 @@ import pytest
 from keras import ops
 
 from keras_transformer.training import linear_cross_entropy
-from keras_transformer.training.losses import token_cross_entropy
+from keras_transformer.training.losses.losses import token_cross_entropy
 from tests.training.gradients import value_and_gradients
 
 RANDOM = np.random.default_rng(0)
@@ -27,7 +27,7 @@ def batch(shape=(3, 12), dim=8, vocabulary_size=50):
 def plain(states, kernel, bias, targets, weights, label_smoothing):
     """From the whole logits: the mean loss, and the other sums."""
     logits = ops.matmul(states, ops.transpose(kernel))
-    logits = logits if bias is None else logits + bias
+    logits = logits if bias is None else ops.add(logits, bias)
     losses = token_cross_entropy(targets, logits, label_smoothing)
     weights = ops.convert_to_tensor(weights)
     return ops.sum(losses * weights) / ops.sum(weights), logits
@@ -77,7 +77,7 @@ def test_other_sums(gradient):
     smooth = token_cross_entropy(given["targets"], logits, 0.2)
     sharp = token_cross_entropy(given["targets"], logits)
     hits = ops.convert_to_numpy(logits).argmax(axis=-1) == given["targets"]
-    expected = [float(ops.sum(each * weights)) for each in (smooth, sharp)]
+    expected = [float(ops.sum(ops.multiply(each, weights))) for each in (smooth, sharp)]
     expected += [(hits * weights).sum(), weights.sum()]
     np.testing.assert_allclose(sums, expected, rtol=1e-5)
     assert 0 < expected[2] < expected[3]
@@ -130,7 +130,7 @@ def test_half_precision():
 
 
 def test_sums_beyond_float16():
-    """Of 4,000 tokens with states of 50 the kernel's gradient is 1.6e5, and its mean 40."""
+    """With 4,000 tokens and states of 50 the kernel's gradient is 1.6e5, and its mean 40."""
     states = np.full((2, 2000, 3), 50.0, "float16")
     kernel, targets = np.zeros((5, 3), "float16"), np.ones((2, 2000), "int32")
 

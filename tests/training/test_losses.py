@@ -4,6 +4,7 @@ import keras
 import numpy as np
 import pytest
 
+from keras_transformer.kernels.device import device
 from keras_transformer.kernels.programs import compile_function
 from keras_transformer.training import (
     ClassCrossEntropy,
@@ -77,7 +78,7 @@ def test_config_round_trip_and_bad_smoothing():
 
 @pytest.mark.parametrize("blank", [0, 2])
 def test_ctc_is_the_sum_over_all_that_states_can_say(blank):
-    """Of texts with a token twice running, of one token, and of none."""
+    """Compare texts with a repeated token, with one token, and without tokens."""
     first, second = [i for i in range(3) if i != blank]
     texts = [[first, first], [second], [], [second, first, second]]
     targets = np.array([text + [blank] * (4 - len(text)) for text in texts])
@@ -100,6 +101,8 @@ def test_ctc_is_the_sum_over_all_that_states_can_say(blank):
 
 
 SOME = np.zeros((2, 3, 4), "float32")  # logits of four tokens
+# On a GPU of PyTorch a look at targets would wait for them.
+KNOWN = keras.backend.backend() != "torch" or device().is_cpu
 OF_TOKENS = {
     "token": lambda y, weights=None: TokenCrossEntropy()(y, SOME, weights),
     "perplexity": lambda y, weights=None: Perplexity().update_state(y, SOME, weights),
@@ -123,6 +126,10 @@ def test_targets_that_are_none_of_the_tokens(name):
     weights[0, 1] = 0
     for wrong in (4, 10**6, -1, -100):
         targets = np.array([[1, wrong, 3], [2, 1, 0]])
+        if not KNOWN:
+            found = loss(targets)
+            assert found is None or not np.isfinite(float(found))
+            continue
         with pytest.raises(ValueError, match=f"Targets must be from 0 to 3.* received {wrong}"):
             loss(targets)
     found = loss(targets, weights)  # what has no weight may be anything
@@ -137,8 +144,9 @@ def test_within_a_program_their_loss_is_not_a_number():
         rows = np.array([wrong, [2, 1, 0]])
         found = keras.ops.convert_to_numpy(CTCLoss().call(rows, SOME))
         assert np.isnan(found).tolist() == [True, False]
-    with pytest.raises(ValueError, match="Row 1 of the targets has the token 0"):
-        CTCLoss()([[1, 2, 0], [1, 0, 3]], SOME)
+    if KNOWN:
+        with pytest.raises(ValueError, match="Row 1 of the targets has the blank token 0"):
+            CTCLoss()([[1, 2, 0], [1, 0, 3]], SOME)
     with pytest.raises(ValueError, match="`blank_id` must be an integer from 0 to 3, received 4"):
         CTCLoss(4)(targets, SOME)
 

@@ -6,7 +6,7 @@ import keras
 import numpy as np
 import pytest
 
-from keras_transformer.tasks.spans import SpanAccuracy
+from keras_transformer.tasks.text.question_answerer import SpanAccuracy
 from keras_transformer.training import (
     BLEU,
     ROUGE,
@@ -112,7 +112,7 @@ def test_bleu_bad_input(monkeypatch):
     with pytest.raises(ValueError, match="`y_true` must be a list of texts, received 'a'"):
         bleu.update_state("a", "a")
     bleu.update_state([["a"], ["b", "c"]], ["a", "b"])
-    with pytest.raises(ValueError, match=r"equally many references, got \[1, 2\]"):
+    with pytest.raises(ValueError, match=r"the same number of references, got \[1, 2\]"):
         bleu.result()
     monkeypatch.setitem(sys.modules, "sacrebleu", None)
     with pytest.raises(ImportError, match=r"keras_transformer\[bleu\]"):

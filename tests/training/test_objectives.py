@@ -1,4 +1,4 @@
-"""What is cut out, hidden and reordered: the papers' examples and the numbers of their code."""
+"""Tokens cut out, hidden and reordered: the papers' examples and the numbers of their code."""
 
 from itertools import permutations
 

@@ -8,7 +8,8 @@ import pytest
 from keras import ops
 
 import keras_transformer as kt
-from keras_transformer.structure import VECTORS
+from keras_transformer.config.structure import VECTORS
+from keras_transformer.kernels.device import device
 from keras_transformer.training import FineTuningAdamW
 from keras_transformer.training.optimizers import _factors
 
@@ -207,7 +208,8 @@ def test_the_one_operation_is_called(backend):
             optimizer.apply([gradient], [variable])
         names = {event.key for event in profile.key_averages()}
         assert "aten::_fused_adamw_" in names
-        assert not {"aten::sqrt", "aten::_foreach_mul_"} & names  # the decay is within
+        if device().is_cpu:
+            assert not {"aten::sqrt", "aten::_foreach_mul_"} & names  # the decay is within
     elif backend == "tensorflow":
         import tensorflow as tf
 

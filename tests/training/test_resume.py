@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import keras_transformer as kt
-from keras_transformer.files import SafetensorsFile, write_safetensors
+from keras_transformer.support.files import SafetensorsFile, write_safetensors
 from keras_transformer.training import LastCheckpoints, ResumableRun
 from tests.thorough import seeds
 
@@ -148,7 +148,7 @@ def test_the_state_of_another_run_is_refused_with_the_difference(tmp_path):
     make_model().fit(data, verbose=0, callbacks=[ResumableRun(tmp_path, data)])
 
     def refused(model, data):
-        with pytest.raises(ValueError, match="is of another run") as error:
+        with pytest.raises(ValueError, match="belongs to another run") as error:
             model.fit(data, epochs=2, verbose=0, callbacks=[ResumableRun(tmp_path, data)])
         return str(error.value)
 
@@ -176,7 +176,7 @@ def test_a_full_disk_loses_nothing(tmp_path):
     before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (4096, limits[1]))
     try:
-        with pytest.raises(OSError, match=r"0\.\d MiB, could not be written.*before is still"):
+        with pytest.raises(OSError, match=r"0\.\d MiB, could not be written.*one is still"):
             run = ResumableRun(tmp_path, data)
             make_model().fit(data, epochs=2, verbose=0, callbacks=[run])
     finally:
@@ -196,7 +196,7 @@ def test_what_is_kept_is_of_use(tmp_path):
     assert not list(tmp_path.iterdir())
 
     (tmp_path / "state.safetensors").write_bytes(b"half a file")
-    with pytest.raises(ValueError, match="is no state of a run.*Remove it"):
+    with pytest.raises(ValueError, match="is not the state of a run.*Remove it"):
         model.fit(data, verbose=0, callbacks=[ResumableRun(tmp_path, data)])
 
 
@@ -241,11 +241,15 @@ def test_the_checkpoints_kept_are_those_of_the_unbroken_run(tmp_path):
 @pytest.mark.parametrize(
     "metadata, tensors, message",
     [
-        (None, {}, "is no state of a run"),
-        ({"run": "[]"}, {}, "is no state of a run"),
-        ({"run": "{"}, {}, "is no state of a run"),
-        ({"run": '{"of": {}, "epoch": 0}'}, {}, "is no state of a run: 'batch'"),
-        ({"run": '{"of": {}, "epoch": "x", "batch": 0}'}, {}, "it names no place in a run"),
+        (None, {}, "is not the state of a run"),
+        ({"run": "[]"}, {}, "is not the state of a run"),
+        ({"run": "{"}, {}, "is not the state of a run"),
+        ({"run": '{"of": {}, "epoch": 0}'}, {}, "is not the state of a run: 'batch'"),
+        (
+            {"run": '{"of": {}, "epoch": "x", "batch": 0}'},
+            {},
+            "it does not say where in a run it was saved",
+        ),
         ("ours", {}, "'model/0/.*' has the shape None there and "),
         ("ours", {"model": np.zeros(3)}, "has the shape None there"),
     ],
@@ -266,7 +270,7 @@ def test_a_foreign_state_file(tmp_path, metadata, tensors, message):
 
 _HOLD = """
 import sys, time
-from keras_transformer.scratch import PathLock
+from keras_transformer.support.scratch import PathLock
 assert PathLock(sys.argv[1]).acquire()
 print("there", flush=True)
 time.sleep(600)
@@ -338,5 +342,5 @@ def test_a_cell_that_is_run_again_goes_on(tmp_path):
     # Another model is still refused.
     model = keras.Sequential([keras.Input((5, 4)), kt.layers.EncoderBlock(2, 6)])
     model.compile("adam", "mse")
-    with pytest.raises(ValueError, match=r"(?s)is of another run.*feed_forward/intermediate"):
+    with pytest.raises(ValueError, match=r"(?s)belongs to another run.*feed_forward/intermediate"):
         model.fit(ROWS, ROWS, verbose=0, callbacks=[ResumableRun(tmp_path / "parts")])

@@ -62,7 +62,7 @@ def test_other_metrics_within_an_epoch_are_refused(tmp_path):
         run = ResumableRun(tmp_path, data, every=2)
         make_model(METRICS["ours"]).fit(data, verbose=0, callbacks=[run, Stop()])
     data = make_dataset()
-    with pytest.raises(ValueError, match="has these metrics: .*perplexity.*but the model has"):
+    with pytest.raises(ValueError, match="with these metrics: .*perplexity.*but the model has"):
         run = ResumableRun(tmp_path, data, every=2)
         make_model(METRICS["others"]).fit(data, verbose=0, callbacks=[run])
 

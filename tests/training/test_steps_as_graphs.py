@@ -168,6 +168,7 @@ def test_one_graph_for_each_shape_and_phase(before):
     assert PROGRAMS.made - made <= 2 * len({len(task.tokenizer.encode(text)) for text in ENGLISH})
 
 
+@pytest.mark.cpu
 @pytest.mark.parametrize(
     ("make", "padding", "masked"),
     [
@@ -183,7 +184,7 @@ def test_masks_that_hide_nothing_are_left_out(make, padding, masked):
 
     from keras_transformer.kernels.torch_tracing.step import written_down
     from keras_transformer.kernels.values import Questions
-    from keras_transformer.models.traced_steps import variables_of
+    from keras_transformer.models.runtime.step_programs import variables_of
 
     task, padding = make(), np.array(padding, bool)
     task.compile(FineTuningAdamW(1e-3), task.loss)
@@ -288,3 +289,18 @@ def test_a_cpu_compiles_nothing_by_itself():
     task = texts()
     task.compile("adam", task.loss)
     assert not task.jit_compile
+
+
+@pytest.mark.parametrize(("rows", "before"), [(2**13, 0), (2**9, 100)])
+def test_a_large_step_of_a_gpu_is_compiled_at_once(rows, before):
+    import torch
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    from keras_transformer.kernels.torch_tracing import step
+
+    given = [torch.empty(shape, device="meta") for shape in ((rows, 2**13), (2**13, 2**13))]
+    graph = make_fx(lambda x, matrix: x @ matrix, tracing_mode="fake")(*given)
+    assert step.flops_of(graph) == 2 * rows * 2**26
+    assert step._steps_before(graph, given) == before
+    on_host = [torch.empty(2, 3), torch.empty(3, 2)]
+    assert step._steps_before(make_fx(torch.matmul)(*on_host), on_host) == step.STEPS_BEFORE

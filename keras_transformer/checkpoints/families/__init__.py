@@ -1,69 +1,70 @@
-"""The published families. A new one is a file here, and its name in the list below.
+"""Published families. To add one, write a file here and add its name to the list below.
 
-`family` defines what one is, `shared` holds what several have in common.
+`base/family.py` defines the class, `base/shared.py` has the parts that several families use.
 """
 
 from collections.abc import Mapping
 from typing import Any
 
-from keras_transformer.checkpoints.families.albert import ALBERT
-from keras_transformer.checkpoints.families.ast import AST
-from keras_transformer.checkpoints.families.bart import BART, MARIAN
-from keras_transformer.checkpoints.families.beit import BEIT
-from keras_transformer.checkpoints.families.bert import BERT
-from keras_transformer.checkpoints.families.big_bird import BIG_BIRD
-from keras_transformer.checkpoints.families.blip import BLIP
-from keras_transformer.checkpoints.families.bloom import BLOOM
-from keras_transformer.checkpoints.families.chronos_bolt import CHRONOS_BOLT
-from keras_transformer.checkpoints.families.clip import CLIP, CLIP_TEXT, CLIP_VISION
-from keras_transformer.checkpoints.families.cohere import COHERE
-from keras_transformer.checkpoints.families.cohere2 import COHERE2
-from keras_transformer.checkpoints.families.deberta_v2 import DEBERTA_V2
-from keras_transformer.checkpoints.families.dinov2 import DINOV2
-from keras_transformer.checkpoints.families.distilbert import DISTILBERT
-from keras_transformer.checkpoints.families.electra import ELECTRA
-from keras_transformer.checkpoints.families.encoder_decoder import ENCODER_DECODER
-from keras_transformer.checkpoints.families.falcon import FALCON
-from keras_transformer.checkpoints.families.family import Family
-from keras_transformer.checkpoints.families.gemma import GEMMA, GEMMA2, GEMMA3
-from keras_transformer.checkpoints.families.git import GIT
-from keras_transformer.checkpoints.families.gpt import GPT, GPT2
-from keras_transformer.checkpoints.families.gpt_neox import GPT_NEOX
-from keras_transformer.checkpoints.families.gpt_oss import GPT_OSS
-from keras_transformer.checkpoints.families.gptj import GPTJ
-from keras_transformer.checkpoints.families.granite import GRANITE
-from keras_transformer.checkpoints.families.hubert import HUBERT
-from keras_transformer.checkpoints.families.led import LED
-from keras_transformer.checkpoints.families.llama import LLAMA, MISTRAL, QWEN2, QWEN3
-from keras_transformer.checkpoints.families.llava import LLAVA
-from keras_transformer.checkpoints.families.longformer import LONGFORMER
-from keras_transformer.checkpoints.families.longt5 import LONGT5
-from keras_transformer.checkpoints.families.mbart import MBART, PEGASUS
-from keras_transformer.checkpoints.families.mixtral import MIXTRAL
-from keras_transformer.checkpoints.families.modernbert import MODERNBERT
-from keras_transformer.checkpoints.families.moonshine import MOONSHINE
-from keras_transformer.checkpoints.families.mpnet import MPNET
-from keras_transformer.checkpoints.families.mt5 import MT5
-from keras_transformer.checkpoints.families.nearest import advice
-from keras_transformer.checkpoints.families.nomic_bert import NOMIC_BERT
-from keras_transformer.checkpoints.families.olmo2 import OLMO2
-from keras_transformer.checkpoints.families.olmoe import OLMOE
-from keras_transformer.checkpoints.families.opt import OPT
-from keras_transformer.checkpoints.families.paligemma import PALIGEMMA
-from keras_transformer.checkpoints.families.patchtst import PATCHTST
-from keras_transformer.checkpoints.families.phi import PHI
-from keras_transformer.checkpoints.families.phi3 import PHI3
-from keras_transformer.checkpoints.families.qwen_moe import QWEN2_MOE, QWEN3_MOE
-from keras_transformer.checkpoints.families.roberta import CAMEMBERT, ROBERTA, XLM_ROBERTA
-from keras_transformer.checkpoints.families.siglip import SIGLIP, SIGLIP_TEXT, SIGLIP_VISION
-from keras_transformer.checkpoints.families.smollm3 import SMOLLM3
-from keras_transformer.checkpoints.families.stablelm import STABLELM
-from keras_transformer.checkpoints.families.t5 import T5
-from keras_transformer.checkpoints.families.t5gemma import T5GEMMA
-from keras_transformer.checkpoints.families.vision_encoder_decoder import VISION_ENCODER_DECODER
-from keras_transformer.checkpoints.families.vit import DEIT, VIT
-from keras_transformer.checkpoints.families.wav2vec2 import WAV2VEC2
-from keras_transformer.checkpoints.families.whisper import WHISPER
+from keras_transformer.checkpoints.families.base.family import Family
+from keras_transformer.checkpoints.families.decoders.bloom import BLOOM
+from keras_transformer.checkpoints.families.decoders.cohere import COHERE
+from keras_transformer.checkpoints.families.decoders.cohere2 import COHERE2
+from keras_transformer.checkpoints.families.decoders.falcon import FALCON
+from keras_transformer.checkpoints.families.decoders.gemma import GEMMA, GEMMA2, GEMMA3
+from keras_transformer.checkpoints.families.decoders.gpt import GPT, GPT2
+from keras_transformer.checkpoints.families.decoders.gpt_neox import GPT_NEOX
+from keras_transformer.checkpoints.families.decoders.gpt_oss import GPT_OSS
+from keras_transformer.checkpoints.families.decoders.gptj import GPTJ
+from keras_transformer.checkpoints.families.decoders.granite import GRANITE
+from keras_transformer.checkpoints.families.decoders.llama import LLAMA, MISTRAL, QWEN2, QWEN3
+from keras_transformer.checkpoints.families.decoders.mixtral import MIXTRAL
+from keras_transformer.checkpoints.families.decoders.olmo2 import OLMO2
+from keras_transformer.checkpoints.families.decoders.olmoe import OLMOE
+from keras_transformer.checkpoints.families.decoders.opt import OPT
+from keras_transformer.checkpoints.families.decoders.phi import PHI
+from keras_transformer.checkpoints.families.decoders.phi3 import PHI3
+from keras_transformer.checkpoints.families.decoders.qwen_moe import QWEN2_MOE, QWEN3_MOE
+from keras_transformer.checkpoints.families.decoders.smollm3 import SMOLLM3
+from keras_transformer.checkpoints.families.decoders.stablelm import STABLELM
+from keras_transformer.checkpoints.families.encoders.albert import ALBERT
+from keras_transformer.checkpoints.families.encoders.bert import BERT
+from keras_transformer.checkpoints.families.encoders.big_bird import BIG_BIRD
+from keras_transformer.checkpoints.families.encoders.deberta_v2 import DEBERTA_V2
+from keras_transformer.checkpoints.families.encoders.distilbert import DISTILBERT
+from keras_transformer.checkpoints.families.encoders.electra import ELECTRA
+from keras_transformer.checkpoints.families.encoders.longformer import LONGFORMER
+from keras_transformer.checkpoints.families.encoders.modernbert import MODERNBERT
+from keras_transformer.checkpoints.families.encoders.mpnet import MPNET
+from keras_transformer.checkpoints.families.encoders.nomic_bert import NOMIC_BERT
+from keras_transformer.checkpoints.families.encoders.roberta import CAMEMBERT, ROBERTA, XLM_ROBERTA
+from keras_transformer.checkpoints.families.joined.blip import BLIP
+from keras_transformer.checkpoints.families.joined.encoder_decoder import ENCODER_DECODER
+from keras_transformer.checkpoints.families.joined.vision_encoder_decoder import (
+    VISION_ENCODER_DECODER,
+)
+from keras_transformer.checkpoints.families.seq2seq.bart import BART, MARIAN
+from keras_transformer.checkpoints.families.seq2seq.led import LED
+from keras_transformer.checkpoints.families.seq2seq.longt5 import LONGT5
+from keras_transformer.checkpoints.families.seq2seq.mbart import MBART, PEGASUS
+from keras_transformer.checkpoints.families.seq2seq.mt5 import MT5
+from keras_transformer.checkpoints.families.seq2seq.t5 import T5
+from keras_transformer.checkpoints.families.seq2seq.t5gemma import T5GEMMA
+from keras_transformer.checkpoints.families.series.chronos_bolt import CHRONOS_BOLT
+from keras_transformer.checkpoints.families.series.patchtst import PATCHTST
+from keras_transformer.checkpoints.families.speech.ast import AST
+from keras_transformer.checkpoints.families.speech.hubert import HUBERT
+from keras_transformer.checkpoints.families.speech.moonshine import MOONSHINE
+from keras_transformer.checkpoints.families.speech.wav2vec2 import WAV2VEC2
+from keras_transformer.checkpoints.families.speech.whisper import WHISPER
+from keras_transformer.checkpoints.families.vision.beit import BEIT
+from keras_transformer.checkpoints.families.vision.clip import CLIP, CLIP_TEXT, CLIP_VISION
+from keras_transformer.checkpoints.families.vision.dinov2 import DINOV2
+from keras_transformer.checkpoints.families.vision.git import GIT
+from keras_transformer.checkpoints.families.vision.llava import LLAVA
+from keras_transformer.checkpoints.families.vision.paligemma import PALIGEMMA
+from keras_transformer.checkpoints.families.vision.siglip import SIGLIP, SIGLIP_TEXT, SIGLIP_VISION
+from keras_transformer.checkpoints.families.vision.vit import DEIT, VIT
 from keras_transformer.checkpoints.other_formats import FAMILIES_PAGE
 
 FAMILIES = {
@@ -146,7 +147,7 @@ FAMILIES = {
 
 
 def get_family(values: Mapping[str, Any]) -> Family:
-    """The family of a published config."""
+    """Return the family of a published config. Raises ValueError if it is not supported."""
     model_type, named = values.get("model_type"), values.get("architectures")
     for family in FAMILIES.values():
         of_type = family.published_type is not None and family.published_type == model_type
@@ -155,6 +156,7 @@ def get_family(values: Mapping[str, Any]) -> Family:
     if not isinstance(model_type, str) or model_type not in FAMILIES:
         raise ValueError(
             f"Checkpoints of model_type {model_type!r} are not supported. Supported are: "
-            f"{', '.join(sorted(FAMILIES))}. {FAMILIES_PAGE}{advice(values, FAMILIES.values())}"
+            f"{', '.join(sorted(FAMILIES))}. {FAMILIES_PAGE} docs/add_a_family.md says how to "
+            "add a family."
         )
     return FAMILIES[model_type]

@@ -1,13 +1,18 @@
-"""The decoders with rotary positions in KerasHub's form: GPT-NeoX, and what is built like Llama.
+"""KerasHub decoders with rotary positions: GPT-NeoX, and those built like Llama.
 
 Facts are from KerasHub 0.32, `models/*/*_backbone.py`, `*_decoder.py` and `*_attention.py`.
 """
 
 from typing import Any
 
-from keras_transformer.checkpoints.families.family import Conversion, Field, Head, Values
-from keras_transformer.checkpoints.families.llama import LLAMA
-from keras_transformer.checkpoints.families.shared import number
+from keras_transformer.checkpoints.families.base.family import (
+    ConfigField,
+    Conversion,
+    PublishedHead,
+    Values,
+)
+from keras_transformer.checkpoints.families.base.shared import number
+from keras_transformer.checkpoints.families.decoders.llama import LLAMA
 from keras_transformer.checkpoints.keras_hub.family import (
     DROPOUT,
     FIELDS,
@@ -21,7 +26,7 @@ from keras_transformer.checkpoints.keras_hub.family import (
     layers,
     make_family,
 )
-from keras_transformer.checkpoints.weights import Names, fused
+from keras_transformer.checkpoints.weights.tables import Names, fused
 from keras_transformer.config import TransformerConfig
 
 _LLAMA3 = {
@@ -78,21 +83,22 @@ _SHARE = Conversion(
 _WINDOW = Conversion(_read_window, _write_window)
 _FIELDS = {
     **{name: field for name, field in FIELDS.items() if name != "num_heads"},
-    "dropout": Field("dropout", 0.0),
-    "num_query_heads": Field("num_heads", None),
-    "num_key_value_heads": Field("num_key_value_heads", None),
-    "rope_max_wavelength": Field("rotary_base", 10000.0),
-    "layer_norm_epsilon": Field("normalization_epsilon", 1e-6),
+    "dropout": ConfigField("dropout", 0.0),
+    "num_query_heads": ConfigField("num_heads", None),
+    "num_key_value_heads": ConfigField("num_key_value_heads", None),
+    "rope_max_wavelength": ConfigField("rotary_base", 10000.0),
+    "layer_norm_epsilon": ConfigField("normalization_epsilon", 1e-6),
 }
-# Here the projections of an attention layer have these private names to this day.
+# The projections of these attention layers still have private names.
 _NAMES = Names(ignored=(f"{TASK_PREFIX}*",))
-_TIED = {"tie_word_embeddings": Field("tie_embeddings", True)}
+_TIED = {"tie_word_embeddings": ConfigField("tie_embeddings", True)}
 _DECODER = {
     "kind": "decoder",
     "position": "rotary",
     "normalize_first": True,
     "initializer_range": 0.02,
-    # These classes have no longest text. No number depends on it, and `from_preset` changes it.
+    # These classes have no maximum length. No output depends on it, and `from_preset` can change
+    # it.
     "max_sequence_length": 32768,
 }
 _LLAMA_TABLE = {
@@ -102,13 +108,13 @@ _LLAMA_TABLE = {
     "self_attention/key_norm": "_self_attention_layer/_key_dense_layer_norm",
     **feed_forward("gate", "intermediate", "output", norm="_feedforward_layernorm"),
 }
-_HEADS = {"CausalLM": Head()}
+_HEADS = {"CausalLM": PublishedHead()}
 
 
 def _like_llama(
     model_type: str, name: str, layer: str, norm: str, fields, constants=None, **values: Any
 ) -> KerasHubFamily:
-    """A decoder as Llama's, by the paths of a block and of the last normalization."""
+    """Return a decoder family like Llama's, given the paths of a block and of the final norm."""
     usual = {**_DECODER, **LLAMA.constants, "activation": "silu", "use_bias": False}
     lines = (
         *REVERSIBLE,
@@ -122,10 +128,12 @@ def _like_llama(
 _LLAMA = {
     "layer": "llama_transformer_decoder",
     "norm": "llama_layer_norm",
-    "fields": {"tie_word_embeddings": Field("tie_embeddings", False)},
+    "fields": {"tie_word_embeddings": ConfigField("tie_embeddings", False)},
     "conversions": (HEAD_WIDTH, DROPOUT, _STRETCH),
     "more": tuple(_LLAMA3),
-    "required": {"rope_position_scaling_factor": 1.0},  # which KerasHub has, and does not use
+    "required": {
+        "rope_position_scaling_factor": 1.0
+    },  # KerasHub stores this value but does not use it
 }
 _NEOX = ("decoder/layer_{i}/", "layers/gpt_neo_x_decoder{i}/")
 _NEOX_QKV = [f"{_NEOX[0]}self_attention/{name}" for name in ("query", "key", "value")]
@@ -151,10 +159,10 @@ DECODERS = (
         "GPTNeoX",
         {
             **FIELDS,
-            "dropout": Field("dropout", 0.0),
-            "rotary_max_wavelength": Field("rotary_base", 10000.0),
-            "layer_norm_epsilon": Field("normalization_epsilon", 1e-5),
-            "max_sequence_length": Field("max_sequence_length", 512),
+            "dropout": ConfigField("dropout", 0.0),
+            "rotary_max_wavelength": ConfigField("rotary_base", 10000.0),
+            "layer_norm_epsilon": ConfigField("normalization_epsilon", 1e-5),
+            "max_sequence_length": ConfigField("max_sequence_length", 512),
         },
         {**_DECODER, "activation": "gelu_tanh", "parallel_residual": True},
         _NEOX_LINES,
@@ -170,7 +178,10 @@ DECODERS = (
         "Mistral",
         "mistral_transformer_decoder",
         "mistral_layer_normalization",
-        fields={"sliding_window": Field("window", 512), "head_dim": Field("head_dim", None)},
+        fields={
+            "sliding_window": ConfigField("window", 512),
+            "head_dim": ConfigField("head_dim", None),
+        },
         constants={"tie_embeddings": False},
         conversions=(DROPOUT, _LINEAR),
         more=("rope_scaling_factor",),
@@ -192,8 +203,8 @@ DECODERS = (
         "qwen3_layer_norm",
         fields={
             **_TIED,
-            "head_dim": Field("head_dim", None),
-            "sliding_window_size": Field("window", 32768),
+            "head_dim": ConfigField("head_dim", None),
+            "sliding_window_size": ConfigField("window", 32768),
         },
         constants={"query_key_norm": True},
         conversions=(DROPOUT, _LINEAR),

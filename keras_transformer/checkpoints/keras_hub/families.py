@@ -1,16 +1,21 @@
-"""The families in KerasHub's form: the arguments of its backbones, and its weight tables.
+"""Families in KerasHub's form: the arguments of its backbones, and their weight tables.
 
-The numbers that its classes have built in (epsilons, activations) are in the table at the end.
-Facts are from KerasHub 0.32, `models/*/*_backbone.py` and `models/*/*_classifier.py`.
+Constants of KerasHub's classes (epsilons, activations) are in the table at the end. Facts are from
+KerasHub 0.32, `models/*/*_backbone.py` and `models/*/*_classifier.py`.
 """
 
 import os
 from collections.abc import Mapping
 from typing import Any
 
-from keras_transformer.checkpoints.families.family import Conversion, Field, Head, Values
-from keras_transformer.checkpoints.families.shared import ENCODER
-from keras_transformer.checkpoints.families.t5 import T5
+from keras_transformer.checkpoints.families.base.family import (
+    ConfigField,
+    Conversion,
+    PublishedHead,
+    Values,
+)
+from keras_transformer.checkpoints.families.base.shared import ENCODER
+from keras_transformer.checkpoints.families.seq2seq.t5 import T5
 from keras_transformer.checkpoints.keras_hub.decoders import DECODERS
 from keras_transformer.checkpoints.keras_hub.family import (
     FIELDS,
@@ -28,14 +33,14 @@ from keras_transformer.checkpoints.keras_hub.family import (
 )
 from keras_transformer.checkpoints.keras_hub.hdf5 import TASK_WEIGHTS_FILE
 from keras_transformer.checkpoints.other_formats import FAMILIES_PAGE
-from keras_transformer.checkpoints.untrusted import path_inside, read_json
-from keras_transformer.checkpoints.weights import attention
+from keras_transformer.checkpoints.weights.tables import attention
+from keras_transformer.support.untrusted import path_inside, read_json
 
 TASK_FILE = "task.json"
 
 
 def find_family(values: Values) -> KerasHubFamily:
-    """The family of a KerasHub config, its file's content or that of `read_config`."""
+    """Return the family of a KerasHub config, read from its file or by `read_config`."""
     name = registered_class(values)
     if name not in KERAS_HUB:
         raise ValueError(
@@ -46,7 +51,7 @@ def find_family(values: Values) -> KerasHubFamily:
 
 
 def read_config(folder: str | os.PathLike, values: Values) -> dict[str, Any]:
-    """The arguments of a KerasHub backbone, and what is saved of its task."""
+    """Return the arguments of a KerasHub backbone, and the saved values of its task."""
     path = path_inside(folder, "config.json")
     try:
         family = find_family(values)
@@ -69,8 +74,8 @@ def read_config(folder: str | os.PathLike, values: Values) -> dict[str, Any]:
             arguments["task"] = {"class_name": name, "config": serialized_arguments(task)}
         elif path_inside(folder, TASK_WEIGHTS_FILE).is_file():
             raise ValueError(
-                f"{folder} has {TASK_WEIGHTS_FILE}, the weights of a head, without {TASK_FILE}, "
-                "which says of what task. Fetch it too, or remove the weights to load the backbone."
+                f"{folder} has {TASK_WEIGHTS_FILE}, the weights of a head, but not {TASK_FILE}, "
+                "which names the task. Fetch it too, or remove the weights to load the backbone."
             )
         return arguments
     except ValueError as error:
@@ -82,10 +87,10 @@ _ENCODER = {**ENCODER, **_GELU}
 _BERT = {**_ENCODER, "activation": "gelu_tanh", "normalization_epsilon": 1e-12, "pooler": True}
 _SEQ2SEQ = {"kind": "seq2seq", "position": "learned", "embedding_normalization": True, **_GELU}
 _GPT2 = {**_GELU, "kind": "decoder", "position": "learned", "normalize_first": True}
-_ENCODER_FIELDS = {**FIELDS, "max_sequence_length": Field("max_sequence_length", 512)}
-_DECODER_FIELDS = {**FIELDS, "max_sequence_length": Field("max_sequence_length", 1024)}
-_BERT_FIELDS = {**_ENCODER_FIELDS, "num_segments": Field("segment_vocabulary_size", 2)}
-_NARROW_FIELDS = {**_BERT_FIELDS, "embedding_dim": Field("embedding_dim", None)}
+_ENCODER_FIELDS = {**FIELDS, "max_sequence_length": ConfigField("max_sequence_length", 512)}
+_DECODER_FIELDS = {**FIELDS, "max_sequence_length": ConfigField("max_sequence_length", 1024)}
+_BERT_FIELDS = {**_ENCODER_FIELDS, "num_segments": ConfigField("segment_vocabulary_size", 2)}
+_NARROW_FIELDS = {**_BERT_FIELDS, "embedding_dim": ConfigField("embedding_dim", None)}
 _ELECTRA_FIELDS = {n: f for n, f in _NARROW_FIELDS.items() if n != "vocabulary_size"}
 
 _NORM = {"encoder/embedding_norm": "layer_normalization"}
@@ -129,7 +134,7 @@ _PROJECTED_LINES = (
 
 
 def _t5_attention(ours: str, theirs: str, **options) -> tuple[Line, ...]:
-    """T5's attention and the normalization before it."""
+    """Return the lines of T5's attention and the normalization before it."""
     parts = ("query", "key", "value", "output")
     table = attention("attention/{}_projector", *parts, ours="attention")
     table |= {"attention_norm": "attention_layer_norm"}
@@ -137,7 +142,7 @@ def _t5_attention(ours: str, theirs: str, **options) -> tuple[Line, ...]:
 
 
 def _t5_stack(stack: str, final_norm: str) -> tuple[Line, ...]:
-    """T5's encoder, or its decoder without the attention to the encoder."""
+    """Return the lines of T5's encoder, or of its decoder without cross-attention."""
     ours, theirs = f"{stack}/layer_{{i}}/", "layers/t5_transformer_layer{i}/"
     behind = {"behind": stack == "decoder"}
     inner = {"feed_forward/output": "output_projector", "feed_forward_norm": "layer_norm"}
@@ -155,12 +160,12 @@ def _t5_stack(stack: str, final_norm: str) -> tuple[Line, ...]:
 
 def _read_t5(values: Values) -> dict[str, Any]:
     ours = {"head_dim": values["key_value_dim"]} if values.get("key_value_dim") else {}
-    # Tied or not, the output is as T5's: scaled where it is the embedding.
+    # As in T5, the states before the output are scaled if the output matrix is the embedding.
     return ours | {"scale_logits": values.get("tie_embedding_weights", True)}
 
 
-def _encoder_heads(hidden: str | None = None, masked: str = "gelu") -> dict[str, Head]:
-    """The tasks of an encoder, by the activations of a classifier and of a masked model."""
+def _encoder_heads(hidden: str | None = None, masked: str = "gelu") -> dict[str, PublishedHead]:
+    """Return an encoder's task heads, with the activations of classifier and masked model."""
     classifier = {"hidden": "dense", "output": "dense_1"} if hidden else {"output": "dense"}
     transform = {
         "transform": "masked_lm_head/_intermediate_dense",
@@ -169,15 +174,15 @@ def _encoder_heads(hidden: str | None = None, masked: str = "gelu") -> dict[str,
     place = f"{TASK_PREFIX}layers/"
     bias = Line("output_bias/bias", f"{place}masked_lm_head/vars/0")
     return {
-        "TextClassifier": Head(
+        "TextClassifier": PublishedHead(
             weights=layers(classifier, theirs=place),
             values={"hidden_activation": hidden} if hidden else {},
         ),
-        "MaskedLM": Head(
+        "MaskedLM": PublishedHead(
             weights=(*layers(transform, theirs=place), bias),
             values={"hidden_activation": masked, "normalization_epsilon": 1e-5},
         ),
-        "TextEmbedder": Head(),
+        "TextEmbedder": PublishedHead(),
     }
 
 
@@ -193,7 +198,7 @@ KERAS_HUB: Mapping[str, KerasHubFamily] = {
             _ENCODER_LINES,
             _encoder_heads("relu"),
         ),
-        # Positions are counted from 0, other than in RoBERTa's own checkpoints.
+        # Positions are counted from 0, unlike in RoBERTa's own checkpoints.
         *(
             make_family(
                 model_type, name, _ENCODER_FIELDS, _ENCODER, _ENCODER_LINES, _encoder_heads("tanh")
@@ -203,7 +208,7 @@ KERAS_HUB: Mapping[str, KerasHubFamily] = {
         make_family(
             "albert",
             "Albert",
-            {**_NARROW_FIELDS, "num_groups": Field("num_layer_groups", 1)},
+            {**_NARROW_FIELDS, "num_groups": ConfigField("num_layer_groups", 1)},
             {**_BERT, "embedding_projection": True},
             _PROJECTED_LINES,
             _encoder_heads(masked="gelu_tanh"),
@@ -212,7 +217,7 @@ KERAS_HUB: Mapping[str, KerasHubFamily] = {
         make_family(
             "electra",
             "Electra",
-            {"vocab_size": Field("vocabulary_size", None), **_ELECTRA_FIELDS},
+            {"vocab_size": ConfigField("vocabulary_size", None), **_ELECTRA_FIELDS},
             _BERT,
             (*_PROJECTED_LINES, *_once({"pooler": "dense"}, when=("embedding_projection", False))),
             {},
@@ -223,16 +228,16 @@ KERAS_HUB: Mapping[str, KerasHubFamily] = {
             _DECODER_FIELDS,
             {**_GPT2, "activation": "gelu_tanh"},
             (*_once(_GPT2_TABLE), *blocks("decoder")),
-            {"CausalLM": Head()},
+            {"CausalLM": PublishedHead()},
         ),
         make_family(
             "t5",
             "T5",
             {
                 **FIELDS,
-                "use_gated_activation": Field("gated", True),
-                "layer_norm_epsilon": Field("normalization_epsilon", 1e-6),
-                "tie_embedding_weights": Field("tie_embeddings", True),
+                "use_gated_activation": ConfigField("gated", True),
+                "layer_norm_epsilon": ConfigField("normalization_epsilon", 1e-6),
+                "tie_embedding_weights": ConfigField("tie_embeddings", True),
             },
             {**T5.constants, "activation": "relu"},
             (
@@ -243,7 +248,7 @@ KERAS_HUB: Mapping[str, KerasHubFamily] = {
                     "decoder/layer_{i}/cross_", "layers/t5_transformer_layer{i}/cross_", behind=True
                 ),
             ),
-            {"Seq2SeqLM": Head()},
+            {"Seq2SeqLM": PublishedHead()},
             conversions=(
                 *USUAL,
                 Conversion(_read_t5, lambda config: {"key_value_dim": config.head_dim}),
@@ -256,7 +261,7 @@ KERAS_HUB: Mapping[str, KerasHubFamily] = {
             _DECODER_FIELDS,
             _SEQ2SEQ,
             (*_once(_BART_TABLE), *blocks("encoder"), *blocks("decoder", "self", "cross")),
-            {"Seq2SeqLM": Head(values={"start_id": 2})},
+            {"Seq2SeqLM": PublishedHead(values={"start_id": 2})},
         ),
         *DECODERS,
     )

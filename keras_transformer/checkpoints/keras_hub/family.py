@@ -1,7 +1,7 @@
-"""What a family is in KerasHub's form: the arguments of a backbone class, and its weight table.
+"""A family in KerasHub's form: the arguments of a backbone class, and its weight table.
 
-The paths of its weights are those in HDF5 files as Keras writes them. Serialized Keras objects are
-read as values, and nothing is made from them by name.
+Weight paths are those in Keras's HDF5 files. Serialized Keras objects are read as values, and
+nothing is created from them by name.
 """
 
 import dataclasses
@@ -11,19 +11,26 @@ from typing import Any
 
 import numpy as np
 
-from keras_transformer.checkpoints import weights
-from keras_transformer.checkpoints.families.family import Conversion, Family, Field, Head, Values
+from keras_transformer.checkpoints.families.base.family import (
+    ConfigField,
+    Conversion,
+    Family,
+    PublishedHead,
+    Values,
+)
 from keras_transformer.checkpoints.heads import TASKS
-from keras_transformer.checkpoints.weights import Names, Weight
+from keras_transformer.checkpoints.weights import tables as weights
+from keras_transformer.checkpoints.weights.tables import Names, WeightLine
 from keras_transformer.config import CHANGEABLE, TransformerConfig
 
-# Keras registers a class under the package's name and its own; KerasHub has an older name too.
+# Keras registers a class under the package's name and its own; KerasHub also has an older name.
 PACKAGES = ("keras_hub", "keras_nlp")
 _FLOATS = ("float32", "float16", "bfloat16", "mixed_float16", "mixed_bfloat16", "float64")
-# Before a tensor of a task's head, which is in another file.
+# Prefix of the tensors of a task's head, which KerasHub stores in another file.
 TASK_PREFIX = "task/"
-# Their arguments of a task, by our names. The `activation` of a classifier is not ours: we
-# return logits. The epsilon is no argument of theirs, and may be that of a live model.
+# KerasHub's task arguments, by this package's names. The `activation` of a classifier is not used,
+# since classifiers here return logits. The epsilon is not an argument, but a model in memory may
+# have another value than the default.
 _TASK_ARGUMENTS = {
     "TextClassifier": {"num_classes": "num_classes", "dropout": "dropout"},
     "MaskedLM": {"normalization_epsilon": "layer_norm_epsilon"},
@@ -38,20 +45,15 @@ _ACTIVATIONS = {
 # Serialized objects
 
 
-def is_preset(values: Values) -> bool:
-    """Whether the content of a `config.json` is KerasHub's."""
-    return "registered_name" in values and not {"model_type", "format"} & set(values)
-
-
 def registered_class(values: Values) -> str:
-    """The class that a serialized Keras object names, if it is one of KerasHub's own."""
+    """Return the class that a serialized Keras object names, if it is one of KerasHub's own."""
     name, registered = values.get("class_name"), values.get("registered_name")
     module = values.get("module")
     package, _, known_as = registered.partition(">") if isinstance(registered, str) else ("",) * 3
     ours = module is None or (isinstance(module, str) and module.split(".")[0] in PACKAGES)
     if package not in PACKAGES or not known_as or name not in (None, known_as) or not ours:
         raise ValueError(
-            "Only objects of KerasHub are read, such as class_name='BertBackbone' with "
+            "Only KerasHub objects are read, such as class_name='BertBackbone' with "
             f"registered_name='keras_hub>BertBackbone'. Received: class_name={_short(name)}, "
             f"registered_name={_short(registered)}, module={_short(module)}."
         )
@@ -59,7 +61,7 @@ def registered_class(values: Values) -> str:
 
 
 def serialized_arguments(values: Values) -> dict[str, Any]:
-    """The arguments of a serialized Keras object."""
+    """Return the arguments of a serialized Keras object."""
     arguments = values.get("config")
     if not isinstance(arguments, dict):
         raise ValueError(
@@ -69,7 +71,7 @@ def serialized_arguments(values: Values) -> dict[str, Any]:
 
 
 def check_dtype(policy: Any) -> None:
-    """Refuses weights that are not floating point numbers. Which of those does not matter."""
+    """Refuse weights that are not floating point numbers of any precision."""
     value = policy
     if isinstance(policy, dict) and policy.get("class_name") in ("DTypePolicy", "FloatDTypePolicy"):
         value = policy.get("config")
@@ -86,7 +88,7 @@ def _short(value: Any) -> str:
 
 
 def _known(name: str, value: Any, known: Mapping[str, str]) -> str:
-    """Our name for a value of theirs."""
+    """Return this package's name for a KerasHub value. Raises ValueError if it is unknown."""
     if not isinstance(value, str) or value not in known:
         names = ", ".join(map(repr, known))
         raise ValueError(f"{name}={str(value)[:200]!r} is not supported, only {names}.")
@@ -97,17 +99,17 @@ def _known(name: str, value: Any, known: Mapping[str, str]) -> str:
 
 
 @dataclasses.dataclass(frozen=True)
-class Line(Weight):
+class Line(WeightLine):
     """One line of a weight table of KerasHub."""
 
-    # Keras numbers the layers of a class in the order of the model, and the first has no number:
-    # `dense`, `dense_1`. In `theirs`, `{i}` is that ending.
-    apart: bool = True  # the dense layers of attention have an axis of heads there
-    behind: bool = False  # the decoder's blocks are numbered behind the encoder's, of one class
-    first: int = 0  # the number of the stack's first layer; `of` sets it
+    # Keras numbers the layers of a class in the order of the model; the first has no number:
+    # `dense`, `dense_1`. In `theirs`, `{i}` stands for this ending.
+    apart: bool = True  # dense layers of attention have a separate axis of heads
+    behind: bool = False  # the decoder's blocks are numbered after the encoder's, of the same class
+    first: int = 0  # number of the stack's first layer; set by `of`
 
-    def of(self, config: TransformerConfig) -> "Line":
-        """The line for a config: with its number of heads, of keys and values their own."""
+    def for_config(self, config: TransformerConfig) -> "Line":
+        """Return the line for a config, with its number of heads, or of key and value heads."""
         shared = self.part is None and self.ours.split("/")[-2] in ("key", "value")
         groups = config.num_key_value_heads if shared else config.num_heads
         first = config.num_layers if self.behind else 0
@@ -121,7 +123,7 @@ class Line(Weight):
 
     @property
     def heads(self) -> int | None:
-        """The axis of ours that is two there, heads and the width of a head."""
+        """Axis of the variable that KerasHub splits into heads and head width, or None."""
         *_, layer, name = self.ours.split("/")
         if not self.apart or "attention/" not in self.ours or name not in ("kernel", "bias"):
             return None
@@ -146,12 +148,12 @@ class Line(Weight):
         return super().join(arrays).reshape(self.shape(arrays[0].shape))
 
 
-# As `checkpoints.weights.layers`.
+# `checkpoints.weights.tables.layers`, with the defaults of Keras's files.
 layers = functools.partial(weights.layers, line=Line, ends=("/vars/0", "/vars/1"), transpose=False)
 
 
 def attention(kind: str, dense: str = "{}_dense", norm: str = "_norm") -> dict[str, str]:
-    """The layers of a block's `"self"` or `"cross"` attention, and its normalization."""
+    """Return the layers of a block's `"self"` or `"cross"` attention, and its normalization."""
     ours, theirs = f"{kind}_attention", f"_{kind}_attention_layer"
     parts = ("query", "key", "value", "output")
     table = weights.attention(f"{theirs}/{dense}", *parts, ours=ours)
@@ -159,13 +161,13 @@ def attention(kind: str, dense: str = "{}_dense", norm: str = "_norm") -> dict[s
 
 
 def feed_forward(*parts: str, norm: str = "_feedforward_layer_norm") -> dict[str, str]:
-    """The layers of a block's feed-forward part, and its normalization."""
+    """Return the layers of a block's feed-forward part, and its normalization."""
     table = {f"feed_forward/{part}": f"_feedforward_{part}_dense" for part in parts}
     return {**table, "feed_forward_norm": norm}
 
 
-def blocks(stack: str, *kinds: str) -> tuple[Weight, ...]:
-    """The blocks of `TransformerEncoder` or `TransformerDecoder`, by their kinds of attention."""
+def blocks(stack: str, *kinds: str) -> tuple[WeightLine, ...]:
+    """Return the blocks of `TransformerEncoder` or `TransformerDecoder`, by kind of attention."""
     table = feed_forward("intermediate", "output")
     for kind in kinds or ("self",):
         table |= attention(kind)
@@ -181,7 +183,7 @@ REVERSIBLE = (
 
 
 def _read_head_width(values: Values) -> dict[str, Any]:
-    # A remainder of the division is left out there.
+    # KerasHub discards the remainder of this division.
     width, heads = values.get("hidden_dim"), values.get("num_heads", values.get("num_query_heads"))
     if not isinstance(width, int) or not isinstance(heads, int) or not 1 <= heads <= width:
         raise ValueError(
@@ -209,20 +211,21 @@ def _write_activation(config: TransformerConfig) -> dict[str, Any]:
     return {"activation": names[0]} if names else {}
 
 
-# What their configs leave out has nothing to write.
+# KerasHub's configs do not contain the head width, so nothing is written.
 HEAD_WIDTH = Conversion(_read_head_width, lambda config: {})
 DROPOUT = Conversion(_read_dropout, lambda config: {})
-# An argument of T5 only. Of the other classes it is built in, and may be that of a live model.
+# Only T5 has an argument for its activation. Other classes have a constant, and a model in memory
+# may have another value.
 USUAL = (HEAD_WIDTH, DROPOUT, Conversion(_read_activation, _write_activation))
 FIELDS = {
-    "vocabulary_size": Field("vocabulary_size", None),
-    "num_layers": Field("num_layers", None),
-    "num_heads": Field("num_heads", None),
-    "hidden_dim": Field("hidden_dim", None),
-    "intermediate_dim": Field("intermediate_dim", None),
-    "dropout": Field("dropout", 0.1),
+    "vocabulary_size": ConfigField("vocabulary_size", None),
+    "num_layers": ConfigField("num_layers", None),
+    "num_heads": ConfigField("num_heads", None),
+    "hidden_dim": ConfigField("hidden_dim", None),
+    "intermediate_dim": ConfigField("intermediate_dim", None),
+    "dropout": ConfigField("dropout", 0.1),
 }
-# The projections of an attention layer had private names in older releases of Keras.
+# Projections of attention layers had private names in older releases of Keras.
 _NAMES = Names(
     suffixes={
         f"/_{name}_dense/vars/{i}": f"/{name}_dense/vars/{i}"
@@ -243,12 +246,12 @@ class KerasHubFamily(Family):
 
     @property
     def tokenizer(self) -> str:
-        """The name of KerasHub's tokenizer class."""
+        """Name of KerasHub's tokenizer class."""
         return self.architecture.removesuffix("Backbone") + "Tokenizer"
 
     @property
     def arguments(self) -> set[str]:
-        """The names of the constructor's arguments."""
+        """Names of the constructor's arguments."""
         return {*self.fields, *self.more, *self.required}
 
     @property
@@ -256,7 +259,7 @@ class KerasHubFamily(Family):
         return CHANGEABLE - {field.ours for field in self.fields.values()}
 
     def classes(self, task: str) -> tuple[str, ...]:
-        """Their classes for a task of ours; a classifier has a second, older name."""
+        """Return KerasHub's class names for a task; a classifier has a second, older name."""
         prefix = self.architecture.removesuffix("Backbone")
         older = (f"{prefix}Classifier",) if task == "TextClassifier" else ()
         return (f"{prefix}{task}", *older)
@@ -278,14 +281,14 @@ class KerasHubFamily(Family):
         return task
 
     def published_arguments(self, config: TransformerConfig) -> dict[str, Any]:
-        """The arguments of the backbone for a config of ours. ValueError if it has none such."""
+        """Return KerasHub's backbone arguments for a config. Raises ValueError if it has none."""
         theirs = self.published_config(config)
         return {name: theirs[name] for name in self.arguments if name in theirs}
 
     def published_task(
         self, config: TransformerConfig, task: Values, classes: Values
     ) -> dict[str, Any]:
-        """The class and the arguments of a task: the reverse of `task`."""
+        """Return KerasHub's class name and arguments for a task, the reverse of `task`."""
         name = task["name"]
         known = self.classes(name) if name in self.heads else ()
         made = next((each for each in known if each in classes), None)
@@ -312,13 +315,13 @@ class KerasHubFamily(Family):
 def make_family(
     model_type: str,
     name: str,
-    fields: Mapping[str, Field],
+    fields: Mapping[str, ConfigField],
     constants: Values,
-    lines: tuple[Weight, ...],
-    heads: Mapping[str, Head],
+    lines: tuple[WeightLine, ...],
+    heads: Mapping[str, PublishedHead],
     **values: Any,
 ) -> KerasHubFamily:
-    """The family of a backbone class by the start of its name."""
+    """Return the family of KerasHub's class `<name>Backbone`."""
     return KerasHubFamily(
         model_type=model_type,
         architecture=f"{name}Backbone",

@@ -1,9 +1,9 @@
-"""KerasHub's tokenizers as ours, with the ids that its own give.
+"""Conversion of KerasHub's tokenizers to this package's, with the same ids.
 
-A `tokenizer.json` of KerasHub is a serialized Keras object: its class is looked up in the table
-at the end, its arguments are read as values. The vocabulary is in `assets/tokenizer`. What is put
-around a text is what KerasHub's preprocessors put there. Facts are from KerasHub 0.32,
-`tokenizers/*.py` and `models/*/*_tokenizer.py`.
+A `tokenizer.json` of KerasHub is a serialized Keras object: its class is looked up in the table at
+the end, its arguments are read as values. The vocabulary is in `assets/tokenizer`. Special tokens
+are added as KerasHub's preprocessors do. Facts are from KerasHub 0.32, `tokenizers/*.py` and
+`models/*/*_tokenizer.py`.
 """
 
 import dataclasses
@@ -22,7 +22,7 @@ from keras_transformer.checkpoints.keras_hub.family import (
     registered_class,
     serialized_arguments,
 )
-from keras_transformer.checkpoints.untrusted import path_inside, read_json
+from keras_transformer.support.untrusted import path_inside, read_json
 from keras_transformer.tokenizers.backend import CHINESE, WORD_BREAK, refusing
 from keras_transformer.tokenizers.bounds import check_ids
 from keras_transformer.tokenizers.published import PAIRS
@@ -35,18 +35,18 @@ PREPROCESSOR_FILE = "preprocessor.json"
 ASSETS = "assets/tokenizer"
 _VOCABULARY_LIMIT = 16 * 2**20  # bytes, ten times the largest published one
 
-# These characters stand for what is done to a text, and do not occur in it: they are control
-# characters, which are taken out before.
+# Control characters that mark places in a text during normalization. They cannot occur in the text
+# itself, from which control characters are removed first.
 _BREAK, _FILL, _LONG = WORD_BREAK, "\x1e", "\x1d"
 _SPACES = r"[ \t\n\r\f\p{Cc}\p{Cf}]"
 _PUNCTUATION = r"!-/:-@\[-`{-~\p{P}"
-_MOST_BYTES = 100  # of a word, longer ones are unknown
+_MOST_BYTES = 100  # in a word; longer words are unknown
 
 Roles = dict[str, str | None]
 
 
 def has_tokenizer(folder: str | os.PathLike) -> bool:
-    """Whether a folder has a tokenizer in KerasHub's form."""
+    """Return whether a folder has a tokenizer in KerasHub's form."""
     return (
         path_inside(folder, TOKENIZER_FILE).is_file()
         and path_inside(folder, ASSETS, is_folder=True).is_dir()
@@ -54,7 +54,7 @@ def has_tokenizer(folder: str | os.PathLike) -> bool:
 
 
 def read_tokenizer(folder: str | os.PathLike) -> tuple[tokenizers.Tokenizer, Roles]:
-    r"""Reads the tokenizer of a KerasHub preset."""
+    r"""Read the tokenizer of a KerasHub preset."""
     options = _options(path_inside(folder, TOKENIZER_FILE), _READERS)
     backend, roles = _READERS[options.name](Path(folder), options)
     with refusing(f"The tokenizer in {folder} is not usable"):
@@ -64,14 +64,14 @@ def read_tokenizer(folder: str | os.PathLike) -> tuple[tokenizers.Tokenizer, Rol
 
 @dataclasses.dataclass(frozen=True)
 class _Options:
-    """The class and the arguments of a serialized object, and the file that they are from."""
+    """Class and arguments of a serialized object, and the file that they come from."""
 
     path: Path
     name: str
     values: dict[str, Any]
 
     def get(self, name: str, default: bool | str) -> Any:
-        """A value of the type of its default."""
+        """Return an argument or its default. Raises ValueError if the two types differ."""
         value, kind = self.values.get(name), type(default)
         if value is not None and not isinstance(value, kind):
             raise ValueError(f"{self.path}: {name} must be a {kind.__name__}, not {value!r}.")
@@ -86,7 +86,7 @@ class _Options:
 
 
 def _options(path: Path, known: Container[str] | None = None) -> _Options:
-    """What a file with a serialized object says."""
+    """Return the content of a file with a serialized object."""
     values = read_json(path)
     try:
         name = registered_class(values)
@@ -101,7 +101,7 @@ def _options(path: Path, known: Container[str] | None = None) -> _Options:
 
 
 def _preprocessor(folder: Path) -> _Options | None:
-    """The arguments of the preprocessor that is saved beside the tokenizer."""
+    """Return the arguments of the preprocessor that is saved beside the tokenizer."""
     path = path_inside(folder, PREPROCESSOR_FILE)
     return _options(path) if path.is_file() else None
 
@@ -112,12 +112,12 @@ def _asset(folder: Path, name: str) -> Path:
         raise FileNotFoundError(f"The tokenizer of the preset {folder} has no file {path}.")
     size = path.stat().st_size
     if size > _VOCABULARY_LIMIT:
-        raise ValueError(f"{path} has {size:,} bytes; it may have {_VOCABULARY_LIMIT:,}.")
+        raise ValueError(f"{path} has {size:,} bytes; at most {_VOCABULARY_LIMIT:,} are read.")
     return path
 
 
 def _lines(path: Path) -> list[str]:
-    """The lines of a text file without the spaces at their ends."""
+    """Return the lines of a text file without the spaces at their ends."""
     try:
         text = path.read_bytes().decode("utf-8")
     except UnicodeDecodeError as error:
@@ -126,7 +126,7 @@ def _lines(path: Path) -> list[str]:
 
 
 def _backend(path: Path, make: Callable[[], models.Model]) -> tokenizers.Tokenizer:
-    """A backend with a model of what is in a file; the library's failures name the file."""
+    """Return a backend whose model is made from a file. Raises ValueError if it is damaged."""
     with refusing(f"{path} is not a usable vocabulary"):
         return tokenizers.Tokenizer(make())
 
@@ -139,8 +139,8 @@ def _add_specials(backend: tokenizers.Tokenizer, tokens: Sequence[str], path: Pa
 
 
 def _reader(read: Callable, template: Sequence[str] | None = None, **roles: str):
-    """The reader of a file with these special tokens, put around a text by `template`."""
-    # Without one it is a decoder's, whose preprocessor says whether the start is put before a text.
+    """Return a tokenizer reader for these special tokens, which `template` adds to a text."""
+    # Decoders have no template: their preprocessor decides whether the start token is added.
 
     def whole(folder: Path, options: _Options) -> tuple[tokenizers.Tokenizer, Roles]:
         backend, path, more = read(folder, options)
@@ -148,7 +148,7 @@ def _reader(read: Callable, template: Sequence[str] | None = None, **roles: str)
         around = template
         preprocessor = _preprocessor(folder) if template is None else None
         if preprocessor and "start" in roles and preprocessor.get("add_start_token", True):
-            # The end is not put behind a text to go on with; a task that trains puts it there.
+            # A prompt has no end token; tasks add it when they train.
             around = ("{start} $A", "{start} $A $B")
         if around is not None:
             set_template(backend, around, roles["start"], roles["end"])
@@ -161,12 +161,12 @@ def _reader(read: Callable, template: Sequence[str] | None = None, **roles: str)
 
 
 def _word_piece(folder: Path, options: _Options) -> tuple[tokenizers.Tokenizer, Roles]:
-    """BERT's tokenizer: the words are split off first, and folded one by one."""
+    """Return BERT's tokenizer, which splits a text into words and then folds the case of each."""
     path = _asset(folder, "vocabulary.txt")
     vocabulary = {token: index for index, token in enumerate(_lines(path))}
     roles: Roles = {**BERT_ROLES, "unknown": options.get("oov_token", "[UNK]")}
     if roles["unknown"] not in vocabulary:
-        raise ValueError(f"{path} has no token {roles['unknown']!r}, its token for the unknown.")
+        raise ValueError(f"{path} has no token {roles['unknown']!r}, its unknown token.")
     prefix = options.get("suffix_indicator", "##")
     backend = _backend(
         path,
@@ -182,7 +182,7 @@ def _word_piece(folder: Path, options: _Options) -> tuple[tokenizers.Tokenizer, 
         kept = f"[{_PUNCTUATION}{CHINESE if options.get('split_on_cjk', True) else ''}]"
         steps += [
             normalizers.Replace(Regex(_SPACES), _BREAK),
-            # Not at the very start, where the library cannot insert.
+            # Not at the very start of a text, where the library cannot insert characters.
             normalizers.Replace(Regex(rf"(?!\A)(?={kept})|(?<={kept})"), _BREAK),
         ]
     if options.get("lowercase", False):
@@ -198,7 +198,7 @@ def _word_piece(folder: Path, options: _Options) -> tuple[tokenizers.Tokenizer, 
 
 
 def _case_fold(alphabet: set[str]) -> list[normalizers.Normalizer]:
-    """Unicode's NFKC_Casefold: beyond lowercase, `ß` becomes `ss`, `ς` becomes `σ`."""
+    """Return Unicode's NFKC_Casefold: beyond lowercase, `ß` becomes `ss`, `ς` becomes `σ`."""
     steps = [normalizers.NFKC(), normalizers.Lowercase()]
     for character in _folded_otherwise():
         folded = unicodedata.normalize("NFKC", character.casefold())
@@ -210,7 +210,7 @@ def _case_fold(alphabet: set[str]) -> list[normalizers.Normalizer]:
 
 @functools.cache
 def _folded_otherwise() -> list[str]:
-    """The characters that are lowercase, and that case folding changes all the same."""
+    """Return the characters that are lowercase but changed by case folding."""
     return [
         character
         for character in map(chr, (*range(0x80, 0xD800), *range(0xE000, 0x10000)))
@@ -221,8 +221,9 @@ def _folded_otherwise() -> list[str]:
 
 
 def _long_words() -> list[normalizers.Normalizer]:
-    """Makes words of too many bytes unknown. The library counts characters."""
-    # Characters of several bytes are filled up to as many characters, and emptied again.
+    """Return normalizers that make words of too many bytes (not characters) unknown."""
+    # The library counts characters, so each is padded to as many characters as it has bytes, and
+    # restored afterwards.
     word = f"[^{_BREAK}]{{{_MOST_BYTES + 1},}}"
     fills = [
         normalizers.Replace(Regex(rf"(?<=[\x{{{first}}}-\x{{10FFFF}}])"), _FILL)
@@ -249,11 +250,11 @@ def _byte_pair(folder: Path, options: _Options) -> tuple[tokenizers.Tokenizer, P
             continue
         pair = tuple(line.split(" "))
         if len(pair) != 2:
-            raise ValueError(f"{merges_path} must have two tokens a line, not {line!r}.")
+            raise ValueError(f"{merges_path} must have two tokens per line, not {line!r}.")
         merges.append(pair)
     backend = _backend(path, lambda: models.BPE(vocabulary, merges))
-    # KerasHub's tokenizer does not split a text into words first when it is called. (It does so
-    # as part of a TensorFlow graph. The ids differ for few texts, such as "'save".)
+    # When called, KerasHub's tokenizer does not split a text into words first. (It does as part of
+    # a TensorFlow graph. The ids differ for few texts, such as "'save".)
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(
         add_prefix_space=options.get("add_prefix_space", False), use_regex=False
     )
@@ -280,13 +281,13 @@ def _t5(folder: Path, options: _Options) -> tuple[tokenizers.Tokenizer, Roles]:
     if preprocessor.get("add_end_token", True):
         starts = preprocessor.get("add_start_token", False)
         set_template(backend, TEMPLATES["start_end" if starts else "end"], end, end)
-    # No start: the decoder starts from the padding, as T5's does.
+    # No start token: the decoder starts with the padding, as in T5.
     unknown = None if backend.token_to_id("<unk>") is None else "<unk>"
     return backend, {"end": end, "pad": pad, "unknown": unknown}
 
 
 def _xlm_roberta(folder: Path, options: _Options) -> tuple[tokenizers.Tokenizer, Roles]:
-    """The ids of Fairseq: those of the file behind four special tokens, then the mask."""
+    """Return XLM-R's tokenizer, with fairseq's ids: four special tokens, the pieces, the mask."""
     backend, path, _ = _pieces(folder, options)
     roles: Roles = {"start": "<s>", "pad": "<pad>", "end": "</s>", "unknown": "<unk>"}
     specials = [(token, 0.0) for token in roles.values()]

@@ -1,4 +1,4 @@
-"""Our tokenizers as KerasHub's: the other direction of `tokenizers`."""
+"""Conversion of this package's tokenizers to KerasHub's."""
 
 import base64
 import json
@@ -22,12 +22,13 @@ _SENTENCE_PIECE = {
     "LlamaTokenizer": "BPE",
     "MistralTokenizer": "BPE",
 }
-# Texts that must get the same ids: upper case, accents, spaces, punctuation, another script.
+# Both tokenizers must give these texts the same ids: they have capitals, accents, spaces,
+# punctuation and another script.
 _PROBES = ("A man wasn't here in 1999.", "naïve  CAFÉ (one) two ; x", "東京 ab")
 
 
 def make_tokenizer(hub: Any, name: str, tokenizer: Tokenizer) -> Any:
-    """KerasHub's tokenizer for one of ours."""
+    """Return KerasHub's tokenizer, of class `name`, that gives the same ids as `tokenizer`."""
     values = json.loads(tokenizer._backend.to_str())
     try:
         made = getattr(hub.tokenizers, name)(**_arguments(name, tokenizer, values))
@@ -40,7 +41,7 @@ def make_tokenizer(hub: Any, name: str, tokenizer: Tokenizer) -> Any:
         theirs = [int(i) for i in made(text)]
         if ours != theirs:
             raise ValueError(
-                f"its {name} gives other ids for {text!r}: {theirs}, and the model's {ours}. "
+                f"its {name} gives other ids for {text!r}: {theirs}, but the model's gives {ours}. "
                 "Convert the `backbone` alone."
             )
     return made
@@ -53,7 +54,7 @@ def _arguments(name: str, tokenizer: Tokenizer, values: dict[str, Any]) -> dict[
     expected = "WordPiece" if name in _WORD_PIECE else pieces or "BPE"
     if model["type"] != expected or in_bytes is not (expected == "BPE" and not pieces):
         kind = f"{model['type']}{' of bytes' if in_bytes else ''}"
-        raise ValueError(f"it is of the kind {expected}, and the model's a {kind}.")
+        raise ValueError(f"it has the kind {expected}, but the model's has {kind}.")
     if expected == "WordPiece":
         return _word_piece(tokenizer, model)
     if pieces:
@@ -68,7 +69,7 @@ def _word_piece(tokenizer: Tokenizer, model: dict[str, Any]) -> dict[str, Any]:
     vocabulary = sorted(tokenizer.get_vocabulary().items(), key=lambda item: item[1])
     if [index for _, index in vocabulary] != list(range(len(vocabulary))):
         raise ValueError("the ids of the vocabulary have gaps.")
-    # By what it does: the same options have several forms.
+    # Find the option by trying it: the same normalizer can be configured in several ways.
     normalizer = tokenizer._backend.normalizer
     example = "" if normalizer is None else normalizer.normalize_str("É")
     return {
@@ -81,13 +82,13 @@ def _word_piece(tokenizer: Tokenizer, model: dict[str, Any]) -> dict[str, Any]:
 
 
 def sentencepiece_proto(tokenizer: Tokenizer, values: dict[str, Any], fairseq: bool) -> bytes:
-    """The content of a SentencePiece file that segments as a tokenizer does."""
+    """Return the content of a SentencePiece file that segments as a tokenizer does."""
     model = values["model"]
     roles = {name: getattr(tokenizer, f"{name}_id") for name in ("unknown", "start", "end", "pad")}
     if model["type"] == "Unigram":
         scored = [(piece, score) for piece, score in model["vocab"]]
         roles["unknown"] = model["unk_id"]
-        if fairseq:  # the special tokens are four there and three here, and the mask is no piece
+        if fairseq:  # four special tokens there and three here, and the mask is not a piece
             rest = scored[4:-1] if scored[-1][0] == tokenizer.id_to_token(tokenizer.mask_id) else ()
             scored = [("<unk>", 0.0), ("<s>", 0.0), ("</s>", 0.0), *(rest or scored[4:])]
             roles = {"unknown": 0, "start": 1, "end": 2, "pad": None}

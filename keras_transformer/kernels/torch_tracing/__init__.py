@@ -1,1 +1,1 @@
-"""PyTorch: functions of layers as flat lists of operations. Imported on PyTorch alone."""
+"""Traces of layer functions as flat lists of PyTorch operations. Imported only on PyTorch."""

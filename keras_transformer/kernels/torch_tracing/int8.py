@@ -1,7 +1,7 @@
-"""Products of rows with int8 matrices on PyTorch and a CPU, by the library that is quick there.
+"""Products of rows with int8 matrices on PyTorch and a CPU, by the fastest library.
 
-Where a processor has instructions for them (VNNI) that is oneDNN. Elsewhere it is FBGEMM, two to
-four times as quick there, from one row on.
+On processors with instructions for such products (VNNI) it is oneDNN. Elsewhere it is FBGEMM, which
+is two to four times as fast there, even for a single row.
 """
 
 import contextlib
@@ -14,26 +14,26 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 _aten = torch.ops.aten
 _VNNI = torch.cpu._is_vnni_supported()
-# The largest of a row. Without VNNI a processor adds products of bytes in pairs, in 16 bits: two of
-# 2 x 63 + 1 and 127 fit, and two of 255 and 127 would be cut.
+# The largest absolute number of a row. Without VNNI a processor adds products of bytes in pairs, in
+# 16 bits: two products of 2 x 63 + 1 and 127 fit, but two of 255 and 127 would be saturated.
 LEVELS = 127 if _VNNI else 63
-# Both libraries take rows without sign. This is their zero.
+# Both libraries take unsigned rows, in which this number stands for zero.
 _ZERO = LEVELS + 1
 
-# By the matrix: what it was packed of, and what `pack` gave.
+# For each matrix, the versions that were packed and the result of `pack`.
 _PACKED = WeakTensorKeyDictionary()
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _OfOneDNN:
-    """A matrix in oneDNN's own order."""
+    """Matrix in oneDNN's own memory order."""
 
     weight: torch.Tensor
     factor: torch.Tensor  # float32 (out,)
     zeros: torch.Tensor  # int32 (out,)
 
     @classmethod
-    def of(cls, weight: torch.Tensor, factor: torch.Tensor) -> "_OfOneDNN":
+    def pack(cls, weight: torch.Tensor, factor: torch.Tensor) -> "_OfOneDNN":
         packed = torch.ops.onednn.qlinear_prepack(weight.contiguous(), None)
         return cls(packed, factor, torch.zeros(len(factor), dtype=torch.int32))
 
@@ -50,12 +50,12 @@ class _OfOneDNN:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _OfFBGEMM:
-    """A matrix as FBGEMM has it, with what its products are multiplied by."""
+    """Matrix packed for FBGEMM, with the factors of its products."""
 
     matrix: torch.ScriptObject
 
     @classmethod
-    def of(cls, weight: torch.Tensor, factor: torch.Tensor) -> "_OfFBGEMM":
+    def pack(cls, weight: torch.Tensor, factor: torch.Tensor) -> "_OfFBGEMM":
         zeros = torch.zeros(len(factor), dtype=torch.long)
         make = torch._make_per_channel_quantized_tensor
         with _for_fbgemm():
@@ -64,7 +64,7 @@ class _OfFBGEMM:
 
     @staticmethod
     def multiply(call: Callable, rows, part: Callable):
-        # It rounds the rows, as oneDNN's does.
+        # This product rounds the rows itself, as the one by oneDNN does.
         product = torch.ops.quantized.linear_with_input_q_dq_qweight_dq_output_fp32.default
         return call(product, (rows, 1.0, _ZERO, part("matrix")))
 
@@ -85,12 +85,12 @@ _KIND = _OfFBGEMM if not _VNNI and _has_fbgemm() else _OfOneDNN
 
 
 def pack(weight: torch.Tensor, scale: torch.Tensor) -> Int8Matrix:
-    """A matrix `(out, in)`, whose products are divided by `scale`."""
-    return _KIND.of(weight.detach(), 1 / scale.detach().float())
+    """Pack a matrix `(out, in)` whose products are divided by `scale`."""
+    return _KIND.pack(weight.detach(), 1 / scale.detach().float())
 
 
 def packed_once(weight: torch.Tensor, scale: torch.Tensor) -> Int8Matrix:
-    """As `pack`, of a matrix `(in, out)`; the same as long as it does not change."""
+    """Pack a matrix `(in, out)` as `pack` does, but only once as long as it does not change."""
     key = weight if weight._base is None else weight._base
     of = (weight._version, scale._version, weight.shape)
     kept, matrix = _PACKED.get(key, (None, None))
@@ -101,21 +101,21 @@ def packed_once(weight: torch.Tensor, scale: torch.Tensor) -> Int8Matrix:
 
 
 def multiply(matrix: Int8Matrix, rows: torch.Tensor) -> torch.Tensor:
-    """The product of float32 rows with a matrix, float32.
+    """Return the product of float32 rows with a matrix, in float32.
 
-    The rows are rounded. None of their numbers is above `LEVELS`, or below its negative.
+    The rows are rounded. Their numbers must be between `-LEVELS` and `LEVELS`.
     """
     return matrix.multiply(lambda of, given: of(*given), rows, lambda name: getattr(matrix, name))
 
 
 @contextlib.contextmanager
 def _for_fbgemm() -> Iterator[None]:
-    """Packs for FBGEMM, one of PyTorch's quantized engines, which are a setting of the process."""
+    """Pack for FBGEMM within the scope; PyTorch's quantized engine is a setting of the process."""
     before = torch.backends.quantized.engine
     torch.backends.quantized.engine = "fbgemm"
     try:
         with warnings.catch_warnings():
-            # Tensors with a scale may go some day. Then oneDNN is what there is.
+            # PyTorch warns that it may remove quantized tensors. Without them oneDNN is used.
             warnings.filterwarnings("ignore", message=".*quantized tensor creation functions")
             yield
     finally:

@@ -1,4 +1,4 @@
-"""Products with weights in a flat list of tensor operations, by oneDNN."""
+"""Replacement of products with weights by oneDNN's, in a flat list of tensor operations."""
 
 import operator
 from collections.abc import Callable, MutableMapping
@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import fx
 
-from keras_transformer.kernels.torch_tracing import int8, screened
+from keras_transformer.kernels.torch_tracing import float16_prefilter, int8
 from keras_transformer.kernels.torch_tracing.simplify import VIEWS, shape_of
 
 _aten = torch.ops.aten
@@ -20,31 +20,32 @@ _SAME_NUMBERS = (
 
 
 class _Product(NamedTuple):
-    """A product of rows with a weight."""
+    """Product of rows with a weight."""
 
-    node: fx.Node  # that multiplies
+    node: fx.Node  # the node that multiplies
     weight: torch.Tensor  # (in, out)
-    replaced: fx.Node  # whose place the new product takes
+    replaced: fx.Node  # the node that the new product replaces
     bias: torch.Tensor | None = None
-    sum: fx.Node | None = None  # that adds the bias to a view of what is replaced
-    scale: torch.Tensor | None = None  # int8: (out,), what the product is divided by
+    sum: fx.Node | None = None  # the node that adds the bias to a view of `replaced`
+    scale: torch.Tensor | None = None  # int8: (out,), divisor of the product
 
 
 class OneDNN:
-    """Gives the products in a graph to oneDNN, with the bias that is added.
+    """Replacement of the products in a graph by oneDNN's, including the added bias.
 
-    With `packed` it has copies of the weights in its own order, kept there for as long as a graph
-    has them; those of the same rows, as for queries, keys and values, are one. Matrices of int8
-    are always packed. Of a product whose largest numbers alone are asked for it has a `Screen`.
+    With `packed`, copies of the weights are kept in oneDNN's own memory order as long as a graph
+    uses them; weights that multiply the same rows, such as query, key and value, are packed as one.
+    Matrices of int8 are always packed. If only the largest numbers of a product are needed, a
+    `Float16Prefilter` computes them.
     """
 
     def __init__(self, graph: fx.GraphModule, packed: MutableMapping | None, key: tuple):
         self.graph = graph
         self.packed = packed
-        self.key = key  # of the weights, beside where they are
+        self.key = key  # identifies packed weights together with their addresses
 
     def use(self) -> None:
-        """Replaces the products."""
+        """Replace the products."""
         for node in list(self.graph.graph.nodes):
             if node.target is torch.ops.keras_transformer.best_product.default:
                 self._replace_best(node)
@@ -60,14 +61,18 @@ class OneDNN:
         self.graph.graph.eliminate_dead_code()
 
     def _replace_best(self, node: fx.Node) -> None:
-        """By a screened product, or by a plain one, which oneDNN may take."""
+        """Replace a product by a prefiltered one, or by a plain one, which oneDNN may take."""
         graph, (rows, matrix, bias) = self.graph.graph, node.args
-        weight, screen = self._constant(matrix), None
+        weight, prefilter = self._constant(matrix), None
         known = self.packed is not None and weight is not None
-        if known and screened.suits(shape_of(rows)[0], weight):
-            screen = self._kept("screen", [weight], lambda: screened.Screen.of(weight))
+        if known and float16_prefilter.suits(shape_of(rows)[0], weight):
+            prefilter = self._kept(
+                "prefilter",
+                [weight],
+                lambda: float16_prefilter.Float16Prefilter.from_matrix(weight),
+            )
         with graph.inserting_before(node):
-            if screen is None:
+            if prefilter is None:
                 turned = graph.call_function(_aten.t.default, (matrix,))
                 target, given = _aten.mm.default, (rows, turned)
                 if bias is not None:
@@ -75,24 +80,27 @@ class OneDNN:
                 product = graph.call_function(target, given)
             else:
                 name = f"screen_{node.name}"
-                setattr(self.graph, name, screen)
-                attribute = graph.create_node("get_attr", name)  # `get_attr` warns: it is no tensor
-                product = graph.call_function(screened.multiply, (rows, attribute, bias))
+                setattr(self.graph, name, prefilter)
+                attribute = graph.create_node("get_attr", name)  # `get_attr` would warn
+                product = graph.call_function(float16_prefilter.multiply, (rows, attribute, bias))
         product.meta = node.meta
         node.replace_all_uses_with(product)
         graph.erase_node(node)
 
     def _product(self, node: fx.Node) -> _Product | None:
-        """The product that a node is, if oneDNN takes it."""
+        """Return the product that a node computes if oneDNN takes it, otherwise None."""
         if node.target is _aten._int_mm.default:
-            # As `layers.torch_products.int8_product` has it: of a number that is as float32.
+            weight = self._constant(node.args[1])
+            if weight is None or weight.device.type != "cpu":
+                return None
+            # As in `kernels.torch_products.int8_product`.
             (sums,) = node.users
             (scaled,) = sums.users
             scale = scaled.args[1]
-            if scale.target is _aten._to_copy.default:  # from what the layer has it in
+            if scale.target is _aten._to_copy.default:  # from the dtype of the layer
                 scale = scale.args[0]
-            weight, scale = self._constant(node.args[1]), self._constant(scale)
-            known = weight is not None and scale is not None
+            scale = self._constant(scale)
+            known = scale is not None
             return _Product(node, weight, scaled, scale=scale) if known else None
         if node.target not in (_aten.mm.default, _aten.addmm.default) or node.kwargs:
             return None
@@ -104,9 +112,9 @@ class OneDNN:
         return _Product(node, weight, node, vector, sum_)
 
     def _replace(self, products: list[_Product]) -> None:
-        """One product in place of several of the same rows."""
+        """Replace several products of the same rows by one."""
         graph, first = self.graph.graph, products[0]
-        rows = first.node.args[-2]  # which may be a product that was replaced
+        rows = first.node.args[-2]  # may be a product that was replaced
         with graph.inserting_before(first.node):
             name = f"onednn_{first.node.name}"
             if first.scale is None:
@@ -124,7 +132,7 @@ class OneDNN:
                 ]
         for product, part in zip(products, parts, strict=True):
             product.replaced.replace_all_uses_with(part)
-            graph.erase_node(product.replaced)  # in place: it would not go by itself
+            graph.erase_node(product.replaced)  # an in-place operation is not removed as unused
             if product.sum is not None:
                 product.sum.replace_all_uses_with(product.sum.args[0])
 
@@ -141,7 +149,7 @@ class OneDNN:
         graph, matrix = self.graph.graph, self._int8_matrix(products)
         setattr(self.graph, name, matrix)
         for step in (_aten._to_copy.default, _aten.round.default, _aten.round_.default):
-            rows = rows.args[0] if rows.target is step else rows  # not rounded yet
+            rows = rows.args[0] if rows.target is step else rows  # undo the rounding
         return matrix.multiply(
             graph.call_function,
             rows,
@@ -157,10 +165,10 @@ class OneDNN:
         return self._kept("int8", weights, lambda: int8.pack(_joined(weights), scale))
 
     def _as_onednn_has_it(self, products: list[_Product]) -> torch.Tensor:
-        """The weights as one `(out, in)`, in any order in memory; or in oneDNN's own.
+        """Return the weights as one `(out, in)`, in any memory order, or packed in oneDNN's own.
 
-        Of one in plain order oneDNN makes that order in each call, which for a few rows takes
-        longer than the product.
+        oneDNN would reorder an unpacked weight in each call, which takes longer than the product if
+        there are few rows.
         """
         weights = [product.weight.detach().t() for product in products]
         if self.packed is None:
@@ -168,7 +176,7 @@ class OneDNN:
         return self._kept("plain", weights, lambda: pack(_joined(weights)))
 
     def _kept(self, kind: str, weights: list[torch.Tensor], make: Callable):
-        """What is made of these weights, once for all graphs that have it; None is not kept."""
+        """Return the result of `make` for these weights, shared by all graphs; None is not kept."""
         key = (self.key, kind, *((weight.data_ptr(), weight.shape) for weight in weights))
         made = self.packed.get(key)
         if made is None:
@@ -182,7 +190,7 @@ class OneDNN:
         return self.graph.graph.get_attr(name)
 
     def _constant(self, node: fx.Node) -> torch.Tensor | None:
-        """The weight that `node` is: an attribute of the graph, or one seen transposed."""
+        """Return the weight that a node is (an attribute, perhaps transposed), or None."""
         if node.op == "get_attr":
             return operator.attrgetter(node.target)(self.graph)
         if node.target in _SAME_NUMBERS:
@@ -191,14 +199,14 @@ class OneDNN:
         return None
 
     def _vector(self, node) -> torch.Tensor | None:
-        """The weight of one axis that a node is."""
+        """Return the one-dimensional weight that a node is, or None."""
         if not isinstance(node, fx.Node) or node.op != "get_attr":
             return None
         value = operator.attrgetter(node.target)(self.graph)
         return value if value.ndim == 1 else None
 
     def _bias_added(self, product: fx.Node) -> tuple[torch.Tensor | None, fx.Node | None]:
-        """The vector that is added to a product, and the sum; or None twice."""
+        """Return the vector that is added to a product, and the node of the sum; or None twice."""
         node = product
         while len(node.users) == 1:
             user = next(iter(node.users))
@@ -213,22 +221,22 @@ class OneDNN:
 
 
 def pack(weight: torch.Tensor) -> torch.Tensor:
-    """A matrix `(out, in)` in oneDNN's own order."""
+    """Pack a matrix `(out, in)` in oneDNN's own memory order."""
     return torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), None)
 
 
 def _joined(tensors: list[torch.Tensor]) -> torch.Tensor:
-    """One tensor of several; of one itself, so that it follows when its numbers change."""
+    """Concatenate tensors. A single tensor is returned itself, to follow changes of its values."""
     return tensors[0] if len(tensors) == 1 else torch.cat([x.detach() for x in tensors])
 
 
 def takes_bfloat16() -> bool:
-    """Whether oneDNN has products of bfloat16 for this processor."""
+    """Return True if oneDNN has bfloat16 products for this processor."""
     return torch.ops.mkldnn._is_mkldnn_bf16_supported()
 
 
 def _suits(weight: torch.Tensor) -> bool:
-    """Whether oneDNN takes a matrix."""
+    """Return True if oneDNN takes a matrix."""
     return (
         weight.device.type == "cpu"
         and torch.backends.mkldnn.is_available()

@@ -1,15 +1,16 @@
-"""A flat list of tensor operations with fewer of them, and each called quickly."""
+"""Simplification of a flat list of tensor operations: fewer operations, and faster calls."""
 
 import torch
 from torch import fx
 
 _aten = torch.ops.aten
 _RESHAPES = (_aten.view.default, _aten._unsafe_view.default)
+_MOST_COMPARED = 4096  # larger constants are not compared with others
 VIEWS = (*_RESHAPES, _aten.expand.default)
 
 
 def simplified(graph: fx.GraphModule) -> fx.GraphModule:
-    """Without operations that are there twice, change nothing, or give the same in each call."""
+    """Remove operations that are duplicates, change nothing, or are constant."""
     leaving = _leaving(graph)
     for node in graph.graph.nodes:
         if node.target in _RESHAPES and node.args[0].target in _RESHAPES:
@@ -23,11 +24,11 @@ def simplified(graph: fx.GraphModule) -> fx.GraphModule:
     graph.graph.eliminate_dead_code()
     _put_nothing_in_place(graph)
     _fold_constants(graph)
-    return without_twins(graph)
+    return eliminate_common_subexpressions(graph)
 
 
-def without_twins(graph: fx.GraphModule) -> fx.GraphModule:
-    """Without what nothing uses, or what is computed twice of the same."""
+def eliminate_common_subexpressions(graph: fx.GraphModule) -> fx.GraphModule:
+    """Remove operations that are unused or duplicates of others."""
     graph.graph.eliminate_dead_code()
     leaving, seen = _leaving(graph), {}
     for node in list(graph.graph.nodes):
@@ -45,8 +46,8 @@ def without_twins(graph: fx.GraphModule) -> fx.GraphModule:
     return graph
 
 
-def quickly_called(graph: fx.GraphModule) -> fx.GraphModule:
-    """Operations as PyTorch's methods and functions of the same names: half the time of a call."""
+def use_fast_calls(graph: fx.GraphModule) -> fx.GraphModule:
+    """Call operations by PyTorch's functions of the same names, which takes half the time."""
     for node in graph.graph.nodes:
         if not isinstance(node.target, torch._ops.OpOverload) or node.target.namespace != "aten":
             continue
@@ -61,9 +62,10 @@ def quickly_called(graph: fx.GraphModule) -> fx.GraphModule:
 
 
 def _put_nothing_in_place(graph: fx.GraphModule) -> None:
-    """What is done in place of a number that is new gives another one: so it may have twins.
+    """Replace in-place operations on fresh tensors by plain ones, so that duplicates are found.
 
-    Of one dtype alone: in place the first one's stays, and else the larger one is taken.
+    The dtypes must be equal: an in-place operation keeps the dtype of its first argument, a plain
+    one promotes it.
     """
     for node in graph.graph.nodes:
         if not isinstance(node.target, torch._ops.OpOverload) or not node.target._schema.is_mutable:
@@ -71,20 +73,24 @@ def _put_nothing_in_place(graph: fx.GraphModule) -> None:
         source, name = node.args[0], node.target.overloadpacket.__name__
         packet = getattr(_aten, name.removesuffix("_"), None)
         new = _is_pure(source) and not _is_view(source) and set(source.users) == {node}
-        alike = len({_dtype(x) for x in node.all_input_nodes}) == 1
+        alike = len({dtype_of(x) for x in node.all_input_nodes}) == 1
         if new and alike and name.endswith("_") and packet is not None:
             node.target = getattr(packet, node.target._overloadname)
 
 
 def _fold_constants(graph: fx.GraphModule) -> None:
-    """What depends on no argument and no weight is computed now."""
+    """Compute operations that depend on no argument and no weight, and keep their results."""
     known: dict[fx.Node, torch.Tensor] = {}
+    kept: dict[tuple, fx.Node] = {}
     leaving = _leaving(graph)
     for node in list(graph.graph.nodes):
         if node.op == "get_attr":
             value = getattr(graph, node.target)
-            if not isinstance(value, torch.nn.Parameter):  # which may be given other numbers
-                known[node] = value
+            if isinstance(value, torch.nn.Parameter):  # its values may be replaced
+                continue
+            known[node] = value
+            if node not in leaving and isinstance(value, torch.Tensor):
+                _share(node, value, kept)
         elif (
             _is_pure(node)
             and node not in leaving
@@ -100,11 +106,32 @@ def _fold_constants(graph: fx.GraphModule) -> None:
             folded.meta = node.meta
             node.replace_all_uses_with(folded)
             known[folded] = value
+            _share(folded, value, kept)
     graph.graph.eliminate_dead_code()
 
 
+def _share(node: fx.Node, value: torch.Tensor, kept: dict[tuple, fx.Node]) -> None:
+    """Replace a constant by an equal constant in `kept`, or add it there.
+
+    Each layer has constants of its own, such as rotary frequencies. When they are shared,
+    operations on them and on the same tensors are computed once for all layers.
+    """
+    same = kept.setdefault(_content(value), node)
+    if same is not node:
+        node.replace_all_uses_with(same)
+
+
+def _content(value: torch.Tensor) -> tuple:
+    """Return a key that small equal constants share; a large one has a key of its own."""
+    if value.numel() > _MOST_COMPARED:
+        return (id(value),)
+    plain = value.detach().cpu().clone(memory_format=torch.contiguous_format)
+    numbers = plain.view(-1).view(torch.uint8).numpy().tobytes()
+    return (value.dtype, value.device, tuple(value.shape), value.stride(), numbers)
+
+
 def _leaving(graph: fx.GraphModule) -> set[fx.Node]:
-    """What is returned or written to, itself or a view of it: made anew in each call."""
+    """Return the nodes that are returned, written to, or viewed by these: fresh in each call."""
     leaving: set[fx.Node] = set()
     for node in reversed(graph.graph.nodes):
         if any(
@@ -116,7 +143,7 @@ def _leaving(graph: fx.GraphModule) -> set[fx.Node]:
 
 
 def _is_pure(node: fx.Node) -> bool:
-    """Whether a node is an operation that gives the same of the same, and writes nowhere."""
+    """Return True if a node is an operation that is deterministic and writes nowhere."""
     return (
         isinstance(node.target, torch._ops.OpOverload)
         and not node.target._schema.is_mutable
@@ -125,17 +152,18 @@ def _is_pure(node: fx.Node) -> bool:
 
 
 def _is_view(node: fx.Node) -> bool:
-    """Whether what an operation gives may lie in the memory of what it is given."""
+    """Return True if the result of an operation may share memory with its arguments."""
     return node.target in VIEWS or any(x.alias_info for x in node.target._schema.returns)
 
 
 def shape_of(node: fx.Node) -> tuple[int, ...] | None:
-    """The shape of what a node gives, where that is known."""
+    """Return the shape of a node's result, if it is known."""
     meta = node.meta.get("tensor_meta")
     return None if meta is None else tuple(meta.shape)
 
 
-def _dtype(node: fx.Node):
+def dtype_of(node: fx.Node) -> torch.dtype | None:
+    """Return the dtype of a node's result, if it is known."""
     if node.op == "get_attr":
         return getattr(node.graph.owning_module, node.target).dtype
     meta = node.meta.get("tensor_meta")
@@ -143,7 +171,7 @@ def _dtype(node: fx.Node):
 
 
 def _in_order(node: fx.Node) -> bool:
-    """Whether the numbers of a tensor lie in memory in their order."""
+    """Return True if a tensor is contiguous in memory."""
     meta = node.meta.get("tensor_meta")
     return meta is not None and torch.empty(meta.shape, device="meta").stride() == tuple(
         meta.stride

@@ -1,4 +1,4 @@
-"""PyTorch: a step of training, evaluation or prediction as one graph, compiled where that pays."""
+"""Training, evaluation or prediction step on PyTorch as one graph, compiled if that pays."""
 
 import dataclasses
 import logging
@@ -17,7 +17,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from keras_transformer.kernels.programs import PROGRAMS, TRACING, Compiled
 from keras_transformer.kernels.values import Questions, host_array
-from keras_transformer.process import release_memory
+from keras_transformer.support.process import release_memory
 
 _aten = torch.ops.aten
 _MADE_FROM_NOTHING = (
@@ -29,42 +29,47 @@ _MADE_FROM_NOTHING = (
     _aten.scalar_tensor.default,
     _aten.zeros.default,
 )
-# Steps of a shape that run plainly before it is written down, in training and else, and as a graph
-# before that is compiled. Writing down takes seconds for a shape, and Inductor about a minute.
+# Number of steps of a shape that run untraced first, by whether graphs are compiled.
 PLAIN_STEPS = {True: 2, False: 10}
+# Number of steps that a graph runs before it is compiled. Tracing a shape takes seconds, and
+# Inductor up to a minute: on a GPU that soon pays if products take most of a step. Smaller steps
+# are mostly Python overhead, which the uncompiled graph avoids too, and a short fit would end
+# before the compilation pays.
 STEPS_BEFORE = 10
+STEPS_BEFORE_ON_GPU = {True: 0, False: 100}  # by whether the step is large
+LARGE_STEP = 1e12  # floating point operations of its products
 
 
-_MOST_SHAPES = 256  # that are remembered
+_MOST_SHAPES = 256  # the most shapes that are remembered
 
 
 @dataclasses.dataclass
 class _Seen:
-    """Batches of some shapes: how many came, and what their step asks of their arrays."""
+    """Number of batches of the same shapes, and the questions that their step asks."""
 
     came: int = 0
     asked: list = dataclasses.field(default_factory=list)
 
 
 class TracedStep:
-    """A step of a Keras model, one graph for each shape of its data.
+    """Step of a Keras model, with one graph for each shape of its data.
 
-    The step is called once for a shape, with tensors that have no numbers, and what it does with
-    them is written down: Keras's layers, the gradients of PyTorch's autograd, the optimizer and the
-    metrics. That is one graph without any Python in it, which changes the variables in place.
-    `torch.compile` of the step itself reads the Python of its layers in place of that: it took 192
-    seconds for two layers, in 15 graphs.
+    The step is called once for a shape, with tensors without values, and all operations on them are
+    recorded: Keras's layers, the gradients of PyTorch's autograd, the optimizer and the metrics.
+    The result is one graph without any Python, which changes the variables in place.
+    `torch.compile` of the step itself would analyse the Python code of its layers instead: that
+    took 192 seconds for two layers, in 15 graphs.
 
-    The first steps of a shape are plain. Then its graph runs as it is, which saves the Python
-    alone, and is compiled when its shape has come a few times more.
+    The first steps of a shape run untraced. Then its graph runs uncompiled, which only saves the
+    Python overhead, and it is compiled after a few more batches of its shape.
 
     Args:
         step: function of a batch to outputs, such as `model.train_step`.
-        plain: the same, for steps that are not written down.
-        variables: function to the Keras variables that the step reads or changes.
-        phase: function to a hashable Python value on which the step depends, such as whether this
-            batch ends an accumulation of gradients. It is asked before each step.
-        compile: function of a graph to a faster callable, None to run graphs as they are.
+        plain: the same function, for steps that are not traced.
+        variables: function that returns the Keras variables that the step reads or changes.
+        phase: function, called before each step, that returns a hashable Python value on which the
+            step depends, such as whether this batch ends an accumulation of gradients.
+        compile: function of a graph to a faster callable. None runs graphs uncompiled.
     """
 
     def __init__(
@@ -80,14 +85,14 @@ class TracedStep:
         self._variables = variables
         self._phase = phase
         self._compile = compile
-        # By the shapes of a batch, the last ones at the end: how many came, what is asked of them.
+        # Number and questions of batches, by their shapes. The latest shapes are at the end.
         self._seen: OrderedDict[tuple, _Seen] = OrderedDict()
         self._plain_always = False
 
     def ready(self, data) -> Callable[[], Any]:
-        """Return the step of a batch, to be called once: all that takes long is done before.
+        """Return the step of a batch, to be called once; tracing and compiling happen here.
 
-        Warns if the step cannot be written down: it and all later ones are plain.
+        Warns if the step cannot be traced: it and all later ones then run untraced.
         """
         variables = self._variables()
         leaves, structure = pytree.tree_flatten(data)
@@ -116,7 +121,7 @@ class TracedStep:
         return run
 
     def _note(self, shapes: tuple) -> "_Seen":
-        """Count a batch of these shapes, and forget those that came longest ago."""
+        """Count a batch of these shapes, and forget the shapes that came longest ago."""
         seen = self._seen.setdefault(shapes, _Seen())
         self._seen.move_to_end(shapes)
         if len(self._seen) > _MOST_SHAPES:
@@ -125,7 +130,7 @@ class TracedStep:
         return seen
 
     def _program(self, shapes, asked, arrays, variables, leaves, structure) -> "_Graph | None":
-        """The graph for such a batch, None where there can be none."""
+        """Return the graph for a batch; None if the step cannot be traced."""
         if self._plain_always:
             return None
         questions = Questions(arrays)
@@ -136,15 +141,15 @@ class TracedStep:
             try:
                 with TRACING:
                     graph, result = written_down(self._step, *described)
-            except Exception as error:  # whatever a step of a user's own may do
+            except Exception as error:  # a user's step may raise any error
                 self._plain_always = True
                 warnings.warn(
-                    f"Steps run uncompiled, since they cannot be one graph: {error}. With "
-                    "`compile(jit_compile=False)` it is not tried.",
+                    f"Steps run uncompiled, since they cannot be traced as one graph: {error}. "
+                    "`compile(jit_compile=False)` turns tracing off.",
                     stacklevel=2,
                 )
                 return None
-            program = _Graph(graph, result, self._compile)
+            program = _Graph(graph, result, self._compile, _steps_before(graph, given))
             asked += [each for each in questions.asked if each not in asked]
         return PROGRAMS.get(self, (shapes, questions.answers(asked)), lambda: program)
 
@@ -157,18 +162,22 @@ def written_down(
     given: list,
     questions: Questions | None = None,
 ) -> tuple[torch.fx.GraphModule, Any]:
-    """Return a step as a graph, which changes the variables in place, and how its outputs nest.
+    """Trace a step as a graph that changes the variables in place.
 
     Args:
         step: function of a batch to outputs.
         variables: Keras variables that it reads or changes.
-        leaves: tensors of the batch, None for one that is missing.
-        structure: how they nest.
-        given: tensors, the values of the variables and the leaves that are there. They may be fake,
-            of any device.
-        questions: notes what the step asks of the arrays of the batch.
+        leaves: tensors of the batch; a missing one is None.
+        structure: nesting of the leaves.
+        given: tensors, the values of the variables and of the leaves that are not None. They may
+            be fake, on any device.
+        questions: records the questions of the step about the arrays of the batch.
 
-    Raises ValueError if what the step does depends on the numbers in its tensors.
+    Returns:
+        The graph, and the structure of the step's outputs.
+
+    Raises:
+        ValueError: if what the step does depends on the values of its tensors.
     """
     found, questions = [], questions or Questions([None] * len(leaves))
 
@@ -193,16 +202,16 @@ def written_down(
             graph = make_fx(flat, tracing_mode="fake", _allow_non_fake_inputs=True)(*given)
     except DataDependentOutputException as error:
         raise ValueError(
-            "a step must do the same whatever the numbers in its tensors are, and this one looks "
-            "at them"
+            "a step must do the same whatever the numbers in its tensors are, but this one reads "
+            "them"
         ) from error
     return without_copies_to_device(graph), found[-1]
 
 
 def without_copies_to_device(graph: torch.fx.GraphModule) -> torch.fx.GraphModule:
-    """Make on the device what does not depend on the inputs, in place of copying it there.
+    """Create tensors that do not depend on the inputs on the device, instead of copying them.
 
-    Keras makes ranges and numbers on the host. In each step each of them would be a copy.
+    Keras creates ranges and numbers on the host, which each step would copy to the device.
     """
     for node in list(graph.graph.nodes):
         copies = [user for user in node.users if user.target is _aten._to_copy.default]
@@ -234,20 +243,21 @@ def _device_of(node: torch.fx.Node) -> str | None:
 
 
 class _Graph(Compiled):
-    """A graph of tensors to tensors, and what it is compiled to once it has run a few times."""
+    """Graph of tensors to tensors, and its compiled form once it has run a few times."""
 
-    def __init__(self, graph: torch.fx.GraphModule, result, compile: Callable | None):
+    def __init__(self, graph: torch.fx.GraphModule, result, compile: Callable | None, before: int):
         super().__init__(graph.forward, compiled=True)
         self._graph: torch.fx.GraphModule | None = graph
         self._result = result
         self._compile = compile
-        self._steps = 0
+        self._steps, self._before = 0, before
 
     def prepare(self, given: list) -> None:
-        """Compile the graph if it has run often enough. That may take long, and be interrupted."""
-        if self._compile is None or self._steps < STEPS_BEFORE or self._graph is None:
+        """Compile the graph if it has run often enough. This may take long, and be interrupted."""
+        if self._compile is None or self._steps < self._before or self._graph is None:
             return
-        # The gradients are in the graph: it has none itself, though its weights require some.
+        # Gradients are computed inside the graph, so PyTorch need not record any, although weights
+        # require gradients.
         with TRACING, torch.no_grad():
             self._function = self._compile(self._graph, given)
         self._graph = None
@@ -258,14 +268,31 @@ class _Graph(Compiled):
         return pytree.tree_unflatten(list(self._function(*given)), self._result)
 
 
+def _steps_before(graph: torch.fx.GraphModule, given: list) -> int:
+    """Return the number of steps that a graph runs before it is compiled."""
+    if all(x.device.type == "cpu" for x in given):
+        return STEPS_BEFORE
+    return STEPS_BEFORE_ON_GPU[flops_of(graph) >= LARGE_STEP]
+
+
+def flops_of(graph: torch.fx.GraphModule) -> int:
+    """Count the floating point operations of the products in a graph, except in attention."""
+    total = 0
+    for node in graph.graph.nodes:
+        if node.target in (_aten.mm.default, _aten.addmm.default, _aten.bmm.default):
+            rows = node.args[-2].meta["val"]
+            total += 2 * rows.numel() * node.meta["val"].shape[-1]
+    return int(total)
+
+
 def by_inductor(graph: torch.fx.GraphModule, given: list) -> Callable:
-    """Return a graph compiled by TorchInductor, or as it is where there is no compiler."""
+    """Return a graph compiled by TorchInductor, or uncompiled if there is no compiler."""
     try:
         return torch._inductor.compile(graph, given)
-    except Exception as error:  # of whatever kind a missing compiler is
+    except Exception as error:  # a missing compiler may raise any error
         logging.getLogger("keras_transformer").warning(
-            "The steps of a shape run uncompiled, since TorchInductor failed: %s. With "
-            "`compile(jit_compile=False)` it is not asked.",
+            "The steps of a shape run uncompiled, since TorchInductor failed: %s. "
+            "`compile(jit_compile=False)` turns it off.",
             error,
         )
         return graph.forward

@@ -1,36 +1,46 @@
-"""PyTorch: a function of Keras layers as a flat list of tensor operations.
+"""Function of Keras layers on PyTorch as a flat list of tensor operations.
 
-A decoding step of a small batch is a few hundred small operations. Called through Keras's layers,
-Python takes longer for them than the processor. Traced, what is left is the operations.
+A decoding step of a small batch is a few hundred small operations. If they are called by Keras's
+layers, Python takes longer than the operations themselves. A trace keeps only the operations.
 
 On a CPU the products with weights then go to oneDNN, which reads a weight at the speed of the
-memory on every processor; the library that `torch.matmul` calls does so on Intel's alone.
+memory on every processor; the library behind `torch.matmul` does so only on Intel's.
 """
 
+import operator
 import weakref
 from collections.abc import Callable
 
 import keras
+import torch
 import torch.utils._pytree as pytree
+from torch import fx
 from torch._guards import TracingContext, tracing
 from torch._subclasses import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from keras_transformer.kernels.programs import PROGRAMS, TRACING, Compiled
+from keras_transformer.kernels.torch_tracing.fused import fuse_normalizations
 from keras_transformer.kernels.torch_tracing.onednn import OneDNN
 from keras_transformer.kernels.torch_tracing.simplify import (
-    quickly_called,
+    eliminate_common_subexpressions,
     simplified,
-    without_twins,
+    use_fast_calls,
 )
 
 
 class TracedFunction:
-    """`function` of tensors without its Python, traced anew for other shapes or weights.
+    """Function of tensors without its Python code, traced anew for other shapes or weights.
 
-    What it does must not depend on the values in them. With `packed` a copy of the weights is kept
-    in oneDNN's own order (CPU only): one for all functions of the same models that it is given to,
-    for as long as a trace has it.
+    Args:
+        function: function of nested structures of tensors to such structures. What it does must not
+            depend on the values of the tensors.
+        *models: the models whose weights it reads.
+        packed: where copies of the weights in oneDNN's own memory order are kept (CPU only), as
+            long as a trace uses them. Functions of the same models may share it. None keeps no
+            copies.
+        compile: function of a graph and its inputs to a faster callable. It gets traces without
+            oneDNN's products, with the weights as inputs.
     """
 
     def __init__(
@@ -38,20 +48,26 @@ class TracedFunction:
         function: Callable,
         *models: keras.Model,
         packed: weakref.WeakValueDictionary | None = None,
+        compile: Callable | None = None,
     ):
         self.function = function
         self.models = models
         self._packed = packed
+        self._compile = compile
         self._weights_key: tuple = ()
 
     def weights_key(self) -> tuple:
-        """What changes when the models' weights are others, and packed ones when their values."""
+        """Return a key that changes if weights are replaced or, if packed, change in value."""
         weights = [weight for model in self.models for weight in model.weights]
         packed = self._packed is not None or any(w.dtype == "int8" for w in weights)
         versions = tuple(w.value._version for w in weights) if packed else ()
         return (*map(id, weights), *versions)
 
     def __call__(self, weights_key: tuple, *args, **static):
+        return self.program(weights_key, *args, **static)(*pytree.tree_leaves(args))
+
+    def program(self, weights_key: tuple, *args, **static) -> Compiled:
+        """Return the trace for these arguments, a function of their leaves, without running it."""
         leaves, structure = pytree.tree_flatten(args)
         key = (
             structure,
@@ -60,10 +76,10 @@ class TracedFunction:
             weights_key,
         )
         if weights_key != self._weights_key:
-            with TRACING:  # traces of weights that are no more
+            with TRACING:  # traces of weights that have been replaced
                 PROGRAMS.forget(self)
                 self._weights_key = weights_key
-        return PROGRAMS.get(self, key, lambda: self._trace(leaves, structure, static))(*leaves)
+        return PROGRAMS.get(self, key, lambda: self._trace(leaves, structure, static))
 
     def _trace(self, leaves: list, structure, static: dict) -> Compiled:
         found = []
@@ -75,13 +91,46 @@ class TracedFunction:
             found.append(result)
             return [x if x is None else keras.ops.convert_to_tensor(x) for x in outputs]
 
-        # Nothing is computed: the function writes the cache in place, and a copy would be as large.
-        # In a context with a mode: else `make_fx` makes a mode for each operation.
+        # Tensors are fake, so nothing is computed: the function would write to the cache in place.
+        # Without a context that has a mode, `make_fx` would make a mode for each operation.
         with tracing(TracingContext(FakeTensorMode(allow_non_fake_inputs=True))):
             graph = make_fx(flat, tracing_mode="fake", _allow_non_fake_inputs=True)(*leaves)
-        graph = simplified(graph)
+        device = next((x.device for x in leaves if x is not None), None)
+        on_gpu = device is not None and device.type != "cpu"
+        graph = fuse_normalizations(simplified(graph), on_gpu)
+        result = found[-1]
+        if self._compile is not None:
+            graph, given = _with_inputs_alone(graph, leaves)
+            compiled = self._compile(graph, [*given, *(x for x in leaves if x is not None)])
+            return Compiled(
+                lambda *leaves: pytree.tree_unflatten(
+                    compiled(*given, *(x for x in leaves if x is not None)), result
+                ),
+                compiled=True,
+            )
         OneDNN(graph, self._packed, self._weights_key).use()
-        graph = quickly_called(without_twins(graph))
+        graph = use_fast_calls(eliminate_common_subexpressions(graph))
         graph.recompile()
-        run, result = graph.forward, found[-1]
+        run = graph.forward
         return Compiled(lambda *leaves: pytree.tree_unflatten(run(*leaves), result), compiled=True)
+
+
+def _with_inputs_alone(graph: fx.GraphModule, leaves: list) -> tuple[fx.GraphModule, list]:
+    """Return a graph with weights and constants as its first inputs, and these inputs.
+
+    A compiler would take small tensors of a graph as constants. Inputs that are None are removed.
+    """
+    given: list[torch.Tensor] = []
+    placeholders = [node for node in graph.graph.nodes if node.op == "placeholder"]
+    for node, leaf in zip(placeholders, leaves, strict=True):
+        if leaf is None:
+            graph.graph.erase_node(node)
+    first = next(iter(graph.graph.nodes))
+    for node in [node for node in graph.graph.nodes if node.op == "get_attr"]:
+        with graph.graph.inserting_before(first):
+            weight = graph.graph.placeholder(f"weight_{len(given)}")
+        weight.meta = dict(node.meta)
+        given.append(operator.attrgetter(node.target)(graph).detach())
+        node.replace_all_uses_with(weight)
+        graph.graph.erase_node(node)
+    return fx.GraphModule({}, graph.graph), given

@@ -1,4 +1,4 @@
-"""Stems: they make the states that blocks take, of token ids or other inputs."""
+"""Stems, which turn token ids or other inputs into states for the blocks."""
 
 from keras_transformer.layers.stems.frames import FrameStem
 from keras_transformer.layers.stems.images import ConvolutionStem, PatchStem
@@ -8,7 +8,7 @@ from keras_transformer.layers.stems.stem import Embedded, Input, Stem
 from keras_transformer.layers.stems.token import TokenStem
 from keras_transformer.layers.stems.waveform import WaveformStem
 
-# By their kind in a config, `config_stem.STEMS`.
+# Stem classes by their kind in a config, see `config.STEMS`.
 STEMS: dict[str, type[PositionedStem]] = {
     "patches": PatchStem,
     "convolutions": ConvolutionStem,

@@ -1,4 +1,4 @@
-"""The stem of frames, such as those of a spectrogram of sound."""
+"""The stem of frames, such as the frames of an audio spectrogram."""
 
 import keras
 from keras import ops
@@ -12,19 +12,19 @@ from keras_transformer.layers.stems.stem import Embedded, Input
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
 class FrameStem(PositionedStem):
-    """Convolutions over frames, each with an activation; what the last one gives are the states.
+    """Convolutions over frames, each with an activation; the outputs of the last are the states.
 
     Args:
         config: `TransformerConfig` of a side whose `stem` is a `FrameStemConfig`.
-        initializer: of all weights, in place of those of the config.
+        initializer: initializer of all weights. Defaults to the config's initializers.
         **kwargs: as in `keras.layers.Layer`.
 
     Call arguments:
         inputs: dict of `frames`, float `(batch, length, num_bins)`, at most `num_frames` of them if
-            the positions are learned.
+            positions are learned.
 
     Returns:
-        `Embedded`: as many states as frames, divided by each of the strides and rounded up.
+        `Embedded`: one state per frame, their number divided by each stride and rounded up.
 
     Source: Radford et al. 2022, "Robust Speech Recognition via Large-Scale Weak Supervision",
     section 2.2.
@@ -62,7 +62,7 @@ class FrameStem(PositionedStem):
 
     def call(self, inputs, training=False):
         x = ops.cast(inputs["frames"], self.compute_dtype)
-        # As many on both sides, whatever the stride: "same" would differ for an even length.
+        # Equal padding on both sides for any stride: "same" would differ for an even length.
         around = self.config.stem.kernel_size // 2
         for layer in self.convolutions:
             x = self.activation(layer(ops.pad(x, ((0, 0), (around, around), (0, 0)))))

@@ -5,7 +5,7 @@ import numpy as np
 from keras import ops
 
 from keras_transformer.config import TransformerConfig
-from keras_transformer.kernels.products import by_rows, quick_products
+from keras_transformer.kernels.products import by_rows, onednn_matmul_scope
 from keras_transformer.layers.feed_forward import get_activation
 from keras_transformer.layers.initializers import kernel_initializer
 from keras_transformer.layers.stems.positioned import PositionedStem
@@ -13,11 +13,11 @@ from keras_transformer.layers.stems.stem import Embedded, Input
 
 
 class ImageStem(PositionedStem):
-    """The base of the stems of images: positions of a grid, which fit images of any size.
+    """Base class of image stems, with positions on a grid that fit images of any size.
 
     Args:
         config: `TransformerConfig` of a side whose `stem` is an `ImageStemConfig`.
-        initializer: of all weights, in place of those of the config.
+        initializer: initializer of all weights. Defaults to the config's initializers.
         **kwargs: as in `keras.layers.Layer`.
     """
 
@@ -27,7 +27,7 @@ class ImageStem(PositionedStem):
         return (Input("images", "float32", (None, None, channels), required=True),)
 
     def on_grid(self, x, tokens: int, size: tuple[int, int], training: bool):
-        """The states of an image of this size, whose first `tokens` are of no place of the grid."""
+        """Add positions to the states of an image, whose first `tokens` are not on the grid."""
         table = self.position_embedding
         usual, grid = (self.config.stem.grid(each) for each in (self.config.stem.image_size, size))
         if self.config.position != "learned" or grid == usual:
@@ -42,7 +42,7 @@ class ImageStem(PositionedStem):
         return self.finished(x + ops.cast(vectors, x.dtype), training)
 
     def image_size(self, images) -> tuple[int, int]:
-        """Height and width of the images, those of the config where they are not known yet."""
+        """Return height and width of the images, or of the config while they are unknown."""
         sizes = zip(images.shape[1:3], self.config.stem.image_size, strict=True)
         height, width = (given or usual for given, usual in sizes)
         return height, width
@@ -50,16 +50,16 @@ class ImageStem(PositionedStem):
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
 class PatchStem(ImageStem):
-    """An image cut into patches, each multiplied with a matrix, behind trained tokens.
+    """Image cut into patches, each projected linearly, with trained tokens before them.
 
     Args:
         config: `TransformerConfig` of a side whose `stem` is a `PatchStemConfig`.
-        initializer: of all weights, in place of those of the config.
+        initializer: initializer of all weights. Defaults to the config's initializers.
         **kwargs: as in `keras.layers.Layer`.
 
     Call arguments:
         inputs: dict of `images`, float `(batch, height, width, channels)`. Learned positions are
-            interpolated for a size that is not the config's.
+            interpolated if the size differs from the config's.
 
     Returns:
         `Embedded`: a state for each token of the stem, then one for each patch, row by row.
@@ -111,7 +111,7 @@ class PatchStem(ImageStem):
         return Embedded(self.on_grid(x, len(self.tokens), size, training), grid=grid)
 
     def _projected(self, images, size):
-        """The states of patches that do not overlap: one product, `(batch, patches, width)`."""
+        """Project patches that do not overlap in one product, `(batch, patches, width)`."""
         rows, columns = self.config.stem.grid(size)
         side, channels = self.config.stem.patch_size, self.config.stem.num_channels
         images = images[:, : rows * side, : columns * side]
@@ -120,7 +120,7 @@ class PatchStem(ImageStem):
         x = ops.reshape(x, (-1, rows * columns, side * side * channels))
         kernel = ops.cast(self.patches.kernel, x.dtype)
         kernel = ops.reshape(kernel, (-1, kernel.shape[-1]))
-        with quick_products(x):
+        with onednn_matmul_scope(x):
             x = by_rows(lambda rows: ops.matmul(rows, kernel), x)
         bias = self.patches.bias
         return x if bias is None else x + ops.cast(bias, x.dtype)
@@ -128,18 +128,18 @@ class PatchStem(ImageStem):
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
 class ConvolutionStem(ImageStem):
-    """Convolutions over an image, each with an activation and a maximum; the places are the states.
+    """Convolutions over an image, each with activation and max pooling; each place is a state.
 
     Args:
         config: `TransformerConfig` of a side whose `stem` is a `ConvolutionStemConfig`.
-        initializer: of all weights, in place of He's normal one.
+        initializer: initializer of all weights. Defaults to He's normal initializer.
         **kwargs: as in `keras.layers.Layer`.
 
     Call arguments:
         inputs: dict of `images`, float `(batch, height, width, channels)`.
 
     Returns:
-        `Embedded`: a state for each place that the last maximum has, row by row.
+        `Embedded`: a state for each place after the last pooling, row by row.
 
     Source: Hassani et al. 2021, "Escaping the Big Data Paradigm with Compact Transformers",
     section 3.2.
@@ -190,10 +190,10 @@ class ConvolutionStem(ImageStem):
 
 
 def resampling(before: int, after: int) -> np.ndarray:
-    """The bicubic interpolation of `before` values to `after`, float32 `(after, before)`.
+    """Return the matrix that resamples `before` values to `after`, float32 `(after, before)`.
 
-    Source: Keys 1981, "Cubic Convolution Interpolation for Digital Image Processing", with -0.75 as
-    PyTorch has it, by which published models interpolate positions.
+    Source: Keys 1981, "Cubic Convolution Interpolation for Digital Image Processing", with
+    a = -0.75 as in PyTorch, with which published models interpolate positions.
     """
     a, matrix = -0.75, np.zeros((after, before))
     for i in range(after):

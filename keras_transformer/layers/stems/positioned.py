@@ -1,4 +1,4 @@
-"""What all stems of a config share: positions, normalization, dropout, the width of the blocks."""
+"""Base class of the stems of a config: positions, norm, dropout, and the width of the blocks."""
 
 from keras_transformer.config import TransformerConfig
 from keras_transformer.distribution.layout import spread_batch
@@ -6,48 +6,40 @@ from keras_transformer.layers.dense import Dense
 from keras_transformer.layers.dropout import Dropout
 from keras_transformer.layers.initializers import embedding_initializer, kernel_initializer
 from keras_transformer.layers.normalization import make_normalization
-from keras_transformer.layers.position import LearnedPosition, SinusoidalPosition
-from keras_transformer.layers.remat import one_piece
+from keras_transformer.layers.parts import layer_of
+from keras_transformer.layers.remat import no_inner_remat
 from keras_transformer.layers.stems.stem import Stem
 
 
 class PositionedStem(Stem):
-    """The base of the stems that a config describes.
+    """Base class of the stems that a config describes.
 
-    A subclass makes the layers of the content of its states, then calls `make_rest`, and has
-    `positioned` add the rest to the content.
+    A subclass makes the layers for the content of its states, then calls `make_rest`, and calls
+    `positioned` to add the rest to the content.
 
     Args:
         config: `TransformerConfig` of a side.
-        initializer: of all weights, in place of those of the config.
+        initializer: initializer of all weights. Defaults to the config's initializers.
         **kwargs: as in `keras.layers.Layer`.
     """
 
     def __init__(self, config: TransformerConfig, initializer=None, **kwargs):
         super().__init__(**kwargs)
         self.config = config
-        self._width = config.hidden_dim if config.token_projection else config.embedding_dim
-        # One for all tables: each draws a seed when it is made.
+        self._width = config.only_side.added_dim
+        # One initializer for all tables: each draws its own seed when it is made.
         self._embeddings = embedding_initializer(config, initializer)
 
     def make_rest(self, initializer) -> None:
-        """Makes the layers behind the content."""
+        """Make the layers that follow the content."""
         config = self.config
         self.position_embedding = self.embedding_norm = self.embedding_projection = None
-        if config.position == "learned":
-            self.position_embedding = LearnedPosition(
-                config.num_positions,
-                self._width,
-                offset=config.position_offset,
-                name="position_embedding",
+        side = config.only_side
+        if side.position is not None:
+            self.position_embedding = layer_of(side.position).from_part(
+                side.position,
+                side,
                 embeddings_initializer=self._embeddings,
-                dtype=self.dtype_policy,
-            )
-        elif config.position == "sinusoidal":
-            self.position_embedding = SinusoidalPosition(
-                interleaved=config.sinusoidal_interleaved,
-                offset=config.position_offset,
-                inclusive=config.sinusoidal_inclusive,
                 dtype=self.dtype_policy,
             )
         if config.embedding_normalization:
@@ -57,7 +49,7 @@ class PositionedStem(Stem):
                 name="embedding_norm",
                 dtype=self.dtype_policy,
             )
-        with one_piece():
+        with no_inner_remat():
             self.dropout_layer = Dropout(config.dropout, dtype=self.dtype_policy)
         if config.embedding_projection:
             self.embedding_projection = Dense(
@@ -73,13 +65,13 @@ class PositionedStem(Stem):
                 layer.build((None, None, self._width))
 
     def positioned(self, x, positions=None, training: bool = False):
-        """The states for the blocks, of their content `(batch, length, embedding_dim)`."""
+        """Return the states for the blocks, from their content `(batch, length, embedding_dim)`."""
         if self.position_embedding is not None:
             x = x + self.position_embedding(x, positions=positions)
         return self.finished(x, training)
 
     def finished(self, x, training: bool = False):
-        """The same, of content that has its positions."""
+        """Return the states for the blocks, from content that already has its positions."""
         if self.embedding_norm is not None:
             x = self.embedding_norm(x)
         x = self.dropout_layer(spread_batch(x), training=training)

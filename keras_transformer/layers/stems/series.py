@@ -9,32 +9,32 @@ from keras_transformer.kernels.indexing import columns
 from keras_transformer.layers.dense import Dense
 from keras_transformer.layers.feed_forward import ResidualFeedForward
 from keras_transformer.layers.initializers import kernel_initializer
-from keras_transformer.layers.remat import one_piece
+from keras_transformer.layers.remat import no_inner_remat
 from keras_transformer.layers.stems.positioned import PositionedStem
 from keras_transformer.layers.stems.stem import Embedded, Input
 
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
 class SeriesStem(PositionedStem):
-    """A series cut into pieces, each multiplied with a matrix, or two with one beside them.
+    """Series cut into patches, each projected linearly or by a residual feed-forward layer.
 
     Args:
         config: `TransformerConfig` of a side whose `stem` is a `SeriesStemConfig`.
-        initializer: of all weights, in place of those of the config.
+        initializer: initializer of all weights. Defaults to the config's initializers.
         **kwargs: as in `keras.layers.Layer`.
 
     Call arguments:
-        inputs: dict of `values`, float `(batch, length)`, one channel of a series a row, and
-            optionally `observed`, bool likewise, False for what is missing and counts as 0.
+        inputs: dict of `values`, float `(batch, length)`, one channel of a series per row, and
+                optionally `observed`, bool `(batch, length)`, False for missing values, used as 0.
 
     Returns:
-        `Embedded`: a state for each piece, between those of the tokens that the stem has. The last
-        piece ends where the values end; of what does not fill a piece the first values are left
-        out. With `reads_observed` it is filled with missing ones, and pieces of missing values
-        alone are masked.
+        `Embedded`: a state for each patch, between the states of the stem's tokens. The last patch
+            ends where the values end; if they do not fill all patches, the first values are left
+            out. With `reads_observed` the first patch is filled up with missing values, and patches
+            with only missing values are masked.
 
-    Source: Nie et al. 2023, "A Time Series is Worth 64 Words", section 3.1; with what is known
-    behind the values: Chronos-Bolt, `chronos_bolt.py` of the package chronos-forecasting 2.3.
+    Source: Nie et al. 2023, "A Time Series is Worth 64 Words", section 3.1; with `reads_observed`:
+    Chronos-Bolt, `chronos_bolt.py` of the package chronos-forecasting 2.3.
     """
 
     def __init__(self, config: TransformerConfig, initializer=None, **kwargs):
@@ -45,7 +45,7 @@ class SeriesStem(PositionedStem):
             "dtype": self.dtype_policy,
         }
         width = config.embedding_dim
-        with one_piece():
+        with no_inner_remat():
             if config.stem.residual:
                 self.patches = ResidualFeedForward(
                     config.intermediate_dim,
@@ -67,8 +67,9 @@ class SeriesStem(PositionedStem):
 
     def build(self, input_shape=None):
         stem = self.config.stem
-        self.patches.build((None, None, stem.sizes["piece_values"]))
-        self.tokens = {  # those before the pieces, and those behind them
+        sizes = stem.sizes(self.config.embedding_dim)
+        self.patches.build((None, None, sizes["piece_values"]))
+        self.tokens = {  # tokens before the patches, and tokens after them
             place: self.add_weight(
                 (self.config.embedding_dim,), self._embeddings, name=f"input_{place}_token"
             )
@@ -94,12 +95,12 @@ class SeriesStem(PositionedStem):
         return Embedded(states, None if mask is None else mask > 0)
 
     def _pieces(self, x):
-        """The pieces `(batch, count, patch_length)` of `(batch, length)`."""
+        """Cut `(batch, length)` into patches `(batch, count, patch_length)`."""
         stem, length = self.config.stem, x.shape[1]
         if stem.repeat_last:
             x = ops.concatenate([x, ops.repeat(x[:, -1:], stem.stride, axis=1)], axis=1)
         if stem.reads_observed:
-            # A program of TensorFlow may be of several lengths.
+            # A TensorFlow program may serve several lengths.
             x = ops.pad(x, ((0, 0), (stem.patch_length - 1, 0)))
             count = ops.shape(x)[1] // stem.patch_length
             return ops.reshape(x[:, -count * stem.patch_length :], (-1, count, stem.patch_length))
@@ -113,7 +114,7 @@ class SeriesStem(PositionedStem):
         return ops.reshape(taken, (-1, *places.shape))
 
     def _with_tokens(self, states, mask):
-        """States with those of the tokens around them, and the mask of all."""
+        """Add the tokens before and after the states, and extend the mask to them."""
         first, last = (
             [self._row_each(self.tokens[place], states)] if place in self.tokens else []
             for place in ("class", "end")
@@ -126,6 +127,6 @@ class SeriesStem(PositionedStem):
         return states, mask
 
     def _row_each(self, token, states):
-        """The state of a token for each row, `(batch, 1, width)`."""
+        """Repeat the state of a token for each row, `(batch, 1, width)`."""
         token = ops.cast(token, states.dtype)[None, None]
         return ops.broadcast_to(token, (ops.shape(states)[0], 1, token.shape[-1]))

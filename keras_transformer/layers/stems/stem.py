@@ -1,4 +1,4 @@
-"""What every stem is: named inputs to states."""
+"""Base class of stems, which turn named inputs into states."""
 
 from typing import Any, NamedTuple
 
@@ -8,15 +8,15 @@ from keras_transformer.layers.arguments import SavesArguments
 
 
 class Input(NamedTuple):
-    """One array that a stem takes.
+    """Description of one array that a stem takes.
 
     Fields:
         name: str, its name in the dict of inputs.
         dtype: str, `"int32"`, `"bool"` or `"float32"`.
-        shape: its sizes behind the batch, None where any is taken.
-        required: bool.
-        of_tokens: bool, whether it has as many columns as the array that is required.
-        below: int, integers are from 0 to one less. None for no such bound.
+        shape: sizes of its axes after the batch. None allows any size.
+        required: bool, whether it must be given.
+        of_tokens: bool, whether it has as many columns as the required array.
+        below: int, integers must be from 0 to `below - 1`. None means no bound.
     """
 
     name: str
@@ -28,17 +28,17 @@ class Input(NamedTuple):
 
 
 class Embedded(NamedTuple):
-    """What a stem makes of its inputs, for the blocks.
+    """Output of a stem, the input of the blocks.
 
     Fields:
         states: float `(batch, length, hidden_dim)`.
-        padding_mask: bool `(batch, length)`, True for what is real, or None if all is.
-        position_ids: int `(batch, length)`, or None for 0, 1, 2, ...
-        pack_ids: int `(batch, length)`, which packed document a state is of, or None.
+        padding_mask: bool `(batch, length)`, True for real states, or None if all are real.
+        position_ids: int `(batch, length)`, or None, which means 0, 1, 2, ...
+        pack_ids: int `(batch, length)`, the packed document of each state, or None.
         global_positions: int `(batch, count)`, the places of states that see all others and are
-            seen by all, whatever the window; -1 for none. None for those of the config.
-        grid: ints, the rows and columns of the grid that the last states are of, row by row. None
-            where a config needs none.
+            seen by all, regardless of the window; -1 for unused entries. None uses the config's.
+        grid: ints, the rows and columns of the grid that the last states form, row by row. None
+            if the config does not need a grid.
     """
 
     states: Any
@@ -50,11 +50,11 @@ class Embedded(NamedTuple):
 
 
 class Stem(SavesArguments, keras.layers.Layer):
-    """The base of stems: `call` of a dict of arrays gives `Embedded`.
+    """Base class of stems: `call` turns a dict of arrays into `Embedded`.
 
-    A subclass says in `inputs` which arrays it takes, makes its layers in `__init__` and their
-    weights in `build`, and has `call(inputs, training=False)`. It is saved as what its constructor
-    was given. See docs/add_an_input.md.
+    A subclass declares in `inputs` the arrays it takes, makes its layers in `__init__` and their
+    weights in `build`, and defines `call(inputs, training=False)`. Its constructor arguments are
+    saved. See docs/add_an_input.md.
 
     Args:
         **kwargs: as in `keras.layers.Layer`.
@@ -62,17 +62,17 @@ class Stem(SavesArguments, keras.layers.Layer):
 
     @property
     def inputs(self) -> tuple[Input, ...]:
-        """The arrays that it takes."""
+        """Arrays that the stem takes."""
         raise NotImplementedError
 
     def mask_of_states(self, padding_mask, length):
-        """The mask of the `length` states, bool `(batch, length)`, of the input `padding_mask`."""
+        """Turn the input `padding_mask` into the mask of the states, bool `(batch, length)`."""
         return padding_mask
 
     def states_shape(self, inputs) -> tuple[int | None, ...] | None:
-        """The shape of the states of symbolic inputs. None for Keras to find it by a call.
+        """Return the shape of the states of symbolic inputs. None lets Keras find it by a call.
 
-        Keras calls with lengths of its own, which may be too short for a state.
+        Keras calls with lengths of its own choice, which may be too short for one state.
         """
 
     def rematerialized_call(self, layer_call, *args, **kwargs):

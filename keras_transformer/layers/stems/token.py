@@ -1,9 +1,9 @@
-"""The stem of text: token ids to states."""
+"""The stem of text, which turns token ids into states."""
 
 from keras import ops
 
 from keras_transformer.config import TransformerConfig
-from keras_transformer.kernels.values import none_if_whole
+from keras_transformer.kernels.values import drop_trivial_mask
 from keras_transformer.layers.arguments import refuse_unused
 from keras_transformer.layers.dense import Dense
 from keras_transformer.layers.embedding import SegmentEmbedding, TokenEmbedding
@@ -15,20 +15,21 @@ _GLOBAL = Input("global_positions", "int32", (None,), of_tokens=False)
 
 
 class TokenStem(PositionedStem):
-    """The sum of token, segment and position embeddings, normalized, in the width of the blocks.
+    """Sum of token, segment and position embeddings, normalized and projected for the blocks.
 
     Args:
         config: `TransformerConfig` of a side.
         token_embedding: the `TokenEmbedding`, which the logits and another side may share.
-        initializer: of all weights, in place of those of the config.
+        initializer: initializer of all weights. Defaults to the config's initializers.
         **kwargs: as in `keras.layers.Layer`.
 
     Call arguments:
         inputs: dict of `token_ids` int `(batch, length)`, and optionally `padding_mask` bool,
             `segment_ids`, `position_ids` and `pack_ids` int, all `(batch, length)`, and
-            `token_embeddings` float `(batch, length, embedding_dim)` in place of those of the ids.
-            An encoder with a window takes `global_positions` int `(batch, count)`, see `Embedded`.
-        cache_positions: int `(batch, length)`, the positions that a cache counts.
+            `token_embeddings` float `(batch, length, embedding_dim)`, which replace the embeddings
+            of the ids. An encoder with a window takes `global_positions` int `(batch, count)`, see
+            `Embedded`.
+        cache_positions: int `(batch, length)`, positions counted by a cache.
 
     Returns:
         `Embedded`.
@@ -51,11 +52,11 @@ class TokenStem(PositionedStem):
     ):
         super().__init__(config, initializer, **kwargs)
         self.token_embedding = token_embedding
-        layers = [config, *(config.layer(i) for i in range(len(config.layer_pattern or ())))]
-        self._has_positions = any(
-            x.position != "none" or x.relative_bias or x.disentangled for x in layers
-        )
-        if config.kind == "encoder" and any(layer.window is not None for layer in layers):
+        side = config.only_side
+        mixers = [block.mixer for block in side.every_block]
+        self._has_positions = side.position is not None or any(x.uses_positions for x in mixers)
+        patterns = [getattr(mixer, "pattern", None) for mixer in mixers]
+        if config.kind == "encoder" and any(x and x.takes_global_positions for x in patterns):
             self.inputs = (*self.inputs, _GLOBAL)
         self.token_projection = self.segment_embedding = None
         if config.token_projection:
@@ -88,13 +89,13 @@ class TokenStem(PositionedStem):
         if self.segment_embedding is None:
             refuse_unused("the model has no segments.", segment_ids=segment_ids)
         if not self._has_positions and inputs.get("pack_ids") is None:
-            # Packed rows have positions of their own, whatever the model.
+            # Packed rows have positions of their own with any model.
             refuse_unused("the model has no positions.", position_ids=positions)
         if cache_positions is not None:
             refuse_unused("the cache counts the positions.", position_ids=positions)
             positions = cache_positions
             if self.config.position == "learned":
-                # Tokens that will not count may lie beyond: drafts, and those of finished rows.
+                # Drafts and tokens of finished rows, which are discarded, may lie past the end.
                 positions = ops.minimum(positions, self.config.max_sequence_length - 1)
         elif positions is None:
             positions = self._counted_positions(inputs["token_ids"])
@@ -107,12 +108,12 @@ class TokenStem(PositionedStem):
             x = x + self.segment_embedding(segment_ids)
         x = self.positioned(x, positions, training)
         further = (inputs.get(name) for name in ("pack_ids", "global_positions"))
-        return Embedded(x, none_if_whole(inputs.get("padding_mask")), positions, *further)
+        return Embedded(x, drop_trivial_mask(inputs.get("padding_mask")), positions, *further)
 
     def _counted_positions(self, token_ids):
-        """Positions that leave out padding, int `(batch, length)`; None for 0, 1, 2, ...
+        """Return positions that leave out padding, int `(batch, length)`; None means 0, 1, 2, ...
 
-        Source: RoBERTa's embeddings as published, which count from the token ids.
+        Source: RoBERTa's published embeddings, which count from the token ids.
         """
         padding_id = self.config.position_padding_id
         if padding_id is None:

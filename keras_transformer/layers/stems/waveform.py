@@ -1,4 +1,4 @@
-"""The stem of waveforms, the samples of sound as they are."""
+"""The stem of waveforms, which are raw audio samples."""
 
 import keras
 from keras import ops
@@ -12,22 +12,22 @@ from keras_transformer.layers.initializers import kernel_initializer
 from keras_transformer.layers.stems.positioned import PositionedStem
 from keras_transformer.layers.stems.stem import Embedded, Input
 
-_EPSILON = 1e-5  # of the norms of convolutions, in all that is published
+_EPSILON = 1e-5  # epsilon of the norms of convolutions in all published models
 
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
 class FeatureNormalization(SavesArguments, keras.layers.Layer):
-    """Each feature of a recording is given the mean 0 and the variance 1 over its states.
+    """Norm that gives each feature of a recording mean 0 and variance 1 over its states.
 
-    A group normalization of as many groups as features; padding does not count.
+    It is a group norm with as many groups as features; padding does not count.
 
     Args:
-        together: bool, over all features too: a group normalization of one group.
+        together: bool, whether to also normalize over all features, as a group norm with one group.
         **kwargs: as in `keras.layers.Layer`.
 
     Call arguments:
         x: float `(batch, length, features)`.
-        real: bool `(batch, length)`, False for padding. None if there is none.
+        real: bool `(batch, length)`, False for padding. None if there is no padding.
     """
 
     def __init__(self, together: bool = False, **kwargs):
@@ -39,7 +39,7 @@ class FeatureNormalization(SavesArguments, keras.layers.Layer):
         self.beta = self.add_weight((input_shape[-1],), "zeros", name="beta")
 
     def call(self, x, real=None):
-        # In float32: sums of many.
+        # In float32 since many numbers are added.
         x = ops.cast(x, "float32")
         weights = None
         if real is not None:
@@ -51,7 +51,7 @@ class FeatureNormalization(SavesArguments, keras.layers.Layer):
         return ops.cast(x * scale + ops.cast(self.beta, "float32"), self.compute_dtype)
 
     def _mean(self, x, weights):
-        """The mean over the states of each recording, and over its features if `together`."""
+        """Return the mean over the states of each recording, and over features if `together`."""
         if weights is None:
             return ops.mean(x, axis=(1, 2) if self.together else 1, keepdims=True)
         mean = ops.sum(x * weights, axis=1, keepdims=True)
@@ -60,22 +60,22 @@ class FeatureNormalization(SavesArguments, keras.layers.Layer):
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
 class WaveformStem(PositionedStem):
-    """Convolutions over samples, a projection, and a convolution whose outputs are the positions.
+    """Convolutions over samples, a projection, and a convolution that computes the positions.
 
-    The last two may be missing (Moonshine). With a mask a recording gives the states that it gives
-    alone, however long its padding is.
+    The last two may be missing (Moonshine). With a mask, the states of a recording do not depend on
+    its padding.
 
     Args:
         config: `TransformerConfig` of a side whose `stem` is a `WaveformStemConfig`.
-        initializer: of all weights, in place of those of the config.
+        initializer: initializer of all weights. Defaults to the config's initializers.
         **kwargs: as in `keras.layers.Layer`.
 
     Call arguments:
         inputs: dict of `samples`, float `(batch, length)`, and optionally `padding_mask`, bool
-            likewise, True for the samples of the recording, behind which the padding is.
+            `(batch, length)`, True for the samples of the recording; padding follows them.
 
     Returns:
-        `Embedded`: as many states as `WaveformStemConfig.lengths` says, those of padding masked.
+        `Embedded`: as many states as `WaveformStemConfig.lengths` gives, with padding masked.
 
     Source: Baevski et al. 2020, "wav2vec 2.0: A Framework for Self-Supervised Learning of Speech
     Representations", section 2; `norm="recording"`: Jeffries et al. 2024, "Moonshine", section 3.
@@ -123,7 +123,7 @@ class WaveformStem(PositionedStem):
         self.make_rest(initializer)
 
     def _norm(self, i: int, options: dict) -> keras.layers.Layer | None:
-        """The normalization of convolution `i`, if it has one."""
+        """Make the norm of convolution `i`, or None if it has no norm."""
         kind, name = self.config.stem.norm, f"input_convolution_{i}_norm"
         if kind == "layer":
             return keras.layers.LayerNormalization(epsilon=_EPSILON, name=name, **options)
@@ -158,15 +158,15 @@ class WaveformStem(PositionedStem):
         return batch, length, self.config.embedding_dim
 
     def mask_of_states(self, padding_mask, length, convolution: int = -1):
-        """The mask of what a convolution gives, of that of samples.
+        """Return the mask of a convolution's outputs, from the mask of the samples.
 
         Args:
-            padding_mask: bool `(batch, samples)`, or None, which gives None.
-            length: how many states the convolution gives.
-            convolution: int, which one. Defaults to the last, whose mask is that of the states.
+            padding_mask: bool `(batch, samples)`, or None, for which the result is None.
+            length: number of outputs of the convolution.
+            convolution: int, index of the convolution. Defaults to the last: the states.
 
         Returns:
-            Bool `(batch, length)`. One state at least is real: attention to nothing has no value.
+            Bool `(batch, length)`. At least one state is real: softmax over no keys is undefined.
         """
         if padding_mask is None:
             return None
@@ -192,7 +192,7 @@ class WaveformStem(PositionedStem):
         return Embedded(self.positioned(x, training=training), padding_mask=mask)
 
     def _convolved(self, i: int, x, padding_mask):
-        """Convolution `i` with its normalization and activation."""
+        """Apply convolution `i` with its norm and activation."""
         stem, norm, x = self.config.stem, self.norms[i], self.convolutions[i](x)
         activation = self.activation if i else self.first_activation
         if norm is None or stem.norm == "layer":
@@ -203,7 +203,7 @@ class WaveformStem(PositionedStem):
         return activation(norm(x, real=real))
 
     def _neighbours(self, x):
-        """The convolution of positions: each state stands behind the middle of what it sees."""
+        """Apply the convolution of positions, cut so that each state is centred in its window."""
         layer, size = self.positions, self.config.stem.position_size
         x = ops.pad(x, ((0, 0), (size // 2, (size - 1) // 2), (0, 0)))
         return grouped_convolution(layer, x)

@@ -21,8 +21,8 @@ if keras.backend.backend() != "torch":
 
 import torch
 
-from keras_transformer.kernels.torch_tracing import screened
-from keras_transformer.kernels.torch_tracing.screened import Screen, multiply
+from keras_transformer.kernels.torch_tracing import float16_prefilter
+from keras_transformer.kernels.torch_tracing.float16_prefilter import Float16Prefilter, multiply
 
 pytestmark = pytest.mark.each_backend
 
@@ -57,30 +57,30 @@ def test_the_largest_is_that_of_the_whole_product(case, rows):
     for seed in seeds(5):
         matrix, states = matrix_and_rows(case, rows, seed)
         exact = states.double() @ matrix.double().T
-        screen = Screen.of(matrix)
-        found = multiply(states, screen)
-        assert torch.equal(found, multiply(states, screen, torch.zeros(900)))
+        prefilter = Float16Prefilter.from_matrix(matrix)
+        found = multiply(states, prefilter)
+        assert torch.equal(found, multiply(states, prefilter, torch.zeros(900)))
         places = found.argmax(1)
         rounding = 64 * 2**-23 * states.norm(dim=1) * matrix.norm(dim=1).max()
         each = torch.arange(rows)
         assert (exact[each, places] >= exact.max(1).values - rounding).all()
         if case in ("equal", "normal", "common"):
             assert (places == exact.argmax(1)).all()
-        assert ((found - exact).abs() <= states.norm(dim=1, keepdim=True) * screen.error).all()
+        assert ((found - exact).abs() <= states.norm(dim=1, keepdim=True) * prefilter.error).all()
         # What is largest is multiplied in float32.
         assert ((found.max(1).values - exact[each, places]).abs() <= rounding).all()
 
 
 def test_a_bias_decides_too():
     matrix, states = matrix_and_rows("nearly", 40, 0)
-    screen, random, wrong = Screen.of(matrix), np.random.default_rng(0), 0
+    prefilter, random, wrong = Float16Prefilter.from_matrix(matrix), np.random.default_rng(0), 0
     for row in states[:, None]:
         # The sums are this noise: some are nearer to the largest than float16 is to the product.
         noise = torch.tensor(0.1 * random.normal(size=900), dtype=torch.float32)
         bias = noise - (row @ matrix.T)[0]
         largest = (row.double() @ matrix.double().T + bias)[0].argmax()
-        assert multiply(row, screen, bias)[0].argmax() == largest
-        wrong += int((multiply(row, screen) + bias)[0].argmax() != largest)
+        assert multiply(row, prefilter, bias)[0].argmax() == largest
+        wrong += int((multiply(row, prefilter) + bias)[0].argmax() != largest)
     assert wrong  # where the bias comes behind
 
 
@@ -96,27 +96,30 @@ def test_float16_alone_would_take_another():
 
 def test_where_all_may_be_the_largest_all_are_multiplied():
     matrix, states = torch.ones(900, 64), torch.ones(2, 64)
-    assert torch.equal(multiply(states, Screen.of(matrix)), torch.full((2, 900), 64.0))
+    assert torch.equal(
+        multiply(states, Float16Prefilter.from_matrix(matrix)), torch.full((2, 900), 64.0)
+    )
 
 
 def test_numbers_that_are_none():
     matrix, states = matrix_and_rows("normal", 2, 0)
     states[1, 3] = float("nan")
-    found = multiply(states, Screen.of(matrix))
+    found = multiply(states, Float16Prefilter.from_matrix(matrix))
     assert found[0].isfinite().all() and found[1].isnan().all()
     for number in (float("nan"), float("inf"), -1e6):  # the last is beyond float16
         matrix[7, 3] = number
         before = matrix.clone()
-        assert Screen.of(matrix) is None
+        assert Float16Prefilter.from_matrix(matrix) is None
         assert torch.equal(matrix.nan_to_num(), before.nan_to_num())
 
 
 @pytest.fixture
 def small(monkeypatch):
     """Matrices of any size are screened."""
-    monkeypatch.setattr(screened, "LEAST_NUMBERS", 0)
+    monkeypatch.setattr(float16_prefilter, "LEAST_NUMBERS", 0)
 
 
+@pytest.mark.cpu
 @pytest.mark.parametrize(
     "kind, values",
     [
@@ -156,7 +159,7 @@ def test_what_looks_at_other_logits_gets_them_whole(small):
     for sampler in (BeamSearch(2), OtherGreedy()):
         ran = operations(lambda s=sampler: generate(engine, prompts, s, pack_weights=True))
         assert SCREENED not in ran
-    many = make_prompts([4] * (screened.MOST_ROWS + 1))
+    many = make_prompts([4] * (float16_prefilter.MOST_ROWS + 1))
     assert SCREENED not in operations(lambda: generate(engine, many, pack_weights=True))
     capped = Engine(make_backbone("decoder", logit_soft_cap=5.0))
     assert SCREENED not in operations(lambda: generate(capped, prompts, pack_weights=True))
@@ -169,7 +172,7 @@ def test_matrices_that_are_read_whole(bias, beyond, monkeypatch):
     """Small ones, and those with numbers beyond float16."""
     backbone = make_backbone("decoder", output_bias=bias)
     if beyond:
-        monkeypatch.setattr(screened, "LEAST_NUMBERS", 0)
+        monkeypatch.setattr(float16_prefilter, "LEAST_NUMBERS", 0)
         kernel = backbone.token_embedding.reverse_embeddings
         kernel.assign(1e5 * np.array(keras.ops.convert_to_numpy(kernel)))
     engine, prompts, found = Engine(backbone), make_prompts([4, 3]), []

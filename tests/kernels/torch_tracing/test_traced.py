@@ -31,7 +31,7 @@ def of_int8():
 
 
 def traced(function, *models, pack=False):
-    """What calls a function traced."""
+    """Return a function that calls another one traced."""
     import torch
 
     from keras_transformer.kernels.torch_tracing.traced import TracedFunction
@@ -91,6 +91,7 @@ def test_a_trace_computes_nothing_and_writes_nothing():
     assert bool(keras.ops.all(given == expected))  # The program writes, as the function does.
 
 
+@pytest.mark.cpu
 @pytest.mark.parametrize("use_bias", [True, False])
 def test_products_with_weights_are_onednns_in_each_step(use_bias):
     engine, prompts = Engine(make_backbone("decoder", use_bias=use_bias)), make_prompts([4])
@@ -99,6 +100,7 @@ def test_products_with_weights_are_onednns_in_each_step(use_bias):
     assert "mkldnn::_linear_pointwise" in found and not found & {"aten::mm", "aten::addmm"}
 
 
+@pytest.mark.cpu
 @pytest.mark.parametrize("kind", ["decoder", "seq2seq"])
 @pytest.mark.parametrize("sampler", [Greedy(), BeamSearch(3)])
 def test_with_packed_weights_prompts_are_traced_too(kind, sampler):
@@ -126,6 +128,7 @@ def test_packed_weights_that_change_are_packed_anew():
     np.testing.assert_array_equal(after, uncached_greedy(others, prompts, 6))
 
 
+@pytest.mark.cpu
 @pytest.mark.parametrize("rows", [1, 3])
 @pytest.mark.parametrize("pack", [False, True])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -145,6 +148,7 @@ def test_int8_products(rows, pack, dtype, library, monkeypatch):
     check(found, model(states), atol=1e-6, rtol=0 if dtype == "float32" else 2**-7)
 
 
+@pytest.mark.cpu
 @pytest.mark.parametrize("use_bias", [True, False])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8"])
 def test_products_of_the_same_rows_are_one(use_bias, dtype):
@@ -172,6 +176,7 @@ def test_products_of_the_same_rows_are_one(use_bias, dtype):
                 check(one, other, **tolerance)
 
 
+@pytest.mark.cpu
 @pytest.mark.parametrize("pack", [False, True])
 def test_a_product_of_a_product(pack):
     inputs = keras.Input((16,))
@@ -232,7 +237,7 @@ def test_what_is_done_in_place_keeps_its_dtype():
 def test_drawn_numbers_are_drawn_in_each_call():
     import torch
 
-    run = traced(lambda x: x + torch.rand(8))
+    run = traced(lambda x: x + torch.rand_like(x))
     assert (run(tensor(8)) != run(tensor(8))).any()
 
 

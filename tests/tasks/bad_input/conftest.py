@@ -1,4 +1,4 @@
-"""What the tests of bad input to tasks share: small tasks, good arrays, and how errors read."""
+"""Shared code of tests of bad input: small tasks, good arrays, and checks of error messages."""
 
 import keras
 import numpy as np

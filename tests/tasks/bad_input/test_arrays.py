@@ -45,7 +45,7 @@ def test_the_names_of_transformers(task):
         assert losses[0] == pytest.approx(losses[1])
 
         class Batches(keras.utils.PyDataset):
-            """What a loader of Transformers gives."""
+            """Batches as a loader of Transformers gives them."""
 
             def __len__(self):
                 return 1
@@ -55,7 +55,7 @@ def test_the_names_of_transformers(task):
 
         loss = task.evaluate(Batches(), verbose=0, return_dict=True)["loss"]
         assert loss == pytest.approx(losses[1])
-    with pytest.raises(ValueError, match="`attention_mask` is `padding_mask` here, and both"):
+    with pytest.raises(ValueError, match="are two names of one array"):
         task.predict({**ours, "attention_mask": ours["padding_mask"]}, verbose=0)
 
 
@@ -152,7 +152,7 @@ def test_tensors_are_looked_at_where_they_are_given(task):
 def test_no_dict():
     backbone = learned()
     check("Encoder takes a dict of arrays, such as 'token_ids', received", backbone, IDS)
-    check("such as 'token_ids', received .* Texts are no part of a dict", backbone, ["a man"])
+    check("such as 'token_ids', received .* Texts do not go into a dict", backbone, ["a man"])
     check("takes no 'labels'.* Labels are `y`", backbone, {"token_ids": IDS, "labels": IDS})
     check("Encoder needs a dict with 'token_ids', received one with \\[\\]", backbone, {})
     check("`token_ids` is empty", classifier(num_classes=2).predict, {"token_ids": IDS[:0]})

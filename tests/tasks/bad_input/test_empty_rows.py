@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 import keras_transformer as kt
-from keras_transformer.layers.unit_vectors import unit_vectors
+from keras_transformer.layers.normalization import unit_vectors
 from tests.tasks import audio, duals, images
 from tests.tasks.bad_input.conftest import (
     check,

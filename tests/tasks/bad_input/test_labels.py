@@ -28,8 +28,8 @@ pytestmark = pytest.mark.one_backend
         (np.array([0, INF, 1]), r"Labels must be from 0 to 2, but `y\[1\]` is inf"),
         ([0, 1, b"1"], r"`y\[2\]` must be the number of a class, received b'1' of type bytes"),
         (np.array([b"a"] * 3), r"`y\[0\]` must be the number of a class, received b'a'"),
-        ([0, 1, "2"], r"`y` has names and numbers: `y\[0\]` is 0, `y\[2\]` is '2'"),
-        (["0", "1", "x"], r"`y\[2\]` is 'x', a name, but the classes have none"),
+        ([0, 1, "2"], r"`y` mixes names and numbers: `y\[0\]` is 0, `y\[2\]` is '2'"),
+        (["0", "1", "x"], r"`y\[2\]` is 'x', a name, but the classes have no names"),
         (["0", "1", "3"], r"Labels must be from 0 to 2, but `y\[2\]` is '3'"),
         ([0, 1.5, 2], r"`y\[1\]` must be the number of a class, received 1.5"),
         (np.array([0, 1.5, 2]), r"`y\[1\]` must be the number of a class, received 1.5"),
@@ -54,14 +54,14 @@ def test_labels(task, verb, labels, message):
 
 
 def test_labels_by_name(named):
-    check(r"`y\[1\]` is 'goood', which is none.*Did you mean 'good'", named.fit, TEXTS,
+    check(r"`y\[1\]` is 'goood', which is not among.*Did you mean 'good'", named.fit, TEXTS,
           ["bad", "goood", "good"])  # fmt: skip
-    check(r"`y\[2\]` is 'b\\nad', which is none", named.fit, TEXTS, ["bad", "good", "b\nad"])
-    check(r"`y` has names and numbers: `y\[0\]` is 'bad', `y\[1\]` is 1", named.fit, TEXTS,
+    check(r"`y\[2\]` is 'b\\nad', which is not among", named.fit, TEXTS, ["bad", "good", "b\nad"])
+    check(r"`y` mixes names and numbers: `y\[0\]` is 'bad', `y\[1\]` is 1", named.fit, TEXTS,
           ["bad", 1, 2])  # fmt: skip
     check(r"`y\[1\]` must be the number or the name of a class, received None", named.fit, TEXTS,
           ["bad", None, "good"])  # fmt: skip
-    check(r"`y\[0\]` is '.*\.\.\..*', which is none", named.fit, TEXTS, ["x" * 10_000] * 3)
+    check(r"`y\[0\]` is '.*\.\.\..*', which is not among", named.fit, TEXTS, ["x" * 10_000] * 3)
 
 
 def test_labels_that_are_right(task, named):
@@ -83,7 +83,7 @@ def test_labels_that_are_right(task, named):
 @pytest.mark.parametrize(
     ("y", "message"),
     [
-        ([0, 1], "`y` must be an array beside arrays, as `x` is, received"),
+        ([0, 1], "`y` must be an array, as `x` is, received"),
         (np.array([0.5, 1]), "`y` must hold numbers of classes or tokens, which are integers.*0.5"),
         (np.array([0, NAN]), "`y` must hold numbers of classes or tokens, which are integers.*nan"),
         (np.array(["a", "b"]), "`y` must hold numbers of classes or tokens.*<U1"),
@@ -91,7 +91,7 @@ def test_labels_that_are_right(task, named):
         (np.array([0, 3]), "`y` must be from 0 to 2, but holds 3"),
         (np.array([0, 1, 1]), r"`y` must have as many rows as `x`, 2, received shape \(3,\)"),
         (np.array(1), "`y` must have as many rows as `x`, 2"),
-        ("ab", "`y` must be an array beside arrays"),
+        ("ab", "`y` must be an array, as `x` is"),
     ],
     ids=lambda value: str(value)[:40],
 )
@@ -129,7 +129,10 @@ def test_other_losses_take_other_targets():
         ([[0, 1], [0.5]], r"`y\[1\]\[0\]` must be the number or the name of a class, received 0.5"),
         ([[0, 1], None], r"`y\[1\]` must be one label a word, 1 in all, received None"),
         ([[0, 1], 0], r"`y\[1\]` must be one label a word, 1 in all, received 0"),
-        ([[0, 1], ["B-PERS"]], r"`y\[1\]\[0\]` is 'B-PERS', which is none.*Did you mean 'B-PER'"),
+        (
+            [[0, 1], ["B-PERS"]],
+            r"`y\[1\]\[0\]` is 'B-PERS', which is not among the labels.*Did you mean 'B-PER'",
+        ),
     ],
 )
 def test_labels_of_words(words_task, y, message):

@@ -39,7 +39,7 @@ HALF = "a \ud83d b"  # half of a surrogate pair
         ({"verbose": "yes"}, "`verbose` must be one of 'auto'"),
         ({"class_weight": {0: NAN}}, r"`class_weight\[0\]` must be a number of at least 0"),
         ({"class_weight": [1, 1]}, "`class_weight` must be a dict"),
-        ({"batch_size": 8, "batch_tokens": 64}, r"`batch_size` \(8\) is a number of rows and"),
+        ({"batch_size": 8, "batch_tokens": 64}, r"`batch_size` \(8\) counts rows, and"),
     ],
     ids=str,
 )
@@ -76,14 +76,20 @@ def test_options_of_models():
         check("`dtype` must be a dtype of floats", kt.SequenceClassifier.for_rows, ["AC"],
               num_classes=2, dtype=dtype)  # fmt: skip
     for kind, made in (("encoder", kt.models.Encoder), ("seq2seq", kt.models.Seq2Seq)):
-        values = {**config(kind, words).to_dict(), "vocabulary_size": 0}
+        values = {**config(kind, words).flat, "vocabulary_size": 0}
         none = kt.TransformerConfig.from_dict(values)
         check("`vocabulary_size` must be at least 1 for a model of tokens", made, none)
     for separator in ("x", -5, 10**9, 1.5):
         check("`separator_id` must be an integer", kt.QuestionAnswerer, encoder, words,
               separator_id=separator)  # fmt: skip
-    check("`start_id` is what the decoder", kt.QuestionAnswerer, encoder, words, start_id=1)
-    check("`end_ids` are where an encoder-decoder is", kt.TextClassifier, encoder, words, 2,
+    check(
+        "`start_id` is the first token of the decoder",
+        kt.QuestionAnswerer,
+        encoder,
+        words,
+        start_id=1,
+    )
+    check("`end_ids` are the tokens whose states", kt.TextClassifier, encoder, words, 2,
           end_ids=[1])  # fmt: skip
 
 
@@ -108,7 +114,7 @@ def test_options_of_datasets(task, lm, mt, masked):
         check("`shuffle` must be True or False", one.make_dataset, *x, shuffle="x")
         check("`max_buckets` must be an integer", one.make_dataset, *x, max_buckets=1.5)
         check("`multiple` must be an integer", one.make_dataset, *x, multiple="8")
-        check("is a number of rows and `batch_tokens`", one.make_dataset, *x, batch_size=2,
+        check("counts rows, and `batch_tokens`", one.make_dataset, *x, batch_size=2,
               batch_tokens=64)  # fmt: skip
         dataset = one.make_dataset(*x, max_length=None, seed=np.int64(3), batch_size=np.int32(2))
         assert type(dataset.seed) is int

@@ -1,0 +1,1 @@
+"""Class of a published family, and tables and conversions that several families share."""

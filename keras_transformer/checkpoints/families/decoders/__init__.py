@@ -1,0 +1,1 @@
+"""Text decoders (GPT-like)."""

@@ -1,0 +1,1 @@
+"""Encoder-decoders joined from two published models."""

@@ -1,0 +1,1 @@
+"""Text encoder-decoders (T5-like)."""

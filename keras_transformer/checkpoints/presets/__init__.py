@@ -1,0 +1,1 @@
+"""Presets: listing, opening, building, saving."""

@@ -1,0 +1,265 @@
+"""Building of backbones and tasks from presets."""
+
+import inspect
+import logging
+import os
+from collections.abc import Mapping
+from typing import Any
+
+import keras
+
+from keras_transformer.checkpoints.heads import TASKS
+from keras_transformer.checkpoints.presets.assignment import check, fill
+from keras_transformer.checkpoints.presets.listing import read_preset
+from keras_transformer.checkpoints.presets.overrides import changed_config
+from keras_transformer.checkpoints.presets.preset import GENERATION, Preset
+from keras_transformer.checkpoints.presets.saved_head import SavedHead
+from keras_transformer.config import OPTIONS, TransformerConfig
+from keras_transformer.generation.published import unsupported_generation_values
+from keras_transformer.layers.initializers import HostZeros
+from keras_transformer.models import build_backbone
+from keras_transformer.support.checking import check_bool, shorten
+from keras_transformer.support.foreign_names import check_options
+from keras_transformer.tokenizers import Tokenizer
+
+
+def load_backbone(
+    preset: str | os.PathLike,
+    backbone_class: type | None = None,
+    load_weights: bool = True,
+    dtype=None,
+    **config_overrides: Any,
+) -> keras.Model:
+    """Build the backbone of a preset, see `Backbone.from_preset`.
+
+    Args:
+        preset: a preset, or the result of `resolve_preset`.
+        backbone_class: the expected class. Defaults to None, which accepts every class.
+        load_weights: True loads the weights, False keeps freshly initialized ones. Defaults to
+            True.
+        dtype: dtype or dtype policy of the model. Defaults to Keras's global policy.
+        **config_overrides: values of the config to change.
+
+    Returns:
+        A `Backbone` of the class that the preset's kind needs.
+
+    Raises:
+        ValueError: if the preset is unknown or damaged, is not of the class, or has weights that a
+            changed value contradicts.
+        FileNotFoundError: if the preset has no weights and `load_weights` is True.
+
+    Example:
+    ```python
+    from keras_transformer.checkpoints import load_backbone
+
+    assert load_backbone("minilm_l6_en", dropout=0.0).count_params() == 22_713_216
+    ```
+    """
+    load_weights = check_bool("load_weights", load_weights)
+    kind = getattr(backbone_class, "kind", None)
+
+    def read(preset: Preset) -> keras.Model:
+        side = _side(preset, backbone_class, (kind,) if kind else None)
+        config, _, metadata = preset.describe(load_weights)
+        config = config if side is None else config.tower(side)
+        config = changed_config(preset.name, config, config_overrides, load_weights)
+        if load_weights:
+            check(preset, config)
+        backbone = _build(config, metadata, dtype, load_weights)
+        if load_weights:
+            fill(preset, backbone)
+        return backbone
+
+    return read_preset(preset, read)
+
+
+def load_tokenizer(
+    preset: str | os.PathLike, tokenizer_class: type[Tokenizer] = Tokenizer
+) -> Tokenizer:
+    """Return the tokenizer of a preset, see `Tokenizer.from_preset`.
+
+    Args:
+        preset: a preset, or the result of `resolve_preset`.
+        tokenizer_class: class of the result. Defaults to `Tokenizer`.
+
+    Raises:
+        FileNotFoundError: if the preset has no tokenizer; the message lists the possible files.
+        ValueError: if the tokenizer's files are damaged or not supported.
+
+    Example:
+    ```python
+    from keras_transformer.checkpoints import load_tokenizer
+
+    assert load_tokenizer("minilm_l6_en").encode("hello")[0] == 101  # [CLS]
+    ```
+    """
+    return read_preset(preset, lambda opened: opened.load_tokenizer(tokenizer_class))
+
+
+def load_task(
+    task_class: type | None,
+    preset: str | os.PathLike,
+    load_weights: bool = True,
+    dtype=None,
+    **options: Any,
+) -> keras.Model:
+    """Build a task from a preset, see `from_preset` of a task class.
+
+    A head that the preset lacks, or has for another number of classes, is initialized, with a
+    warning. Without tokenizer files the task takes only ids.
+
+    Args:
+        task_class: the class, e.g. `TextClassifier`; `Task` or None use the class that the preset
+            names.
+        preset: a preset, or the result of `resolve_preset`.
+        load_weights: True loads the weights, False keeps freshly initialized ones. Defaults to
+            True.
+        dtype: dtype or dtype policy of the model. Defaults to Keras's global policy.
+        **options: arguments of the task's constructor, or values of the backbone's config to
+            change. A name that is in both, such as `dropout`, sets both.
+
+    Raises:
+        ValueError: if an option is unknown, if the task does not support the preset's kind, if its
+            files do not fit each other, or if its weights contradict an option.
+
+    Example:
+    ```python
+    from keras_transformer import TextClassifier
+    from keras_transformer.checkpoints import load_task
+
+    classifier = load_task(TextClassifier, "minilm_l6_en", labels=["bad", "good"])
+    assert classifier.num_classes == 2 and classifier.tokenizer is not None
+    ```
+    """
+    load_weights = check_bool("load_weights", load_weights)
+    if hasattr(task_class, "backbone_kinds"):
+        known = {*inspect.signature(task_class).parameters, *OPTIONS}
+        check_options(f"{task_class.__name__}.from_preset", options, known)
+    return read_preset(
+        preset, lambda opened: _load_task(opened, task_class, load_weights, dtype, options)
+    )
+
+
+def _load_task(
+    preset: Preset, task_class: type | None, load_weights: bool, dtype, options: dict[str, Any]
+) -> keras.Model:
+    if not hasattr(task_class, "backbone_kinds"):
+        task_class = _saved_class(preset, task_class)
+    name = task_class.__name__
+    side = _side(preset, task_class, task_class.backbone_kinds)
+    config, saved, metadata = preset.describe(load_weights)
+    config = config if side is None else config.tower(side)
+    taken = {"backbone", "tokenizer", "processor"}
+    parameters = set(inspect.signature(task_class).parameters) - taken
+    overrides = {name: value for name, value in options.items() if name in OPTIONS}
+    unknown = sorted(set(options) - set(overrides) - parameters)
+    if unknown:
+        raise ValueError(
+            f"Unknown options {unknown}. {name} takes {sorted(parameters)}, and the values of "
+            "TransformerConfig."
+        )
+    config = changed_config(preset.name, config, overrides, load_weights, name)
+    given = {name: value for name, value in options.items() if name in parameters}
+    head = SavedHead(preset, task_class, saved, given, parameters)
+    if load_weights:
+        check(preset, config, head.shapes(config), name)
+    processor = _processor(preset, task_class.processor_class, load_weights)
+    backbone = _build(config, metadata, dtype, load_weights)
+    with head.naming_values():
+        try:
+            task = task_class(backbone, processor, **head.options_of(config))
+        except TypeError as error:  # values of wrong types, from the file or from the caller
+            raise ValueError(f"The values {head.options} do not fit {name}: {error}") from error
+    if load_weights:
+        head.tell(task, fill(preset, backbone, task.head if head.kept else None, name))
+    if hasattr(task, "generator"):
+        of_task = (task.generator.continues_prompts, task.generator.takes_guidance)
+        _tell_not_done(preset, unsupported_generation_values(backbone.generation_config, *of_task))
+    return task
+
+
+def _tell_not_done(preset: Preset, values: Mapping[str, Any]) -> None:
+    if values:
+        logging.getLogger("keras_transformer").warning(
+            "The generation config of %r has values that `generate` ignores: %s.",
+            preset.name,
+            ", ".join(f"{name}={shorten(value)}" for name, value in values.items()),
+        )
+
+
+def _build(
+    config: TransformerConfig, metadata: Mapping[str, Any], dtype, load_weights: bool
+) -> keras.Model:
+    """Build a backbone without loading weights, and record on it where its weights come from."""
+    zeros = HostZeros() if load_weights else None
+    backbone = build_backbone(config, dtype=dtype, initializer=zeros)
+    backbone.family = metadata.get("family")
+    backbone.generation_config = metadata.get(GENERATION)
+    return backbone
+
+
+def _processor(preset: Preset, kind: type, required: bool):
+    """Return the preset's processor or None. Failed downloads raise only if it is `required`."""
+    if not kind.has_tokenizer and not kind.files:
+        return kind.from_files(preset.directory)
+    try:
+        found = preset.folder_of(kind.files) if kind.files else preset.tokenizer
+    except OSError as error:
+        if required:
+            raise
+        made = kind.of_published()
+        if made is not None:
+            return made
+        logging.getLogger("keras_transformer").warning(
+            "The %s of %r is not on this machine, so the model takes %s only: %s",
+            kind.kind,
+            preset.name,
+            kind.made,
+            error,
+        )
+        return None
+    if found is None:
+        return kind.of_published() if preset.is_from_elsewhere else None
+    return kind.from_files(found.directory) if kind.files else preset.load_tokenizer()
+
+
+def _saved_class(preset: Preset, wanted: type | None) -> type:
+    """Return the task class that the preset names, which must be registered."""
+    saved = preset.description[1]
+    known = {n: t for n, t in TASKS.items() if wanted is None or issubclass(t, wanted)}
+    name = None if saved is None else saved["name"]
+    if name not in known:
+        raise ValueError(
+            f"The preset {preset.name!r} names the task {name!r}, but "
+            f"{wanted.__name__ if wanted else 'a task'} may be one of {', '.join(known)}. Call "
+            "from_preset on the class that you want."
+        )
+    return known[name]
+
+
+def _side(preset: Preset, wanted: type | None, kinds: tuple[str, ...] | None) -> str | None:
+    """Return which tower of a dual encoder the class can use; None if the config already fits.
+
+    It is determined before the weights are fetched, since the config depends on their header.
+    """
+    config = preset.description[0]
+    is_task = hasattr(wanted, "head_class")
+    writes = is_task and wanted.head_class.predicts_tokens
+    if writes and config.kind != "dual" and config.vector_pooling is not None:
+        raise ValueError(
+            f"The preset {preset.name!r} embeds texts, and was not trained to predict "
+            f"tokens, as a {wanted.__name__} does. Its task is TextEmbedder."
+        )
+    if kinds is None or config.kind in kinds:
+        return None
+    if config.kind == "dual" and not writes:
+        images, texts = config.sides
+        reads = wanted.processor_class.reads_arrays if is_task else ("images", "token_ids")
+        if "encoder" in kinds and "images" in reads:
+            return images.kind
+        if "decoder" in kinds and "token_ids" in reads and not texts.bidirectional:
+            return texts.kind
+    raise ValueError(
+        f"The preset {preset.name!r} is of kind {config.kind!r}, but {wanted.__name__} needs "
+        f"{' or '.join(map(repr, kinds))}."
+    )

@@ -1,0 +1,1 @@
+"""Weights on disk: safetensors files, tables of tensor names, assignment to variables."""

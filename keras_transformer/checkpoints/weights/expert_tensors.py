@@ -1,0 +1,90 @@
+"""Expert weights on disk, one tensor per expert or 4-bit numbers, combined into single arrays."""
+
+import dataclasses
+import re
+from collections.abc import Mapping
+from typing import TypeVar
+
+import numpy as np
+
+Info = TypeVar("Info")
+
+# StableLM also has a norm for each head, and BEiT a bias for each layer.
+_OF_AN_EXPERT = re.compile(
+    r"(.*(?:\.experts|_layernorm\.norms|layer(?=\.[0-9]+\.attention\.attention\.relative_position)))"
+    r"\.([0-9]+)\.(.+)",
+    re.DOTALL,
+)
+# Values of 4-bit numbers: one bit for the sign, two for the exponent, one for the mantissa.
+_HALF = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6], "float32")
+_NUMBERS = np.concatenate([_HALF, -_HALF])
+
+
+def gathered(tensors: Mapping[str, Info]) -> dict[str, Info]:
+    """Combine expert tensors under one name, with `*` for the number, and 4-bit blocks with scales.
+
+    Args:
+        tensors: `TensorInfo` by name.
+
+    Returns:
+        `TensorInfo` by name, with the combined tensors as `parts`. Blocks include their scales.
+
+    Raises:
+        ValueError: if an expert is missing, or differs from the others.
+    """
+    found: dict[str, Info] = {}
+    experts: dict[str, dict[int, str]] = {}
+    for name, info in tensors.items():
+        match = _OF_AN_EXPERT.fullmatch(name)
+        scales = tensors.get(name.removesuffix("_blocks") + "_scales")
+        if match:
+            experts.setdefault(f"{match[1]}.*.{match[3]}", {})[int(match[2])] = name
+        elif name.endswith("_blocks") and _are_packed(info, scales):
+            *shape, groups, size = info.shape
+            shape = (*shape[:-1], groups * size * 2, shape[-1])
+            packed = {"shape": shape, "dtype": "MXFP4", "parts": (info, scales)}
+            found[name.removesuffix("_blocks")] = dataclasses.replace(info, **packed)
+        else:
+            found[name] = info
+    for name in [name for name, info in found.items() if info.dtype == "MXFP4"]:
+        del found[f"{name}_scales"]
+    for name, numbers in experts.items():
+        found[name] = _together(name, [tensors[numbers[i]] for i in sorted(numbers)], numbers)
+    return found
+
+
+def _are_packed(blocks, scales) -> bool:
+    kinds = {getattr(info, "dtype", None) for info in (blocks, scales)}
+    return kinds == {"U8"} and len(blocks.shape) > 2 and blocks.shape[:-1] == scales.shape
+
+
+def _together(name: str, parts: list, numbers: Mapping[int, str]):
+    missing = next((i for i in range(len(parts)) if i not in numbers), None)
+    if missing is not None:
+        raise ValueError(
+            f"{parts[0].path} lacks {name.replace('*', str(missing))!r}, of {len(parts)} or more "
+            "experts. Download or save it again."
+        )
+    differs = next((p for p in parts if (p.shape, p.dtype) != (parts[0].shape, parts[0].dtype)), 0)
+    if differs:
+        raise ValueError(
+            f"The experts of {name!r} in {differs.path} differ: one is {differs.shape} of "
+            f"{differs.dtype}, the first {parts[0].shape} of {parts[0].dtype}."
+        )
+    shape = (len(parts), *parts[0].shape)
+    return dataclasses.replace(parts[0], shape=shape, parts=tuple(parts))
+
+
+def unpacked(blocks: np.ndarray, scales: np.ndarray) -> np.ndarray:
+    """Decode MXFP4 numbers to float32 of shape `(..., in, out)`.
+
+    Args:
+        blocks: uint8 `(..., out, groups, size)`, two numbers each, the first in the lower bits.
+        scales: uint8 `(..., out, groups)`, exponents of the groups, plus 127.
+
+    Source: Rouhani et al. 2023, "Microscaling Data Formats for Deep Learning", table 1.
+    """
+    numbers = np.empty((*blocks.shape, 2), "float32")
+    numbers[..., 0], numbers[..., 1] = _NUMBERS[blocks & 15], _NUMBERS[blocks >> 4]
+    np.ldexp(numbers, scales[..., None, None].astype("int32") - 127, out=numbers)
+    return np.swapaxes(numbers.reshape(*blocks.shape[:-2], -1), -1, -2)

@@ -1,0 +1,167 @@
+"""The feed-forward layer of a block: dense, or a mixture of experts."""
+
+from collections.abc import Callable
+
+from keras_transformer.config.options import Part, option, part
+from keras_transformer.config.weight import Weight, dense_of, weight_of
+
+__all__ = ["Dense", "Experts", "FeedForward"]
+
+ACTIVATIONS = (
+    "relu", "gelu", "gelu_tanh", "silu", "tanh", "sigmoid", "mish", "quick_gelu", "relu_squared",
+)  # fmt: skip
+
+
+@part
+class FeedForward(Part):
+    """Base class of feed-forward layers: two projections with an activation in between."""
+
+    activation: str | Callable = option(
+        "one of `config.ACTIVATIONS`, see `layers.FeedForward`.",
+        "relu",
+        choices=ACTIVATIONS,
+        function=True,
+    )
+    gated: bool = option("multiply the activation by a linear gate (GLU variants).", False)
+    gate_limit: float | None = option(
+        "`gated` only. Limits the activation's input from above, and the linear branch on "
+        "both sides; the latter is increased by one (gpt-oss). None disables it.",
+        None,
+        positive=True,
+    )
+    bias: bool = option("biases of the projections.", True)
+
+    def check(self):
+        if self.gate_limit is not None and not self.gated:
+            raise ValueError(
+                f"`gate_limit` needs `gated`, received gate_limit={self.gate_limit} with "
+                "gated=False."
+            )
+
+    @property
+    def dense_dim(self) -> int:
+        """Inner width of dense feed-forward layers outside the blocks, such as in pooling."""
+        raise NotImplementedError
+
+    def weights(self, name: str = "feed_forward") -> tuple[Weight, ...]:
+        """Return the weights of the layer, with axes named after `sizes` and `hidden_dim`."""
+        raise NotImplementedError
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """Sizes of the weight axes that the side does not define, by name."""
+        raise NotImplementedError
+
+    def _projections(self, name: str, width: str) -> tuple[Weight, ...]:
+        gate = dense_of(f"{name}/gate", "hidden_dim", width, self.bias) if self.gated else ()
+        return (
+            *dense_of(f"{name}/intermediate", "hidden_dim", width, self.bias),
+            *gate,
+            *dense_of(f"{name}/output", width, "hidden_dim", self.bias),
+        )
+
+
+@part
+class Dense(FeedForward, kind="dense"):
+    """`layers.FeedForward`: one feed-forward layer for all tokens."""
+
+    layer = "keras_transformer.layers.feed_forward:FeedForward"
+
+    dim: int = option("width of the feed-forward layer, d_ff in the paper.", least=1)
+
+    @property
+    def dense_dim(self):
+        return self.dim
+
+    def weights(self, name="feed_forward"):
+        return self._projections(name, "intermediate_dim")
+
+    @property
+    def sizes(self):
+        return {"intermediate_dim": self.dim}
+
+
+@part
+class Experts(FeedForward, kind="experts"):
+    """`layers.MixtureOfExperts`: several feed-forward layers, of which each token uses a few."""
+
+    layer = "keras_transformer.layers.experts:MixtureOfExperts"
+
+    number: int = option("number of experts, see `layers.MixtureOfExperts`.", least=1)
+    per_token: int = option("number of experts used for each token.", 2, least=1)
+    dim: int = option("width of an expert.", least=1)
+    intermediate_dim: int | None = option(
+        "width of dense feed-forward layers outside the blocks. Defaults to `dim`.", None, least=1
+    )
+    shared_dim: int = option(
+        "width of an additional expert for all tokens, with a gate of its own. 0 disables it.",
+        0,
+        least=0,
+    )
+    normalize_weights: bool = option(
+        "the weights of a token's experts sum to 1; otherwise they are probabilities over all "
+        "experts.",
+        True,
+    )
+    router_bias: bool = option("a bias on the router's scores.", False)
+    capacity_factor: float | None = option(
+        "in training, an expert takes at most this multiple of its equal share of a batch's "
+        "tokens. None disables the limit.",
+        None,
+        positive=True,
+        changeable=True,
+    )
+    load_balancing: float = option(
+        "factor of the load balancing loss that each layer with experts adds.",
+        0.0,
+        rate=True,
+        changeable=True,
+    )
+    z_loss: float = option(
+        "factor of the z-loss on router scores that each layer with experts adds.",
+        0.0,
+        rate=True,
+        changeable=True,
+    )
+
+    def check(self):
+        super().check()
+        if self.per_token > self.number:
+            raise ValueError(
+                f"experts_per_token={self.per_token} is more than num_experts={self.number}."
+            )
+
+    @property
+    def dense_dim(self):
+        return self.dim if self.intermediate_dim is None else self.intermediate_dim
+
+    def weights(self, name="feed_forward"):
+        def of_experts(each: str, inputs: str, outputs: str):
+            bias = ("num_experts", outputs)
+            return (
+                *weight_of(f"{name}/expert_{each}/kernel", "num_experts", inputs, outputs),
+                *(weight_of(f"{name}/expert_{each}/bias", *bias) if self.bias else ()),
+            )
+
+        shared = ()
+        if self.shared_dim:
+            shared = self._projections(f"{name}/shared", "shared_expert_dim")
+            shared += weight_of(f"{name}/shared_score/kernel", "hidden_dim", "one")
+        return (
+            *weight_of(f"{name}/router/kernel", "hidden_dim", "all_experts"),
+            *(weight_of(f"{name}/router/bias", "all_experts") if self.router_bias else ()),
+            *of_experts("intermediate", "hidden_dim", "expert_dim"),
+            *(of_experts("gate", "hidden_dim", "expert_dim") if self.gated else ()),
+            *of_experts("output", "expert_dim", "hidden_dim"),
+            *shared,
+        )
+
+    @property
+    def sizes(self):
+        return {
+            "num_experts": self.number,
+            "all_experts": self.number,
+            "expert_dim": self.dim,
+            "shared_expert_dim": self.shared_dim,
+            "one": 1,
+        }

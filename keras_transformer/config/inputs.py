@@ -1,0 +1,64 @@
+"""Inputs of a side: token ids, or a stem that reads other arrays."""
+
+from keras_transformer.config.options import Part, option, part
+from keras_transformer.config.weight import Weight, weight_of
+
+__all__ = ["StemConfig", "Tokens"]
+
+
+@part
+class StemConfig(Part):
+    """Base class of inputs: values of the layer that turns arrays into states."""
+
+    def check_width(self, width: int) -> None:
+        """Raise ValueError if the stem cannot make states of this width."""
+
+    @property
+    def num_states(self) -> int | None:
+        """Number of states for one input of the usual size. None if it depends on the input."""
+        return None
+
+    @property
+    def weights(self) -> tuple[Weight, ...]:
+        """Weights of the layers, with axes named after the side's sizes or `sizes`."""
+        return ()
+
+    def sizes(self, width: int) -> dict[str, int]:
+        """Sizes of the weight axes that the side does not define, by name."""
+        return {}
+
+    @property
+    def products(self) -> dict[str, int]:
+        """Number of times that each kernel is applied to one input of the usual size, by path."""
+        return {}
+
+
+@part
+class Tokens(StemConfig, kind="tokens"):
+    """`layers.stems.TokenStem`: the embeddings of token ids, and of segments if there are any."""
+
+    vocabulary_size: int = option(
+        "number of token ids, 0 for a model of other inputs.", of="side", least=0
+    )
+    segments: int = option(
+        "number of token types. 0 omits the segment embedding.", 0, of="side", least=0
+    )
+    scale: float | str = option(
+        'factor of the token embedding. `"sqrt"` is the root of its width.',
+        1.0,
+        of="model",
+        positive=True,
+        choices=("sqrt",),
+    )
+
+    def factor(self, width: int) -> float:
+        """Return the factor of embeddings of this width."""
+        return width**0.5 if self.scale == "sqrt" else self.scale
+
+    @property
+    def weights(self):
+        table = weight_of("segment_embedding/embeddings", "segments", "embedded")
+        return table if self.segments else ()
+
+    def sizes(self, width: int):
+        return {"segments": self.segments}

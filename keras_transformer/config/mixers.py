@@ -1,0 +1,290 @@
+"""Mixers: the layers of a block that exchange information between tokens, such as attention."""
+
+from collections.abc import Callable
+from typing import ClassVar
+
+from keras_transformer.config.options import Part, option, part
+from keras_transformer.config.pattern import Pattern
+from keras_transformer.config.positions import Rotation
+from keras_transformer.config.score_bias import Disentangled, ScoreBias
+from keras_transformer.config.weight import Weight, dense_of, norm_of, weight_of
+
+__all__ = ["Attention", "Mixer", "ShortConvolution"]
+
+SCORES = ("scaled_dot", "dot", "general", "additive", "cosine", "location")
+
+
+@part
+class Mixer(Part):
+    """Base class of mixers.
+
+    The layer takes the part, `norm`, `causal` and Keras's arguments. It is called with states
+    `(batch, length, hidden_dim)`, a `visibility`, `training`, and a `cache` with the sizes that
+    `cached` returns.
+
+    Attributes:
+        name: name of the layer in a block, and of its weights.
+    """
+
+    name: ClassVar[str] = "mixer"
+
+    def for_width(self, hidden_dim: int) -> "Mixer":
+        """Return the mixer with the sizes that follow from the width of the states.
+
+        Raises ValueError if it cannot mix states of this width.
+        """
+        return self
+
+    def for_side(self, hidden_dim: int, max_length: int) -> "Mixer":
+        """Return the mixer with all values that follow from the sizes of its side."""
+        return self.for_width(hidden_dim)
+
+    def weights(self, name: str, norm: str, inputs: str = "hidden_dim") -> tuple[Weight, ...]:
+        """Return the layer's weights, with axes named after `sizes`, `hidden_dim` and `inputs`.
+
+        Args:
+            name: name of the layer.
+            norm: kind of the norms of the block.
+            inputs: name of the axis of the states that keys and values are computed from.
+        """
+        return ()
+
+    def sizes(self, hidden_dim: int) -> dict[str, int]:
+        """Return the sizes of the weight axes that the side does not define, by name."""
+        return {}
+
+    @property
+    def uses_positions(self) -> bool:
+        """Whether the mixer itself needs the positions of tokens."""
+        return False
+
+    @property
+    def divided(self) -> dict[str, int]:
+        """Sizes that the number of devices must divide, by name."""
+        return {}
+
+    def pair_products(self, queries: int, keys: int) -> int:
+        """Return the number of multiplications of queries with keys, without the projections."""
+        return 0
+
+    def kept_numbers(self, hidden_dim: int) -> int:
+        """Return about how many numbers per token are kept for the gradient of the mixer."""
+        return 4 * hidden_dim
+
+    def cached(self, hidden_dim: int) -> tuple[int, int, int | None]:
+        """Return the sizes of a cache: key-value heads, head width, and number of tokens kept.
+
+        None as the number of tokens means that all tokens are kept.
+        """
+        raise NotImplementedError
+
+
+@part
+class Attention(Mixer, kind="attention"):
+    """`layers.MultiHeadAttention`: attention of every query to every visible key."""
+
+    layer = "keras_transformer.layers.attention.multi_head_attention:MultiHeadAttention"
+    name = "self_attention"
+
+    num_heads: int = option("number of query heads.", least=1)
+    num_key_value_heads: int | None = option(
+        "number of key and value heads, fewer than `num_heads` for grouped-query attention. "
+        "Defaults to `num_heads`.",
+        None,
+        least=1,
+    )
+    head_dim: int | None = option(
+        "width of one head. Defaults to `hidden_dim // num_heads`.", None, least=1
+    )
+    bias: bool = option("biases of query, key and value.", True)
+    key_bias: bool | None = option(
+        "bias of the key, which changes no attention weight (Whisper leaves it out). Defaults to "
+        "`bias`.",
+        None,
+    )
+    output_bias: bool | None = option("bias of the output projection. Defaults to `bias`.", None)
+    query_key_norm: str | None = option(
+        'normalization of queries and keys: `"head"` normalizes each head, with one weight for '
+        'all heads; `"across"` normalizes all heads together (OLMo 2); `"per_head"` normalizes '
+        "each head, with a weight of its own and no bias (Cohere). None disables it.",
+        None,
+        choices=(None, "head", "across", "per_head"),
+    )
+    scale: float | None = option(
+        "factor of the scores. Defaults to `head_dim ** -0.5`; T5 uses 1.", None, positive=True
+    )
+    soft_cap: float | None = option(
+        "scores are capped softly: `cap * tanh(scores / cap)` (Gemma 2). None disables it.",
+        None,
+        positive=True,
+    )
+    sinks: bool = option("each head has a trained score for attending to nothing (gpt-oss).", False)
+    dropout: float = option(
+        "dropout rate on the attention weights.", 0.0, rate=True, changeable=True
+    )
+    score: str | Callable = option(
+        "score function of the attention, see `layers.MultiHeadAttention`.",
+        "scaled_dot",
+        choices=SCORES,
+        function=True,
+    )
+    slots: int | None = option(
+        'number of keys that the score `"location"` has weights for. Defaults to the longest '
+        "sequence.",
+        None,
+        least=1,
+    )
+    position: Rotation | None = option("rotation of queries and keys.", None)
+    score_bias: ScoreBias | None = option("position bias of the scores.", None)
+    pattern: Pattern | None = option("which tokens see which.", None)
+
+    def check(self):
+        values = {
+            "num_key_value_heads": self.num_heads,
+            "key_bias": self.bias,
+            "output_bias": self.bias,
+        }
+        for name, value in values.items():
+            if getattr(self, name) is None:
+                object.__setattr__(self, name, value)
+        if self.num_heads % self.num_key_value_heads:
+            raise ValueError(
+                "`num_heads` must be a multiple of `num_key_value_heads`, received "
+                f"{self.num_heads} and {self.num_key_value_heads}."
+            )
+        if self.score != "scaled_dot" and self.scale is not None:
+            raise ValueError(f"`score_scale` needs score='scaled_dot', received {self.score!r}.")
+        if isinstance(self.score_bias, Disentangled) and self.score != "scaled_dot":
+            raise ValueError(f"`disentangled` needs score='scaled_dot', received {self.score!r}.")
+        if self.position is not None and getattr(self.pattern, "global_projection", False):
+            raise ValueError("`global_projection` and rotary positions cannot be combined.")
+
+    def for_width(self, hidden_dim):
+        if self.head_dim is not None:
+            return self
+        if hidden_dim % self.num_heads:
+            raise ValueError(
+                "`hidden_dim` must be divisible by `num_heads`, received hidden_dim="
+                f"{hidden_dim} and num_heads={self.num_heads}. Change one of them, or give "
+                "`head_dim`."
+            )
+        return self.replace(head_dim=hidden_dim // self.num_heads)
+
+    def for_side(self, hidden_dim, max_length):
+        mixer, rotary = self.for_width(hidden_dim), self.position
+        if self.score == "location" and self.slots is None:
+            mixer = mixer.replace(slots=max_length)
+        if rotary is not None:
+            mixer = mixer.replace(position=rotary.for_side(mixer.head_dim, max_length))
+        return mixer
+
+    def weights(self, name, norm, inputs="hidden_dim"):
+        biases = {"query": self.bias, "value": self.bias, "key": self.key_bias}
+        shape = {
+            "general": ("head_dim", "head_dim"),
+            "additive": ("head_dim",),
+            "location": ("head_dim", "slots"),
+        }
+        weights = (
+            *dense_of(f"{name}/query", "hidden_dim", "query_heads", biases["query"]),
+            *dense_of(f"{name}/key", inputs, "key_heads", biases["key"]),
+            *dense_of(f"{name}/value", inputs, "key_heads", biases["value"]),
+            *dense_of(f"{name}/output", "query_heads", "hidden_dim", self.output_bias),
+        )
+        if self.pattern is not None:
+            weights += self.pattern.weights(name, self.bias, self.key_bias)
+        if isinstance(self.score_bias, Disentangled) and self.score_bias.projections == "own":
+            weights += dense_of(f"{name}/position_query", "hidden_dim", "query_heads", self.bias)
+            weights += dense_of(f"{name}/position_key", "hidden_dim", "key_heads", self.bias)
+        if self.query_key_norm == "per_head":
+            weights += weight_of(f"{name}/query_norm/gamma", "each_head", "head_dim")
+            weights += weight_of(f"{name}/key_norm/gamma", "each_key_head", "head_dim")
+        elif self.query_key_norm is not None:
+            across = self.query_key_norm == "across"
+            weights += norm_of(f"{name}/query_norm", norm, "all_queries" if across else "head_dim")
+            weights += norm_of(f"{name}/key_norm", norm, "all_keys" if across else "head_dim")
+        if self.score in shape:
+            weights += weight_of(f"{name}/score/kernel", "num_heads", *shape[self.score])
+        elif self.score == "cosine":
+            weights += weight_of(f"{name}/score/strength", "num_heads")
+        return weights + (weight_of(f"{name}/sinks", "num_heads") if self.sinks else ())
+
+    def sizes(self, hidden_dim):
+        heads, key_heads, width = self.num_heads, self.num_key_value_heads, self.head_dim
+        return {
+            "num_heads": heads,
+            "head_dim": width,
+            "slots": self.slots or 0,
+            "query_heads": heads * width,
+            "key_heads": key_heads * width,
+            # Named apart from `query_heads`, since each device holds these axes whole.
+            "all_queries": heads * width,
+            "all_keys": key_heads * width,
+            "each_head": heads,
+            "each_key_head": key_heads,
+        }
+
+    @property
+    def uses_positions(self):
+        return self.position is not None or self.score_bias is not None
+
+    @property
+    def divided(self):
+        return {"num_heads": self.num_heads, "num_key_value_heads": self.num_key_value_heads}
+
+    @property
+    def of_another_side(self) -> "Attention":
+        """The same attention as cross-attention: without positions, position bias and pattern."""
+        return self.replace(position=None, score_bias=None, pattern=None)
+
+    def pair_products(self, queries, keys):
+        total = 2 * queries * keys * self.num_heads * self.head_dim
+        if isinstance(self.score_bias, Disentangled):  # with each relative position
+            states = self.score_bias.num_buckets * self.num_heads * self.head_dim
+            total += (queries + keys) * states
+        return total
+
+    def cached(self, hidden_dim):
+        receptive_field = None if self.pattern is None else self.pattern.receptive_field
+        return self.num_key_value_heads, self.head_dim, receptive_field
+
+
+@part
+class ShortConvolution(Mixer, kind="short_convolution"):
+    """`layers.short_convolution.GatedShortConvolution`: a gated convolution over few tokens."""
+
+    layer = "keras_transformer.layers.mixers.short_convolution:GatedShortConvolution"
+
+    size: int = option(
+        "number of tokens that the convolution sees: the token itself and the tokens before it.",
+        3,
+        least=1,
+        most=1024,
+    )
+    bias: bool = option("biases of the projections and of the convolution.", False)
+
+    def for_width(self, hidden_dim):
+        if hidden_dim % 2:
+            raise ValueError(
+                f"A mixer of kind {self.kind!r} needs an even `hidden_dim`, received {hidden_dim}."
+            )
+        return self
+
+    def weights(self, name, norm, inputs="hidden_dim"):
+        bias = weight_of(f"{name}/convolution/bias", "hidden_dim") if self.bias else ()
+        return (
+            *dense_of(f"{name}/input", "hidden_dim", "gated_dim", self.bias),
+            *weight_of(f"{name}/convolution/kernel", "kernel_size", "hidden_dim"),
+            *bias,
+            *dense_of(f"{name}/output", "hidden_dim", "hidden_dim", self.bias),
+        )
+
+    def sizes(self, hidden_dim):
+        return {"gated_dim": 3 * hidden_dim, "kernel_size": self.size}
+
+    def kept_numbers(self, hidden_dim):
+        return (5 + self.size) * hidden_dim
+
+    def cached(self, hidden_dim):
+        # Each gated state is kept in two halves, as the key and the value of one head.
+        return 1, hidden_dim // 2, self.size

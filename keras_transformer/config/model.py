@@ -1,0 +1,439 @@
+"""Config of a whole model: its sides, and the parts that belong to all of them."""
+
+import functools
+import json
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from keras_transformer.config import flat
+from keras_transformer.config.inputs import StemConfig, Tokens
+from keras_transformer.config.mixers import Attention
+from keras_transformer.config.options import Part, documented, option, part
+from keras_transformer.config.outputs import POOLINGS, Logits, Placeholders, Projector, Similarity
+from keras_transformer.config.score_bias import Disentangled
+from keras_transformer.config.side import Side
+from keras_transformer.support.checking import load_json, nearest, shorten
+from keras_transformer.support.foreign_names import check_options
+from keras_transformer.support.former_names import FormerName
+
+__all__ = ["TransformerConfig"]
+
+TWO_SIDED = ("seq2seq", "dual")
+
+
+@part
+class TransformerConfig(Part):
+    """Complete description of a backbone: values only, no code.
+
+    A model has one or two sides, an encoder and a decoder, each with an input, blocks and outputs.
+    All of these are parts: frozen dataclasses that check themselves, see `config.Side` and
+    `config.Block`. A config is made of parts,
+
+    ```python
+    from keras_transformer import TransformerConfig
+    from keras_transformer.config import Attention, Block, Dense, Residual, Rotary, Side, Tokens
+
+    block = Block(
+        mixer=Attention(num_heads=8, num_key_value_heads=2, position=Rotary(base=5e5)),
+        feed_forward=Dense(dim=1024, activation="silu", gated=True),
+        residual=Residual(order="pre"),
+    )
+    side = Side(input=Tokens(vocabulary_size=32_000), hidden_dim=256, num_layers=4, block=block)
+    config = TransformerConfig(decoder=side)
+    assert config.kind == "decoder" and config.num_heads == 8
+    ```
+
+    or by keywords, in one line for models of the usual parts; every keyword is also an attribute.
+    The defaults describe the original Transformer (post-norm, sinusoidal positions, relu). Values
+    that differ between two sides, or from layer to layer, are given as overrides; `side` and
+    `layer` return the config of one side or layer with its overrides applied.
+
+    {options}
+
+    Raises:
+        ValueError: if values are unknown, out of range or contradict each other.
+
+    Example:
+    ```python
+    from keras_transformer import TransformerConfig
+
+    base = TransformerConfig(
+        kind="seq2seq", vocabulary_size=37_000, hidden_dim=512, num_layers=6,
+        num_heads=8, intermediate_dim=2048, dropout=0.1, scale_embedding=True,
+        decoder={{"num_layers": 2, "num_heads": 4}},
+    )
+    assert base.side("encoder").head_dim == 64 and base.side("decoder").head_dim == 128
+    assert TransformerConfig.from_json(base.to_json()) == base
+    ```
+
+    Source: Vaswani et al. 2017, "Attention Is All You Need", section 3 and table 3.
+    """
+
+    source: Side | None = option(
+        "an additional encoder of images or sound that the encoder attends to (BLIP).", None
+    )
+    encoder: Side | None = option("the encoder.", None)
+    decoder: Side | None = option("the decoder.", None)
+    logits: Logits = option("how states become vocabulary logits.", Logits())
+    share_embeddings: bool | None = option(
+        "both sides use one token embedding. Defaults to True if both sides need the same size.",
+        None,
+    )
+    placeholders: Placeholders | None = option(
+        "encoder states that replace placeholder tokens of the decoder.", None
+    )
+    projector: Projector | None = option("layers between encoder and decoder.", None)
+    similarity: Similarity | None = option(
+        'similarities between the vectors of both sides; makes the model a `"dual"`.', None
+    )
+
+    if TYPE_CHECKING:  # the keywords that programs read most
+        vocabulary_size: int
+        hidden_dim: int
+        num_layers: int
+        num_decoder_layers: int | None
+        num_heads: int
+        num_key_value_heads: int
+        head_dim: int
+        intermediate_dim: int
+        embedding_dim: int
+        max_sequence_length: int
+        dropout: float
+        position: str
+        activation: str
+        normalization: str
+        normalization_epsilon: float
+
+    def __init__(self, **values: Any):
+        if not _are_parts(values):
+            check_options(type(self).__name__, values.keys() - flat.OPTIONS.keys(), ())
+            unknown = sorted(values.keys() - flat.OPTIONS.keys())
+            if unknown:
+                raise TypeError(
+                    f"TransformerConfig has no option {unknown[0]!r}."
+                    f"{nearest(unknown[0], flat.OPTIONS)}"
+                )
+            flat.check_names(values)
+            values = flat.parts(values)
+        keywords = sorted(values.keys() - self.__dataclass_fields__.keys())
+        if keywords:
+            raise ValueError(
+                f"A config is made either of parts or by keywords, received parts and the keyword "
+                f"{keywords[0]!r}. Change the part that has the value: "
+                "`config.replace(decoder=config.decoder.replace(...))`."
+            )
+        for name, field in self.__dataclass_fields__.items():
+            object.__setattr__(self, name, values.get(name, field.default))
+        self.__post_init__()
+
+    def check(self):
+        if self.encoder is None and self.decoder is None:
+            raise ValueError(
+                "A model needs an `encoder`, a `decoder`, or both, received neither. Give a `Side`."
+            )
+        for name in self.side_names:
+            getattr(self, name).check_kind("decoder" if name == "decoder" else "encoder")
+        if self.logits.transform and self.decoder is None:
+            raise ValueError(
+                f"`output_transform` needs kind='decoder' or 'seq2seq', received {self.kind!r}."
+            )
+        pooled = [name for name in self.side_names if getattr(self, name).pooler is not None]
+        if len(self.side_names) > 1 and pooled:
+            raise ValueError(f"`pooler` needs kind='encoder', received kind={self.kind!r}.")
+        if self.kind == "dual":
+            self._check_dual()
+        elif self.kind == "seq2seq":
+            self._check_seq2seq()
+        else:
+            given = [n for n in ("placeholders", "projector", "source") if getattr(self, n)]
+            if given or self.share_embeddings is not None:
+                name = given[0] if given else "share_embeddings"
+                raise ValueError(f"`{name}` needs kind='seq2seq', received kind={self.kind!r}.")
+
+    def _check_dual(self):
+        images, texts = self.encoder, self.decoder
+        if images is None or texts is None:
+            raise ValueError("A `similarity` needs an encoder and a decoder.")
+        for name in flat.SIDES:
+            if getattr(self, name).vector is None:
+                raise ValueError(
+                    f"The {name} of kind='dual' needs a `vector_pooling`, one of "
+                    f"{', '.join(map(repr, POOLINGS))}."
+                )
+        if isinstance(images.input, Tokens):
+            raise ValueError(
+                "The encoder of kind='dual' reads images: give it a stem, `encoder={'stem': ...}`."
+            )
+        if images.vector_dim != texts.vector_dim:
+            raise ValueError(
+                f"Image vectors have {images.vector_dim} numbers, and text vectors "
+                f"{texts.vector_dim}: give one of them a `vector_dim`."
+            )
+
+    def _check_seq2seq(self):
+        encoder, decoder = self.encoder, self.decoder
+        sizes = [
+            (getattr(s.input, "vocabulary_size", 0), s.embedding_dim) for s in (encoder, decoder)
+        ]
+        if self.share_embeddings is None:
+            object.__setattr__(self, "share_embeddings", sizes[0] == sizes[1])
+        elif self.share_embeddings and sizes[0] != sizes[1]:
+            raise ValueError(
+                "`share_embeddings` needs sides of one `vocabulary_size` and one width, received "
+                f"{sizes[0]} and {sizes[1]}."
+            )
+        if self.placeholders is not None:
+            self._check_placeholders(encoder, decoder)
+        elif any(block.residual.is_parallel for block in decoder.every_block):
+            raise ValueError(
+                "`parallel_residual` cannot be combined with the cross-attention of kind='seq2seq'."
+            )
+        if self.source is not None:
+            self._check_source(encoder)
+
+    def _check_placeholders(self, encoder: Side, decoder: Side):
+        if self.source is not None:
+            raise ValueError("`source` and `placeholder_id` cannot be combined.")
+        if encoder.input.num_states is None:
+            raise ValueError(
+                "`placeholder_id` needs an encoder with a fixed number of states: give it a "
+                "stem, `encoder={'vocabulary_size': 0, 'stem': ...}`."
+            )
+        size = decoder.input.vocabulary_size
+        if self.placeholders.token_id > size:
+            raise ValueError(
+                f"`placeholder_id` must be the id of a token or the next id, at most {size}, "
+                f"received {self.placeholders.token_id}."
+            )
+        if not self.placeholders.class_token and not _tokens_of(encoder):
+            raise ValueError("`place_class_token`=False needs a stem that has a `class_token`.")
+        if self.projector is None and encoder.hidden_dim != decoder.hidden_dim:
+            raise ValueError(
+                f"The encoder's states have width {encoder.hidden_dim}, the decoder's "
+                f"{decoder.hidden_dim}: give a `projector`."
+            )
+
+    def _check_source(self, encoder: Side):
+        if isinstance(self.source.input, Tokens):
+            raise ValueError("A `source` reads images or sound: give it a stem, `{'stem': ...}`.")
+        for block in encoder.every_block:
+            pattern = getattr(block.mixer, "pattern", None)
+            found = {
+                "stem": None if isinstance(encoder.input, Tokens) else encoder.input,
+                "parallel_residual": block.residual.is_parallel,
+                "convolution_size": block.convolution,
+                "disentangled": isinstance(encoder.score_bias, Disentangled),
+                "window": pattern,
+            }
+            for name, value in found.items():
+                if value:
+                    raise ValueError(
+                        f"An encoder that attends to a `source` cannot have `{name}`, received "
+                        f"{shorten(value)}."
+                    )
+
+    @property
+    def kind(self) -> str:
+        """`"encoder"`, `"decoder"`, `"seq2seq"` or `"dual"`."""
+        if self.similarity is not None:
+            return "dual"
+        return (
+            "decoder" if self.encoder is None else "encoder" if self.decoder is None else "seq2seq"
+        )
+
+    def __getattr__(self, name: str) -> Any:
+        if name in flat.OPTIONS:
+            if name in self.flat:
+                return self.flat[name]
+            raise AttributeError(f"This model has no attention, and so no `{name}`.")
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+
+    @functools.cached_property
+    def flat(self) -> Mapping[str, Any]:
+        """All values by their keywords, including those that follow from others."""
+        return flat.values_of(self)
+
+    def stated(self) -> dict[str, Any]:
+        """Return the values by their keywords, except those that follow from others."""
+        return flat.without_derived(self.flat)
+
+    @functools.cached_property
+    def by_keywords(self) -> bool:
+        """Whether keywords describe the model: `TransformerConfig(**config.stated())` is equal."""
+        try:
+            return type(self)(**self.stated()) == self
+        except (KeyError, ValueError):
+            return False
+
+    def changed(self, **values: Any) -> "TransformerConfig":
+        """Return a copy with some values changed by keyword, in all parts that have them.
+
+        Unlike in `replace`, values that follow from others stay as they are. It also changes models
+        that keywords do not describe.
+        """
+        return flat.changed(self, values)
+
+    @property
+    def side_names(self) -> tuple[str, ...]:
+        """Names of all sides, in the order of the forward pass."""
+        names = ("source", *flat.SIDES)
+        return tuple(name for name in names if self.__dict__.get(name) is not None)
+
+    @property
+    def sides(self) -> tuple["TransformerConfig", ...]:
+        """Configs of all sides, in the order of the forward pass."""
+        return tuple(map(self.side, self.side_names))
+
+    def side(self, name: str) -> "TransformerConfig":
+        """Return the config of one side as a model of its own.
+
+        Args:
+            name: `"encoder"`, `"decoder"` or `"source"`, which is a config of kind `"encoder"`. A
+                config with this kind already returns itself.
+
+        Raises:
+            ValueError: if the model has no such side.
+        """
+        if self.kind == name:
+            return self
+        if name not in self.side_names:
+            raise ValueError(f"A config of kind={self.kind!r} has no side {name!r}.")
+        logits = self.logits if name == "decoder" else self.logits.replace(transform=None)
+        kind = "decoder" if name == "decoder" else "encoder"
+        return type(self)(**{kind: getattr(self, name), "logits": logits})
+
+    def tower(self, name: str) -> "TransformerConfig":
+        """Return the config of one side of a `"dual"` as a model of its own, with its weights.
+
+        The model lacks the layer that projects vectors to the common space. If the vector is the
+        first state, only that state goes through the final norm, as in Transformers' towers.
+        """
+        side = getattr(self, name)
+        vector = side.vector.replace(dim=None, bias=False)
+        if vector.pooling == "first" and side.final_norm:
+            side, vector = side.replace(final_norm=False), vector.replace(normalize=True)
+        if not isinstance(side.input, Tokens):  # texts determine the maximum length
+            default = Side.__dataclass_fields__["max_sequence_length"].default
+            side = side.replace(max_sequence_length=default)
+        return type(self)(**{name: side.replace(vector=vector), "logits": self.logits})
+
+    @property
+    def last_side(self) -> Side:
+        """The side that makes the model's output states: the decoder, if there is one."""
+        return getattr(self, self.side_names[-1])
+
+    @property
+    def only_side(self) -> Side:
+        """The side of a config that has only one."""
+        if len(self.side_names) > 1:
+            raise ValueError(
+                f"The layers of a {self.kind} belong to its sides: use "
+                "`config.side(name).layer(i)`."
+            )
+        return self.decoder if self.encoder is None else self.encoder
+
+    def layer(self, i: int) -> "TransformerConfig":
+        """Return the config of layer `i`: the same side, with all layers like this one."""
+        side = self.only_side
+        if not side.layers:
+            return self
+        return super().replace(**{self.kind: side.replace(block=side.layer(i), layers=())})
+
+    @property
+    def layers(self) -> tuple["TransformerConfig", ...]:
+        """Configs of all layers of a side."""
+        return tuple(self.layer(i) for i in range(self.only_side.num_layers))
+
+    @property
+    def stem(self) -> StemConfig | None:
+        """The input of a side, if it does not read token ids."""
+        stem = self.last_side.input
+        return None if isinstance(stem, Tokens) else stem
+
+    @property
+    def num_positions(self) -> int:
+        """Number of positions of the last side, the size of a table of learned positions."""
+        return self.last_side.num_positions
+
+    @property
+    def vector_width(self) -> int:
+        """Width of the vector of the last side."""
+        return self.last_side.vector_dim
+
+    reach = FormerName("reach", "receptive_field")
+
+    @property
+    def receptive_field(self) -> int | None:
+        """Number of tokens, including itself, that a decoder token sees; None if not limited."""
+        mixer = self.last_side.block.mixer
+        pattern = mixer.pattern if isinstance(mixer, Attention) else None
+        return None if pattern is None else pattern.receptive_field
+
+    @property
+    def num_placeholders(self) -> int:
+        """Number of placeholder tokens in a row for one input of the encoder."""
+        if self.placeholders is None:
+            return 0
+        encoder = self.encoder
+        return encoder.num_positions - (0 if self.placeholders.class_token else _tokens_of(encoder))
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> "TransformerConfig":
+        """Return the config of a dictionary made by `to_dict`, or of values by keywords.
+
+        Raises:
+            ValueError: if values are unknown, missing, out of range or contradict each other.
+        """
+        if isinstance(values, Mapping) and _are_parts(values):
+            kind = values.get("kind")
+            config = super().from_dict({n: v for n, v in values.items() if n != "kind"})
+            if kind not in (None, config.kind):
+                raise ValueError(
+                    f"The config is of kind={config.kind!r}, received {shorten(kind)}."
+                )
+            return config
+        flat.check_names(values)
+        return cls(**values)
+
+    def to_json(self) -> str:
+        """Return the parts as a JSON text."""
+        return json.dumps(self.to_dict(), indent=2)
+
+    @classmethod
+    def from_json(cls, text: str) -> "TransformerConfig":
+        """Return the config of a JSON text made by `to_json`."""
+        return cls.from_dict(load_json(text))
+
+    def replace(self, **values) -> "TransformerConfig":
+        """Return a copy with some values changed by keyword, or with parts replaced.
+
+        Values that follow from others are derived again.
+        """
+        # `stem` does not count: a stem is a part, but also the value of a keyword.
+        parts = any(_is_part(each) for name, each in values.items() if name != "stem")
+        if parts or _PARTS_ALONE & values.keys():
+            return super().replace(**values)
+        if not self.by_keywords:
+            return self.changed(**values)
+        return self.from_dict({**self.stated(), **values})
+
+
+# Names of parts without a keyword.
+_PARTS_ALONE = TransformerConfig.__dataclass_fields__.keys() - flat.OPTIONS.keys()
+
+
+def _is_part(value: Any) -> bool:
+    return isinstance(value, Part) or (isinstance(value, Mapping) and "input" in value)
+
+
+def _are_parts(values: Mapping[str, Any]) -> bool:
+    """Return whether the values of a config are parts, and not keywords."""
+    return any(_is_part(values.get(name)) for name in flat.SIDES)
+
+
+def _tokens_of(side: Side) -> int:
+    """Return the number of states of a stem that do not belong to a patch."""
+    return getattr(side.input, "num_tokens", 0)
+
+
+TransformerConfig.__doc__ = TransformerConfig.__doc__.format(options=documented(flat.OPTIONS))

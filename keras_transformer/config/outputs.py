@@ -1,0 +1,170 @@
+"""Parts after the blocks: logits, pooled vectors, and links from the encoder to the decoder."""
+
+from keras_transformer.config.feed_forward import ACTIVATIONS
+from keras_transformer.config.options import Part, option, part
+from keras_transformer.config.weight import Weight, dense_of, norm_of, weight_of
+
+__all__ = ["Logits", "Placeholders", "Projector", "Similarity", "Vector"]
+
+POOLINGS = ("first", "end", "last", "attention")
+PROJECTORS = ("none", "linear", "normalized", "mlp")
+VISIBILITIES = ("causal", "states", "prompt")
+
+
+@part
+class Logits(Part):
+    """Vocabulary logits: how the states of the last block become a score for each token."""
+
+    tie: bool = option(
+        "the output projection is the token embedding, transposed.", True, of="model"
+    )
+    scale: float | str = option(
+        'factor of the states before the output projection (Cohere). `"rsqrt"` is 1 over the root '
+        "of their width (T5).",
+        1.0,
+        of="model",
+        positive=True,
+        choices=("rsqrt",),
+    )
+    bias: bool = option("a bias for each token in the logits.", False, of="model")
+    soft_cap: float | None = option(
+        "logits are capped softly: `cap * tanh(logits / cap)` (Gemma 2). None disables it.",
+        None,
+        of="model",
+        positive=True,
+    )
+    transform: str | None = option(
+        '`"decoder"` and `"seq2seq"` only. Activation of a dense layer between the states and '
+        "the logits, followed by a norm (BERT as a decoder). None disables the layer.",
+        None,
+        of="model",
+        choices=(None, *ACTIVATIONS),
+    )
+
+    def factor(self, width: int) -> float:
+        """Return the factor of states of this width."""
+        return width**-0.5 if self.scale == "rsqrt" else self.scale
+
+
+@part
+class Vector(Part):
+    """The vector of a side, pooled from its states (CLIP, SigLIP)."""
+
+    pooling: str = option(
+        'how the vector of a side is pooled from its states, for a `"dual"` or a single side: '
+        'the state at the `"first"` position, at the first `"end"` token, at the `"last"` '
+        "position, padding or not (SigLIP's texts), or a trained query's `\"attention\"`, with "
+        "a feed-forward layer (SigLIP's images).",
+        of="side",
+        choices=POOLINGS,
+    )
+    end_id: int | None = option(
+        'id of the `"end"` token. Defaults to the highest id in a row (CLIP).',
+        None,
+        of="side",
+        least=0,
+    )
+    normalize: bool = option(
+        "normalize the pooled state, if the final states are not normalized (CLIP's images).",
+        False,
+        of="side",
+    )
+    dim: int | None = option(
+        "width of a linear layer after the pooling. None disables it.", None, of="side", least=1
+    )
+    bias: bool = option("a bias in this layer.", False, of="side")
+
+    def weights(self, norm: str) -> tuple[Weight, ...]:
+        """Return the weights of `layers.SideVector`; `norm` is the kind of its norms."""
+        weights: tuple[Weight, ...] = ()
+        if self.pooling == "attention":
+            width = "intermediate_dim"
+            weights += weight_of("vector/probe", "hidden_dim")
+            for name in ("query", "key", "value"):
+                weights += dense_of(f"vector/attention/{name}", "hidden_dim", "query_heads")
+            weights += dense_of("vector/attention/output", "query_heads", "hidden_dim")
+            weights += norm_of("vector/norm", norm)
+            weights += dense_of("vector/feed_forward/intermediate", "hidden_dim", width)
+            weights += dense_of("vector/feed_forward/output", width, "hidden_dim")
+        if self.normalize:
+            weights += norm_of("vector_norm", norm)
+        if self.dim is not None:
+            weights += dense_of("vector_projection", "hidden_dim", "vector_dim", self.bias)
+        return weights
+
+
+@part
+class Similarity(Part):
+    """Similarities between the vectors of two sides; its presence makes a model `"dual"`."""
+
+    bias: bool = option(
+        '`"dual"` only. A trained number is added to each similarity, and each pair of image and '
+        "text is scored on its own (SigLIP). False lets the texts of an image compete (CLIP).",
+        False,
+        of="model",
+    )
+
+    @property
+    def weights(self) -> tuple[Weight, ...]:
+        """Weights of the similarity: its scale, and its bias if there is one."""
+        bias = weight_of("similarity_bias") if self.bias else ()
+        return weight_of("similarity_scale") + bias
+
+
+@part
+class Placeholders(Part):
+    """Encoder states that replace placeholder tokens of the decoder (LLaVA)."""
+
+    token_id: int = option(
+        '`"seq2seq"` only. The encoder\'s states replace the tokens with this id, and the '
+        "decoder has no cross-attention (LLaVA). Positions that are added to states, such as "
+        "learned ones, count only the other tokens (GIT).",
+        of="model",
+        least=0,
+    )
+    visibility: str = option(
+        "with `placeholder_id`. Which states a merged state sees: the states before it, "
+        '`"causal"`; also the other merged states, `"states"` (GIT); or, like every token of the '
+        'prompt, the whole prompt, `"prompt"` (PaliGemma).',
+        "causal",
+        of="model",
+        choices=VISIBILITIES,
+    )
+    class_token: bool = option(
+        "with `placeholder_id`. States that do not belong to a patch, such as the class "
+        "token's, are merged too.",
+        True,
+        of="model",
+    )
+
+
+@part
+class Projector(Part):
+    """`layers.Projector`: layers that map the encoder's states to the decoder's width."""
+
+    type: str = option(
+        "`\"seq2seq\"` only. Layers that map the encoder's states to the decoder's width: "
+        'one `"linear"` layer (PaliGemma, and models with cross-attention), a '
+        '`"normalized"` one (GIT), or two, `"mlp"` (LLaVA).',
+        of="model",
+        choices=PROJECTORS[1:],
+    )
+    activation: str = option(
+        "activation between the two layers, one of `config.ACTIVATIONS`.",
+        "gelu",
+        of="model",
+        choices=ACTIVATIONS,
+    )
+    bias: bool = option("biases in the projector.", True, of="model")
+
+    def weights(self, norm: str) -> tuple[Weight, ...]:
+        """Return the projector's weights; `norm` is the kind of the encoder's norms."""
+        if self.type == "mlp":
+            return (
+                *dense_of("projector/mlp/intermediate", "source_dim", "target_dim", self.bias),
+                *dense_of("projector/mlp/output", "target_dim", "target_dim", self.bias),
+            )
+        output = dense_of("projector/output", "source_dim", "target_dim", self.bias)
+        return output + (
+            norm_of("projector/norm", norm, "target_dim") if self.type == "normalized" else ()
+        )

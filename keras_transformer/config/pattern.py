@@ -1,0 +1,112 @@
+"""Attention patterns: which tokens see which, beyond causality and padding."""
+
+from keras_transformer.config.options import Part, option, part
+from keras_transformer.config.weight import Weight, dense_of, weight_of
+
+__all__ = ["Blocks", "Chunks", "Pattern", "Window"]
+
+
+@part
+class Pattern(Part):
+    """Base class of attention patterns."""
+
+    bidirectional = False  # whether the pattern needs tokens that see later ones
+
+    @property
+    def receptive_field(self) -> int | None:
+        """Number of tokens, including itself, that a decoder token sees; None if not limited."""
+        return None
+
+    @property
+    def takes_global_positions(self) -> bool:
+        """Whether a caller may name tokens that see all others and are seen by all."""
+        return False
+
+    def weights(self, name: str, bias: bool, key_bias: bool) -> tuple[Weight, ...]:
+        """Return the weights that the pattern adds to its attention."""
+        return ()
+
+
+@part
+class Window(Pattern, kind="window"):
+    """A window of neighbouring tokens, with global tokens (Longformer, Beltagy et al. 2020)."""
+
+    layer = "keras_transformer.layers.attention.sparse:WindowPattern"
+
+    size: int = option("attend to at most this many neighbouring tokens.", least=1)
+    dilation: int = option(
+        "distance between the tokens of a window; their number stays the same.", 1, least=1
+    )
+    global_tokens: int = option(
+        "number of first tokens that see all others and are seen by all, whatever the window.",
+        0,
+        least=0,
+    )
+    global_projection: bool = option(
+        "global tokens have queries, keys and values of their own (Longformer).", False
+    )
+    group_size: int | None = option(
+        "in addition to the window, attend to the normalized sum of each block of this many "
+        "tokens (LongT5). With a relative bias these have a bias of their own.",
+        None,
+        least=1,
+    )
+
+    @property
+    def bidirectional(self):
+        return self.global_projection or self.group_size is not None
+
+    @property
+    def receptive_field(self):
+        return None if self.global_tokens else (self.size - 1) * self.dilation + 1
+
+    @property
+    def takes_global_positions(self):
+        return True
+
+    def weights(self, name, bias, key_bias):
+        weights: tuple[Weight, ...] = ()
+        if self.global_projection:
+            for part_, outputs in (
+                ("query", "query_heads"),
+                ("key", "key_heads"),
+                ("value", "key_heads"),
+            ):
+                weights += dense_of(f"{name}/{part_}_global", "hidden_dim", outputs, bias)
+        if self.group_size is not None:
+            weights += weight_of(f"{name}/group_norm/scale", "hidden_dim")
+        return weights
+
+
+@part
+class Blocks(Pattern, kind="blocks"):
+    """Neighbouring, first, last and random blocks (BigBird, Zaheer et al. 2020, section 2)."""
+
+    layer = "keras_transformer.layers.attention.sparse:BlocksPattern"
+
+    size: int = option(
+        "attend to the token's own block of this many tokens, to its neighbours, and to the first "
+        "and last blocks, which attend to all (BigBird). For encoders.",
+        least=1,
+    )
+    random: int = option("number of additional random blocks to attend to.", 0, least=0)
+
+    bidirectional = True
+
+    @property
+    def full_length(self) -> int:
+        """Length of the longest sequence in which all tokens see all."""
+        return (5 + 2 * self.random) * self.size
+
+
+@part
+class Chunks(Pattern, kind="chunks"):
+    """Chunks of the sequence, within which tokens see each other (Llama 4's local attention)."""
+
+    layer = "keras_transformer.layers.attention.sparse:ChunksPattern"
+
+    size: int = option("number of tokens of a chunk; the first begins at position 0.", least=1)
+
+    @property
+    def receptive_field(self):
+        return self.size

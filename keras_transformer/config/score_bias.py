@@ -1,0 +1,129 @@
+"""Position biases of the attention scores. The blocks of a side share one."""
+
+from typing import ClassVar
+
+from keras_transformer.config.options import Part, option, part
+from keras_transformer.config.weight import Weight, grid_distances, norm_of, weight_of
+
+__all__ = ["ALiBi", "Disentangled", "GridBias", "RelativeBias", "ScoreBias"]
+
+
+@part
+class ScoreBias(Part):
+    """Base class of position biases that are added to the scores of attention.
+
+    The layer has a class method `from_part(part, side, causal, **options)`, and is called with the
+    positions of queries and keys, see `layers.ALiBi`.
+
+    Attributes:
+        slot: name of the layer in a `models.stack.Stack`.
+    """
+
+    slot: ClassVar[str] = "position_bias"
+
+    def weights(self, norm: str) -> tuple[Weight, ...]:
+        """Return the weights that the blocks of a side share; `norm` is the kind of its norms."""
+        return ()
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """Sizes of the weight axes that the side does not define, by name."""
+        return {}
+
+
+@part
+class RelativeBias(ScoreBias, kind="relative"):
+    """A trained bias for each head and bucket of distances (T5, Raffel et al. 2019)."""
+
+    layer = "keras_transformer.layers.attention.score_bias:RelativePositionBias"
+
+    num_buckets: int = option("number of buckets of relative distances.", 32, of="side", least=1)
+    max_distance: int = option(
+        "distance from which the last bucket is used.", 128, of="side", least=1
+    )
+
+    def check(self):
+        if not 2 <= self.num_buckets // 2 < self.max_distance:
+            raise ValueError(
+                "position='relative' needs 4 or more `relative_num_buckets` and a "
+                "`relative_max_distance` above half their number, received "
+                f"{self.num_buckets} and {self.max_distance}."
+            )
+
+    def weights(self, norm):
+        return weight_of("relative_bias/embeddings", "num_buckets", "num_heads")
+
+    @property
+    def sizes(self):
+        return {"num_buckets": self.num_buckets}
+
+
+@part
+class Disentangled(ScoreBias, kind="disentangled"):
+    """Scores between contents and relative positions (DeBERTa, He et al. 2020, section 3.1)."""
+
+    layer = "keras_transformer.layers.attention.disentangled:RelativeEmbedding"
+    slot = "relative_embedding"
+
+    projections: str = option(
+        'the states of positions are projected by the `"shared"` projections of queries and keys, '
+        'or by their `"own"`.',
+        "shared",
+        of="model",
+        choices=("shared", "own"),
+    )
+    num_buckets: int = option("number of buckets of relative distances.", 32, of="side", least=1)
+    max_distance: int = option(
+        "distance from which the last bucket is used.", 128, of="side", least=1
+    )
+
+    def check(self):
+        if not 2 <= self.num_buckets // 2 <= self.max_distance:
+            raise ValueError(
+                "`disentangled` needs 4 or more `relative_num_buckets` and a "
+                "`relative_max_distance` of at least half their number, received "
+                f"{self.num_buckets} and {self.max_distance}."
+            )
+
+    def weights(self, norm):
+        table = weight_of("relative_embedding/embeddings", "num_buckets", "hidden_dim")
+        return table + norm_of("relative_embedding/norm", norm)
+
+    @property
+    def sizes(self):
+        return {"num_buckets": self.num_buckets}
+
+
+@part
+class ALiBi(ScoreBias, kind="alibi"):
+    """A fixed penalty for each head, linear in the distance (Press et al. 2021)."""
+
+    layer = "keras_transformer.layers.attention.score_bias:ALiBi"
+
+    scale: float = option("factor of the bias.", 1.0, of="side", positive=True)
+    rounded: bool = option(
+        "compute the bias in bfloat16, from the position of the key (Falcon-RW).", False, of="side"
+    )
+
+
+@part
+class GridBias(ScoreBias, kind="grid"):
+    """A trained bias for each distance on the grid of a stem of patches (BEiT)."""
+
+    layer = "keras_transformer.layers.attention.grid:GridBias"
+    slot = "grid_bias"
+
+    tables: str = option(
+        'a table of the biases for each layer, `"own"`, or one `"shared"` by all.',
+        "own",
+        of="side",
+        choices=("own", "shared"),
+    )
+
+    def weights(self, norm):
+        layers = ("num_layers",) if self.tables == "own" else ()
+        return weight_of("grid_bias/embeddings", *layers, "grid_distances", "num_heads")
+
+    def sizes_of(self, grid: tuple[int, int]) -> dict[str, int]:
+        """Return the sizes of axes for the grid of a stem."""
+        return {"grid_distances": grid_distances(grid)}

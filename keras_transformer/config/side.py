@@ -1,0 +1,315 @@
+"""A side of a model, an encoder or a decoder: its input, its blocks and its outputs."""
+
+from collections.abc import Iterator, Mapping
+
+from keras_transformer.config.block import Block
+from keras_transformer.config.inputs import StemConfig, Tokens
+from keras_transformer.config.mixers import Attention
+from keras_transformer.config.options import Part, merged, option, part
+from keras_transformer.config.outputs import Vector
+from keras_transformer.config.positions import Position
+from keras_transformer.config.score_bias import (
+    ALiBi,
+    Disentangled,
+    GridBias,
+    RelativeBias,
+    ScoreBias,
+)
+from keras_transformer.config.stems import PatchStemConfig
+
+__all__ = ["Side"]
+
+# DeepNet (Wang et al. 2022) has 1,000 layers. A file that asks for more layers than this limit
+# describes no real model and would only use up the memory.
+MOST_LAYERS = 10_000
+EMBEDDING_PROJECTIONS = (None, "sum", "tokens")
+POOLERS = (None, "tanh", "mean")
+
+
+@part
+class Side(Part):
+    """An encoder or a decoder: its input, its blocks and its outputs.
+
+    Example:
+    ```python
+    from keras_transformer.config import Attention, Block, Dense, Side, Tokens
+
+    block = Block(mixer=Attention(num_heads=4), feed_forward=Dense(dim=64))
+    side = Side(input=Tokens(vocabulary_size=100), hidden_dim=32, num_layers=2, block=block)
+    assert side.block.mixer.head_dim == 8 and len(list(side.blocks)) == 2
+    ```
+    """
+
+    input: StemConfig = option(
+        "the input of the side: `Tokens`, or a stem that reads images, audio or series."
+    )
+    hidden_dim: int = option(
+        "width of the hidden states, d_model in the paper.", of="side", least=1
+    )
+    num_layers: int = option("number of layers.", of="side", least=1, most=MOST_LAYERS)
+    block: Block = option("the block of its layers.")
+    layers: tuple[Block, ...] = option(
+        "blocks of the layers, if they differ, repeated over the depth. The norms before the first "
+        "and after the last block still follow `block`.",
+        (),
+    )
+    position: Position | None = option("positions added to the states before the blocks.", None)
+    embedding_dim: int | None = option(
+        'width of the embeddings, for `"encoder"` only, or with `token_projection`. Defaults to '
+        "`hidden_dim`.",
+        None,
+        of="side",
+        least=1,
+    )
+    embedding_projection: str | None = option(
+        'a dense layer from `embedding_dim` to `hidden_dim`: after the `"sum"` of the embeddings '
+        '(ALBERT, ELECTRA), or of the `"tokens"` alone, without bias, and another one back before '
+        'the logits (OPT-350m). Defaults to `"sum"` if the widths differ.',
+        None,
+        of="side",
+        choices=EMBEDDING_PROJECTIONS,
+    )
+    embedding_norm: bool = option("normalize the sum of the embeddings.", False, of="side")
+    final_norm: bool | None = option(
+        "normalize after the last block. Defaults to True with pre-norm.", None, of="side"
+    )
+    num_layer_groups: int | None = option(
+        "number of groups of layers that share one block (ALBERT has one group). Defaults to "
+        "`num_layers`: no sharing.",
+        None,
+        of="side",
+        least=1,
+    )
+    layers_per_group: int = option(
+        "number of blocks in a group, used in turn (ALBERT's inner groups).",
+        1,
+        of="side",
+        least=1,
+        most=MOST_LAYERS,
+    )
+    max_sequence_length: int = option(
+        "longest sequence; a hard limit for learned positions.",
+        512,
+        of="side",
+        least=1,
+        changeable=True,
+    )
+    bidirectional: bool = option(
+        'for the texts of a `"dual"`: a token also sees later tokens (SigLIP).', False, of="side"
+    )
+    pooler: str | None = option(
+        'for a single encoder: a dense `"tanh"` layer on the first state (BERT), or the '
+        'normalized `"mean"` of the states (BEiT).',
+        None,
+        of="model",
+        choices=POOLERS,
+    )
+    vector: Vector | None = option("the vector of the side.", None)
+    initializer_range: float | None = option(
+        "standard deviation of the initial weights. Defaults to Glorot uniform kernels, and "
+        "embeddings with deviation `hidden_dim ** -0.5`.",
+        None,
+        of="side",
+        positive=True,
+        changeable=True,
+    )
+
+    def check(self):
+        self._derive()
+        self._check_widths()
+        self._check_layers()
+        self._check_score_bias()
+        for block in self.every_block:
+            _refuse_functions(block)
+        norms = {block.norm.type for block in self.every_block}
+        if isinstance(self.input, Tokens) and "batch_norm" in norms:
+            raise ValueError(
+                "normalization='batch_norm' needs a `stem`: batch statistics would include the "
+                "padding of texts, and later tokens."
+            )
+        pooling = None if self.vector is None else self.vector.pooling
+        if pooling in ("end", "last") and not isinstance(self.input, Tokens):
+            raise ValueError(f"vector_pooling={pooling!r} is for texts, not for the image encoder.")
+
+    def _derive(self):
+        """Replace the values that follow from others."""
+
+        def fitted(block: Block) -> Block:
+            mixer = block.mixer.for_side(self.hidden_dim, self.max_sequence_length)
+            return block if mixer is block.mixer else block.replace(mixer=mixer)
+
+        width = self.hidden_dim if self.embedding_dim is None else self.embedding_dim
+        projection = self.embedding_projection
+        values = {
+            "block": fitted(self.block),
+            "layers": tuple(map(fitted, self.layers)),
+            "embedding_dim": width,
+            "embedding_projection": projection or ("sum" if width != self.hidden_dim else None),
+            "final_norm": (
+                self.block.residual.is_first if self.final_norm is None else self.final_norm
+            ),
+            "num_layer_groups": (
+                max(self.num_layers // self.layers_per_group, 1)
+                if self.num_layer_groups is None
+                else self.num_layer_groups
+            ),
+        }
+        for name, value in values.items():
+            object.__setattr__(self, name, value)
+
+    def _check_widths(self):
+        self.input.check_width(self.embedding_dim)
+        if self.position is not None:
+            self.position.check_side(self.added_dim, "encoder")
+
+    def _check_layers(self):
+        if len(self.layers) > self.num_layers:
+            raise ValueError(
+                f"`layer_pattern` has {len(self.layers):,} layers, the model only "
+                f"{self.num_layers:,}. Leave out the surplus ones."
+            )
+        groups, each = self.num_layer_groups, self.layers_per_group
+        if groups > self.num_layers:
+            raise ValueError(
+                f"num_layer_groups={groups} is more than num_layers={self.num_layers}."
+            )
+        if self.num_layers % each or groups * each > self.num_layers:
+            raise ValueError(
+                f"num_layers={self.num_layers} cannot be num_layer_groups={groups} groups of "
+                f"layers_per_group={each} shared blocks: it must be a multiple of {each}, and at "
+                f"least {groups * each}."
+            )
+        if self.layers and groups * each != self.num_layers:
+            raise ValueError("`layer_pattern` and `num_layer_groups` cannot be combined.")
+
+    def _check_score_bias(self):
+        attentions = [b.mixer for b in self.every_block if isinstance(b.mixer, Attention)]
+        biases = {mixer.score_bias for mixer in attentions}
+        if len(biases) > 1:
+            raise ValueError(
+                f"The blocks of a side share one position bias of the scores, received {biases}."
+            )
+        bias = self.score_bias
+        heads = {mixer.num_heads for mixer in attentions}
+        if isinstance(bias, (RelativeBias, ALiBi, GridBias)) and len(heads) > 1:
+            raise ValueError(
+                f"The layers have num_heads={sorted(heads)}, but the bias {bias} is shared by all "
+                "layers."
+            )
+        stem = self.input
+        of_patches = isinstance(stem, PatchStemConfig) and stem.num_tokens == 1
+        if isinstance(bias, GridBias) and not of_patches:
+            raise ValueError(
+                "`grid_bias` needs a stem of patches with a class token and no other token."
+            )
+
+    def check_kind(self, kind: str) -> None:
+        """Raise ValueError if a part does not fit a side of this kind, encoder or decoder."""
+        encoder = kind == "encoder"
+        if not isinstance(self.input, Tokens) and not encoder:
+            raise ValueError(
+                "`stem` needs an encoder with vocabulary_size=0, also as a side of kind='seq2seq' "
+                f"or 'dual': `encoder={{'stem': ...}}`. Received kind={kind!r}."
+            )
+        if self.position is not None:
+            self.position.check_side(self.added_dim, kind)
+        projection = {"encoder": "sum", "decoder": "tokens"}
+        if self.embedding_projection not in (None, projection[kind]):
+            names = {"sum": "`embedding_dim` and `embedding_projection` need kind='encoder'"}
+            name = names.get(self.embedding_projection, "`token_projection` needs kind='decoder'")
+            raise ValueError(f"{name}, received kind={kind!r}.")
+        if self.pooler is not None and not encoder:
+            name = {"tanh": "`pooler`", "mean": "`mean_pooler`"}[self.pooler]
+            raise ValueError(f"{name} needs kind='encoder', received kind={kind!r}.")
+        for block in self.every_block:
+            if block.convolution is not None and not encoder:
+                raise ValueError(
+                    f"`convolution_size` needs kind='encoder', received kind={kind!r}."
+                )
+            if isinstance(self.score_bias, Disentangled) and not encoder:
+                raise ValueError(f"`disentangled` needs kind='encoder', received kind={kind!r}.")
+            pattern = getattr(block.mixer, "pattern", None)
+            if pattern is not None and pattern.bidirectional and not encoder:
+                raise ValueError(
+                    f"{pattern} needs an encoder, in which tokens also see later tokens, received "
+                    f"kind={kind!r}."
+                )
+
+    def to_dict(self):
+        """Return the values like `Part.to_dict`, each layer as its difference from `block`."""
+        values = super().to_dict()
+        if self.layers:
+            values["layers"] = [layer.difference(self.block) for layer in self.layers]
+        return values
+
+    @classmethod
+    def from_dict(cls, values):
+        """Return the side that a dict made by `to_dict` describes."""
+        if isinstance(values, Mapping) and values.get("layers"):
+            block, layers = values.get("block"), values["layers"]
+            if isinstance(layers, (list, tuple)) and len(layers) > MOST_LAYERS:
+                raise ValueError(
+                    f"`layers` must be at most {MOST_LAYERS:,}, received {len(layers):,}."
+                )
+            if isinstance(block, Mapping) and isinstance(layers, (list, tuple)):
+                values = {**values, "layers": [merged(block, layer) for layer in layers]}
+        return super().from_dict(values)
+
+    @property
+    def every_block(self) -> tuple[Block, ...]:
+        """`block`, and the blocks of layers that differ from it."""
+        return (self.block, *self.layers)
+
+    def layer(self, i: int) -> Block:
+        """Return the block of layer `i`."""
+        return self.layers[i % len(self.layers)] if self.layers else self.block
+
+    @property
+    def blocks(self) -> Iterator[Block]:
+        """The blocks of all layers."""
+        return map(self.layer, range(self.num_layers))
+
+    @property
+    def attention(self) -> Attention | None:
+        """Attention of the first block that has one."""
+        mixers = (block.mixer for block in self.every_block)
+        return next((mixer for mixer in mixers if isinstance(mixer, Attention)), None)
+
+    @property
+    def num_heads(self) -> int:
+        """Number of query heads of the attention."""
+        return self.attention.num_heads
+
+    @property
+    def score_bias(self) -> ScoreBias | None:
+        """The position bias that the blocks share."""
+        return None if self.attention is None else self.attention.score_bias
+
+    @property
+    def added_dim(self) -> int:
+        """Width of the positions and segments that are added to the states."""
+        tokens = self.embedding_projection == "tokens"
+        return self.hidden_dim if tokens else self.embedding_dim
+
+    @property
+    def num_positions(self) -> int:
+        """Number of positions, the size of a table of learned positions."""
+        states = self.input.num_states
+        return self.max_sequence_length if states is None else states
+
+    @property
+    def vector_dim(self) -> int:
+        """Width of the side's vector."""
+        return (self.vector and self.vector.dim) or self.hidden_dim
+
+
+def _refuse_functions(block: Block) -> None:
+    """Raise ValueError if a part of a block holds a function, which JSON cannot store."""
+    for each in (block.mixer, block.feed_forward, block.convolution):
+        for name in ("activation", "score"):
+            value = getattr(each, name, "")
+            if not isinstance(value, str):
+                raise ValueError(
+                    f"`{name}` must be of type str, received {value!r}. Functions are for the "
+                    "layers, see `models.DecoderBase`."
+                )

@@ -1,0 +1,353 @@
+"""Configs of stems, which embed inputs other than token ids: a kind and its values.
+
+The layers of the same names are in `layers/stems/`. Their weights are described here, as block
+weights are in `structure.py`; their names begin with `input_`.
+"""
+
+import math
+
+from keras_transformer.config.feed_forward import ACTIVATIONS
+from keras_transformer.config.inputs import StemConfig
+from keras_transformer.config.options import option, part
+from keras_transformer.config.waveform import WaveformStemConfig
+from keras_transformer.config.weight import dense_of, residual_of, weight_of
+from keras_transformer.support.checking import describe, shorten
+
+__all__ = ["ConvolutionStemConfig", "FrameStemConfig", "PatchStemConfig", "SeriesStemConfig"]
+
+
+@part
+class ImageStemConfig(StemConfig):
+    """Values common to all image stems."""
+
+    image_size: tuple | list = option(
+        "height and width of the images that positions are defined for; positions are "
+        "interpolated for other sizes.",
+        (224, 224),
+    )
+    num_channels: int = option("number of channels of an image.", 3, least=1, most=1024)
+
+    def check(self):
+        sizes = self.image_size
+        if len(sizes) != 2 or not all(type(n) is int and 1 <= n <= 2**15 for n in sizes):
+            raise ValueError(
+                "`image_size` of a stem must be two integers from 1 to 32,768, height and width, "
+                f"received {describe(sizes)}."
+            )
+
+    def grid(self, image_size: tuple[int, int]) -> tuple[int, int]:
+        """Return the rows and columns of states for an image."""
+        raise NotImplementedError
+
+
+@part
+class PatchStemConfig(ImageStemConfig, kind="patches"):
+    """`layers.stems.PatchStem`: an image cut into patches, each projected linearly."""
+
+    patch_size: int = option("height and width of a patch.", 16, least=1, most=2**15)
+    stride: int | None = option(
+        "pixels from one patch to the next. Defaults to `patch_size`, so patches do not overlap.",
+        None,
+        least=1,
+    )
+    use_bias: bool = option("a bias in the projection.", True)
+    class_token: bool = option("a trained state before the patches.", True)
+    distillation_token: bool = option("a second trained state after the class token (DeiT).", False)
+
+    def check(self):
+        super().check()
+        if self.stride is None:
+            object.__setattr__(self, "stride", self.patch_size)
+        if min(self.image_size) < self.patch_size:
+            raise ValueError(
+                f"`image_size` {self.image_size} is too small for patch_size={self.patch_size}."
+            )
+        if self.distillation_token and not self.class_token:
+            raise ValueError("`distillation_token` needs `class_token`.")
+
+    @property
+    def num_tokens(self) -> int:
+        """Number of states that do not belong to a patch."""
+        return self.class_token + self.distillation_token
+
+    def grid(self, image_size):
+        rows, columns = ((n - self.patch_size) // self.stride + 1 for n in image_size)
+        return rows, columns
+
+    @property
+    def num_states(self):
+        return math.prod(self.grid(self.image_size)) + self.num_tokens
+
+    @property
+    def weights(self):
+        axes = ("patch_size", "patch_size", "num_channels", "embedding_dim")
+        return (
+            *weight_of("input_patches/kernel", *axes),
+            *(weight_of("input_patches/bias", "embedding_dim") if self.use_bias else ()),
+            *(weight_of("input_class_token", "embedding_dim") if self.class_token else ()),
+            *(
+                weight_of("input_distillation_token", "embedding_dim")
+                if self.distillation_token
+                else ()
+            ),
+        )
+
+    def sizes(self, width):
+        return {"patch_size": self.patch_size, "num_channels": self.num_channels}
+
+    @property
+    def products(self):
+        return {"input_patches/kernel": math.prod(self.grid(self.image_size))}
+
+
+@part
+class ConvolutionStemConfig(ImageStemConfig, kind="convolutions"):
+    """`layers.stems.ConvolutionStem`: convolutions over an image, with a state per position."""
+
+    filters: tuple | list = option(
+        "width of each convolution except the last, which has the width of the states.", (64,)
+    )
+    kernel_size: int = option("height and width of each convolution's kernel.", 3, least=1, most=64)
+    strides: tuple | list = option("stride of each convolution.", (1, 1))
+    pool_sizes: tuple | list = option(
+        "height and width of the max pooling after each convolution, 1 disables it.", (3, 3)
+    )
+    pool_strides: tuple | list = option("stride of each max pooling.", (2, 2))
+    activation: str = option("activation after each convolution.", "relu", choices=ACTIVATIONS)
+    use_bias: bool = option("a bias in each convolution.", False)
+
+    def check(self):
+        super().check()
+        count = len(self.filters) + 1
+        for name in ("filters", "strides", "pool_sizes", "pool_strides"):
+            values, wanted = getattr(self, name), count - (name == "filters")
+            fits = len(values) == wanted and all(type(n) is int and 1 <= n <= 2**15 for n in values)
+            if not fits or count > 16:
+                raise ValueError(
+                    f"`{name}` of the stem must be {wanted} integers of at least 1, received "
+                    f"{shorten(values)}; at most 16 convolutions."
+                )
+
+    def grid(self, image_size):
+        rows, columns = image_size
+        both = zip(self.strides, self.pool_strides, strict=True)
+        for step in (step for pair in both for step in pair):
+            rows, columns = -(-rows // step), -(-columns // step)
+        return rows, columns
+
+    @property
+    def num_states(self):
+        return math.prod(self.grid(self.image_size))
+
+    @property
+    def weights(self):
+        inputs = ("num_channels", *(f"filters_{i}" for i in range(len(self.filters))))
+        outputs = (*inputs[1:], "embedding_dim")
+        return tuple(
+            weight
+            for i, (before, after) in enumerate(zip(inputs, outputs, strict=True))
+            for weight in (
+                *weight_of(
+                    f"input_convolution_{i}/kernel", "kernel_size", "kernel_size", before, after
+                ),
+                *(weight_of(f"input_convolution_{i}/bias", after) if self.use_bias else ()),
+            )
+        )
+
+    def sizes(self, width):
+        filters = {f"filters_{i}": each for i, each in enumerate(self.filters)}
+        return {"kernel_size": self.kernel_size, "num_channels": self.num_channels, **filters}
+
+    @property
+    def products(self):
+        places, (rows, columns) = {}, self.image_size
+        for i, (step, pooled) in enumerate(zip(self.strides, self.pool_strides, strict=True)):
+            rows, columns = -(-rows // step), -(-columns // step)
+            places[f"input_convolution_{i}/kernel"] = rows * columns
+            rows, columns = -(-rows // pooled), -(-columns // pooled)
+        return places
+
+
+@part
+class FrameStemConfig(StemConfig, kind="frames"):
+    """`layers.stems.FrameStem`: convolutions over frames, such as audio frames."""
+
+    num_bins: int = option("number of values in a frame, such as frequency bands.", 80, least=1)
+    num_frames: int = option(
+        "maximum number of frames in an input, which positions are defined for.",
+        3000,
+        least=1,
+        most=2**24,
+    )
+    kernel_size: int = option("number of frames that a convolution sees.", 3, least=1, most=1024)
+    strides: tuple | list = option("stride of each convolution, in frames.", (1, 2))
+    activation: str = option("activation after each convolution.", "gelu", choices=ACTIVATIONS)
+    use_bias: bool = option("a bias in each convolution.", True)
+
+    def check(self):
+        fits = all(type(n) is int and 1 <= n <= 2**15 for n in self.strides)
+        if not fits or not 1 <= len(self.strides) <= 16:
+            raise ValueError(
+                "`strides` of the stem must be 1 to 16 integers of at least 1, one for each "
+                f"convolution, received {shorten(self.strides)}."
+            )
+        if self.kernel_size % 2 == 0:
+            raise ValueError(
+                f"`kernel_size` of frames must be odd, so that it is centered on a frame, received "
+                f"{self.kernel_size}."
+            )
+
+    @property
+    def lengths(self) -> tuple[int, ...]:
+        """Number of positions after each convolution, for an input of `num_frames` frames."""
+        found = [self.num_frames]
+        for step in self.strides:
+            found.append(-(-found[-1] // step))
+        return tuple(found[1:])
+
+    @property
+    def num_states(self):
+        return self.lengths[-1]
+
+    @property
+    def weights(self):
+        inputs = ("num_bins", *["embedding_dim"] * (len(self.strides) - 1))
+        return tuple(
+            weight
+            for i, axis in enumerate(inputs)
+            for weight in (
+                *weight_of(f"input_convolution_{i}/kernel", "kernel_size", axis, "embedding_dim"),
+                *(
+                    weight_of(f"input_convolution_{i}/bias", "embedding_dim")
+                    if self.use_bias
+                    else ()
+                ),
+            )
+        )
+
+    def sizes(self, width):
+        return {"kernel_size": self.kernel_size, "num_bins": self.num_bins}
+
+    @property
+    def products(self):
+        return {f"input_convolution_{i}/kernel": n for i, n in enumerate(self.lengths)}
+
+
+# Maximum count of numbers in all patches of one series, 268 MB of float32: overlapping patches
+# repeat the values of the series.
+_MOST_NUMBERS = 2**26
+
+
+@part
+class SeriesStemConfig(StemConfig, kind="series"):
+    """`layers.stems.SeriesStem`: a series of numbers cut into patches, each a state."""
+
+    context_length: int = option(
+        "number of values in an input, which positions are defined for.", least=1, most=2**24
+    )
+    patch_length: int = option("number of values in a patch.", 16, least=1, most=2**15)
+    stride: int | None = option(
+        "values from one patch to the next. Defaults to `patch_length`, so patches do not overlap.",
+        None,
+        least=1,
+    )
+    repeat_last: bool = option(
+        "append the last value `stride` times, for one more patch (PatchTST).",
+        False,
+    )
+    reads_observed: bool = option(
+        "append a 0/1 mask of observed values to each patch. A patch without observed values "
+        "is masked, and the first patch is padded with missing values instead of being left "
+        "out (Chronos-Bolt). Patches do not overlap.",
+        False,
+    )
+    residual: bool = option(
+        "the projection is a feed-forward layer with the inner width and activation of the "
+        "blocks, and a linear layer beside it (Chronos-Bolt).",
+        False,
+    )
+    use_bias: bool = option("a bias in the projection; a `residual` one always has biases.", True)
+    class_token: bool = option("a trained state before the patches.", False)
+    end_token: bool = option("a trained state after the patches (Chronos-Bolt).", False)
+    num_channels: int = option(
+        "number of channels of a series. Each is a separate row, and no weight depends on "
+        "their number: it is kept for exports to Transformers, which expects it.",
+        1,
+        least=1,
+        most=2**24,
+    )
+
+    def check(self):
+        if self.stride is None:
+            object.__setattr__(self, "stride", self.patch_length)
+        if self.context_length < self.patch_length:
+            raise ValueError(
+                f"context_length={self.context_length} is too short for patch_length="
+                f"{self.patch_length}."
+            )
+        if self.stride > self.context_length:
+            raise ValueError(
+                f"stride={self.stride} must be at most context_length={self.context_length}."
+            )
+        numbers = self.pieces(self.context_length) * self.patch_length
+        if numbers > _MOST_NUMBERS:
+            raise ValueError(
+                f"Patches of patch_length={self.patch_length}, stride={self.stride} apart, of "
+                f"context_length={self.context_length} hold {numbers:,} numbers, more "
+                f"than {_MOST_NUMBERS:,}."
+            )
+        if self.reads_observed and self.stride != self.patch_length:
+            raise ValueError(
+                f"With `reads_observed` patches do not overlap: leave stride={self.stride} out."
+            )
+        if self.residual and not self.use_bias:
+            raise ValueError("A `residual` projection has biases: leave `use_bias` out.")
+
+    def pieces(self, length: int) -> int:
+        """Return how many patches a series of this length has."""
+        length += self.repeat_last * self.stride
+        if self.reads_observed:  # the first patch is padded
+            return -(-length // self.patch_length)
+        return (length - self.patch_length) // self.stride + 1
+
+    @property
+    def num_states(self):
+        return self.pieces(self.context_length) + self.class_token + self.end_token
+
+    @property
+    def weights(self):
+        axes = ("piece_values", "embedding_dim")
+        if self.residual:
+            projection = residual_of("input_patches", *axes)
+        elif self.use_bias:
+            projection = dense_of("input_patches", *axes)
+        else:
+            projection = weight_of("input_patches/kernel", *axes)
+        return (
+            *projection,
+            *(weight_of("input_class_token", "embedding_dim") if self.class_token else ()),
+            *(weight_of("input_end_token", "embedding_dim") if self.end_token else ()),
+        )
+
+    def sizes(self, width):
+        return {"piece_values": self.patch_length * (1 + self.reads_observed)}
+
+    @property
+    def products(self):
+        kernels = [each.path for each in self.weights if each.path.endswith("/kernel")]
+        return dict.fromkeys(kernels, self.pieces(self.context_length))
+
+
+# Stems of each kind that together have all weights of the kind, for the tables in `structure`.
+WHOLE = (
+    PatchStemConfig(distillation_token=True),
+    ConvolutionStemConfig(use_bias=True),
+    FrameStemConfig(),
+    SeriesStemConfig(context_length=16, class_token=True),
+    SeriesStemConfig(context_length=16, residual=True, end_token=True),
+    WaveformStemConfig(norm="layer", use_bias=True),
+)
+STEMS = {
+    kind: StemConfig.kinds[kind]
+    for kind in ("patches", "convolutions", "frames", "series", "waveform")
+}

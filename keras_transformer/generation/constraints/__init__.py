@@ -1,0 +1,1 @@
+"""Constraints: regular expressions, choices and JSON Schemas as automata over tokens."""

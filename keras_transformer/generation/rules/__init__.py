@@ -1,0 +1,1 @@
+"""Rules, which change the scores of the next tokens."""

@@ -1,0 +1,1 @@
+"""Samplers, which choose the next tokens, and the searches that extend them."""

@@ -1,0 +1,1 @@
+"""Attention: the layer, its masks and patterns, scores and their biases, cache slots."""

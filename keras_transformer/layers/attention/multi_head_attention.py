@@ -1,0 +1,534 @@
+"""Multi-head attention: self-, cross-, causal, grouped and cached, with any score function."""
+
+import functools
+from typing import ClassVar
+
+import keras
+from keras import ops
+
+from keras_transformer.config import Attention, Disentangled, Norm
+from keras_transformer.config.flat import ATTENTION_KEYWORDS, attention_by_keywords
+from keras_transformer.kernels import attention as kernels
+from keras_transformer.layers.arguments import (
+    ChecksCall,
+    SavesArguments,
+    call_unchecked,
+    check_has_keys,
+    check_shapes,
+    deserialized,
+    named_arguments,
+    own_layer,
+    pack_outputs,
+    refuse_unused,
+)
+from keras_transformer.layers.attention import scores
+from keras_transformer.layers.attention.chunks import attend_in_chunks, attend_in_row_groups
+from keras_transformer.layers.attention.disentangled import (
+    position_projections,
+    with_relative_scores,
+)
+from keras_transformer.layers.attention.masking import AttentionMask, is_static_zero
+from keras_transformer.layers.attention.score_bias import LazyBias, check_mask_and_bias
+from keras_transformer.layers.dense import Dense
+from keras_transformer.layers.dropout import Dropout
+from keras_transformer.layers.normalization import make_head_normalization, make_normalization
+from keras_transformer.layers.parts import layer_of, part_of
+from keras_transformer.layers.position import row_lengths, sequence_positions
+from keras_transformer.layers.remat import Rematerializable, no_inner_remat
+from keras_transformer.support.checking import check_bool, check_int, known_shape
+
+# From this length on, full attention is computed for some queries at a time if the kernel of the
+# backend would otherwise keep the scores of all queries.
+_LONG = 4096
+
+
+@keras.saving.register_keras_serializable(package="keras_transformer")
+class MultiHeadAttention(ChecksCall, SavesArguments, Rematerializable, keras.layers.Layer):
+    """Multi-head attention of every query to every visible key.
+
+    One layer serves self-attention (give only `query`), cross-attention (give `value`, and `key`
+    if it differs) and cached decoding (give `cache`). With the score `"scaled_dot"` the fused
+    kernel of the backend is used, unless the weights are asked for or dropped out.
+
+    Args:
+        attention: `config.Attention`, the heads, biases, norms, score, position and pattern. Its
+            values may also be given as keywords of the layer:
+            `MultiHeadAttention(num_heads=8, head_dim=64, dropout=0.1)`, or the number of heads
+            here; so may the keywords of `TransformerConfig` for them, such as `window`. The
+            score, a function of the projected query `q` and key `k` of a head, is one of
+            `"scaled_dot"`: `q.k / sqrt(head_dim)` (Vaswani et al. 2017, section 3.2.1);
+            `"dot"`: `q.k` and `"general"`: `q W k` (Luong et al. 2015, equation 8);
+            `"additive"`: `v.tanh(q + k)` (Bahdanau et al. 2014, appendix A.1.2);
+            `"cosine"`: content-based, `strength * cos(q, k)` (Graves et al. 2014, section 3.3.1);
+            `"location"`: `W q`, one score a slot, whatever the key (Luong et al. 2015, eq. 9);
+            or your own function or layer from queries `(batch, num_heads, query_length, head_dim)`
+            and keys `(batch, num_heads, key_length, head_dim)` to scores `(batch, num_heads,
+            query_length, key_length)`. A layer belongs to one attention: if it is given to a
+            second one, that one uses a copy, with weights of its own.
+        head_dim, num_key_value_heads: int, values of `attention` by position, as in Keras.
+        norm: `config.Norm`, the kind and epsilon of `query_key_norm`.
+        causal: bool, whether a query sees only the keys up to its own position.
+        output_dim: int, width of the output. Defaults to the width of the query.
+        kernel_initializer: initializer of the kernels.
+        seed: int, seed of the dropout.
+        **kwargs: values of `attention`, and as in `keras.layers.Layer`.
+
+    Call arguments:
+        query: float `(batch, query_length, dim)`.
+        value: float `(batch, key_length, dim)`. Defaults to `query`.
+        key: float `(batch, key_length, dim)`. Defaults to `value`.
+        mask: bool `(batch, query_length)`, True for real tokens of `query`.
+        value_mask: bool `(batch, key_length)`, True for real tokens of `value`. Layers that
+            produce Keras masks supply both; Keras calls the first one `query_mask` if tensors
+            other than `query` are given.
+        visibility: `AttentionMask`, further limits on the keys that a query sees: packed documents,
+            positions, an explicit mask. Its `padding` replaces the masks.
+        bias: float `(batch or 1, num_heads or 1, query_length, key_length)`, added to the scores.
+        relative: `RelativeStates`, for `disentangled`.
+        cache: `KeyValueCache` for keys and values. Self-attention appends the new keys and values
+            and reads all. Cross-attention writes the keys and values of `value` or, without
+            `value`, reads those that an earlier call wrote.
+        return_attention_scores: bool, whether to return the attention weights.
+        return_projections: bool, whether to return the projected queries and keys.
+
+    Returns:
+        Float `(batch, query_length, output_dim)`. In a tuple with it, if asked for, the attention
+        weights `(batch, num_heads, query_length, key_length)` in float32; a dict of the `queries`
+        and `keys` as passed to the score function, normalized and rotated, `(batch, heads, length,
+        head_dim)`; and the updated cache, if a cache was given.
+
+    Raises:
+        ValueError: if `num_heads` is not a multiple of `num_key_value_heads`, an option is out of
+            range, the score is unknown, a location score has too few slots, arrays do not fit
+            each other, or an argument would be ignored.
+
+    Example:
+    ```python
+    import numpy as np
+    from keras_transformer.config import Attention, Rotary
+    from keras_transformer.layers import MultiHeadAttention
+
+    x = np.random.rand(2, 10, 64).astype("float32")
+    attention = MultiHeadAttention(num_heads=8, head_dim=8, causal=True)
+    y, weights = attention(x, return_attention_scores=True)
+    assert y.shape == (2, 10, 64) and weights.shape == (2, 8, 10, 10)
+
+    grouped = Attention(num_heads=8, num_key_value_heads=2, head_dim=8, position=Rotary(base=1e6))
+    assert MultiHeadAttention(grouped, causal=True)(x).shape == (2, 10, 64)
+    ```
+
+    Source: Vaswani et al. 2017, section 3.2; grouped heads: Ainslie et al. 2023, section 2.2;
+    normalized queries and keys: Dehghani et al. 2023, section 2.
+    """
+
+    option_rules: ClassVar = {
+        # Checked by `attention_by_keywords` and `config.Attention`: the options of
+        # `TransformerConfig` with these names mean something else.
+        "query_key_norm": lambda name, value: value,
+        "position": lambda name, value: value,
+        "causal": check_bool,
+        "output_dim": functools.partial(check_int, at_least=1),
+    }
+    axes: ClassVar = {
+        "query": ("batch", "query_length", "query_dim"),
+        "value": ("batch or 1", "key_length", "value_dim"),
+        "key": ("batch or 1", "key_length", "key_dim"),
+    }
+
+    def __init__(
+        self,
+        attention: Attention | dict | int | None = None,
+        head_dim: int | None = None,
+        num_key_value_heads: int | None = None,
+        norm: Norm | dict | None = None,
+        causal: bool = False,
+        output_dim: int | None = None,
+        kernel_initializer="glorot_uniform",
+        seed: int | None = None,
+        **kwargs,
+    ):
+        keywords = {name: kwargs.pop(name) for name in ATTENTION_KEYWORDS & kwargs.keys()}
+        keywords |= {"head_dim": head_dim, "num_key_value_heads": num_key_value_heads}
+        super().__init__(**kwargs)
+        if isinstance(attention, int) or attention is None:  # heads and their width, by position
+            keywords["score"] = deserialized(keywords.get("score"))
+            keywords |= {} if attention is None else {"num_heads": attention}
+            attention, own = attention_by_keywords(keywords)
+            norm = own if norm is None else norm
+        elif given := sorted(name for name, value in keywords.items() if value is not None):
+            raise ValueError(f"Give {given} within `attention`, or all by keyword.")
+        self.attention = part = part_of("attention", attention, Attention)
+        self.norm = part_of("norm", norm or Norm(), Norm)
+        if part.head_dim is None:
+            raise ValueError("Attention needs the width of its heads: give `head_dim`.")
+        self.num_heads, self.head_dim = part.num_heads, part.head_dim
+        self.num_key_value_heads = part.num_key_value_heads
+        self.rotary = part.position
+        self.causal = causal
+        if part.pattern is not None and part.pattern.bidirectional and causal:
+            raise ValueError(
+                f"{part.pattern} needs an encoder, whose tokens see those behind them: received "
+                "causal=True."
+            )
+        self.output_dim = output_dim
+        self.dropout = part.dropout
+        self.kernel_initializer = keras.initializers.get(kernel_initializer)
+        self.supports_masking = True
+        self._make_projections()
+        self.score = own_layer(part.score)
+        # The score is a sum of three products if it is disentangled.
+        scale = part.scale
+        if isinstance(part.score_bias, Disentangled) and scale is None:
+            scale = (3 * part.head_dim) ** -0.5
+        with no_inner_remat():
+            self.score_function = scores.get(
+                self.score,
+                part.num_heads,
+                part.head_dim,
+                part.slots,
+                scale,
+                dtype=self.dtype_policy,
+            )
+            self.dropout_layer = Dropout(part.dropout, seed=seed, dtype=self.dtype_policy)
+            self.query_norm, self.key_norm = map(self._head_norm, ("query_norm", "key_norm"))
+            self.rotary_embedding = None
+            if part.position is not None:
+                rotation = layer_of(part.position)
+                self.rotary_embedding = rotation.from_part(part.position, dtype=self.dtype_policy)
+        self.global_denses, self.group_norm, self.pattern = [], None, None
+        if part.pattern is not None:
+            self.pattern = layer_of(part.pattern)(part.pattern)
+            self.pattern.make_layers(self)
+
+    def _make_projections(self):
+        part = self.attention
+        keys = part.num_key_value_heads * part.head_dim
+        self.query_dense = self._projection(part.num_heads * part.head_dim, "query", part.bias)
+        self.key_dense = self._projection(keys, "key", part.key_bias)
+        self.value_dense = self._projection(keys, "value", part.bias)
+        self.position_projections = None
+        if isinstance(part.score_bias, Disentangled):
+            self.position_projections = position_projections(self)
+
+    def _head_norm(self, name: str) -> keras.layers.Layer | None:
+        kind = self.attention.query_key_norm
+        if kind is None:
+            return None
+        make = make_head_normalization if kind == "per_head" else make_normalization
+        return make(self.norm.type, self.norm.epsilon, name=name, dtype=self.dtype_policy)
+
+    def _projection(self, units: int, name: str, use_bias: bool) -> Dense:
+        # A fresh initializer each: one instance would give kernels of the same shape equal values.
+        initializer = self.kernel_initializer.clone()
+        with no_inner_remat():
+            return Dense(
+                units,
+                use_bias=use_bias,
+                kernel_initializer=initializer,
+                name=name,
+                dtype=self.dtype_policy,
+            )
+
+    def build(self, query_shape, value_shape=None, key_shape=None):
+        value_shape = value_shape or query_shape
+        if self.rotary_embedding is not None:
+            self.rotary_embedding.check_width(self.head_dim)
+        self.query_dense.build(query_shape)
+        self.key_dense.build(key_shape or value_shape)
+        self.value_dense.build(value_shape)
+        for layer in (*self.global_denses, self.group_norm):
+            if layer is not None:
+                layer.build(query_shape)
+        self.score_function.build(None)
+        if self.attention.sinks:
+            self.sinks = self.add_weight(name="sinks", shape=(self.num_heads,), initializer="zeros")
+        for dense in self.position_projections or ():
+            if not dense.built:  # the positions' own
+                dense.build(query_shape)
+        for norm, dense in ((self.query_norm, self.query_dense), (self.key_norm, self.key_dense)):
+            if norm is not None:
+                across = self.attention.query_key_norm == "across"
+                width = dense.units if across else self.head_dim
+                norm.build((None, None, dense.units // width, width))
+        self.output_dense = self._projection(
+            self.output_dim or query_shape[-1], "output", self.attention.output_bias
+        )
+        self.output_dense.build((*query_shape[:-1], self.num_heads * self.head_dim))
+        shapes = (query_shape, value_shape, key_shape or value_shape)
+        names = ("query_dim", "value_dim", "key_dim")
+        self.fixed = {name: shape[-1] for name, shape in zip(names, shapes, strict=True)}
+
+    def check_call(self, given):
+        names = ("query", "value", "key", "value_mask", "cache")
+        query, value, key, value_mask, cache = map(given.get, names)
+        keys, own_keys = self._keys(query, value, cache), self._has_own_keys(value, cache)
+        super().check_call({**given, "value": keys})
+        check_has_keys(type(self).__name__, value=value)
+        check_mask_and_bias(self.attention, self.causal, query, keys, given, own_keys)
+        if cache is not None:
+            cache.check_fit(known_shape(query), self.num_key_value_heads, self.head_dim)
+        if own_keys:
+            reason = "there is no `value`. The `mask` of the queries is also the mask of the keys."
+            refuse_unused(reason, value_mask=value_mask)
+        elif value is None:
+            refuse_unused("the keys come from the cache. Give `value` too.", key=key)
+
+    def call(
+        self,
+        query,
+        value=None,
+        key=None,
+        mask=None,
+        query_mask=None,
+        value_mask=None,
+        visibility=None,
+        bias=None,
+        relative=None,
+        cache=None,
+        return_attention_scores: bool = False,
+        return_projections: bool = False,
+        training: bool = False,
+    ):
+        own_keys = self._has_own_keys(value, cache)
+        mask = query_mask if mask is None else mask
+        self._check_masks(query, value, cache, mask, value_mask)
+        visibility = AttentionMask.given(visibility, mask if own_keys else value_mask)
+        first_slot = cache.next if own_keys and cache is not None else 0
+        # Once a cache holds tokens, the keys are more than the tokens of this call.
+        from_cache = cache is not None and not is_static_zero(cache.next)
+        positions = visibility.query_positions
+        if positions is None and from_cache and own_keys and self.rotary is not None:
+            positions = first_slot + sequence_positions(query)
+        key_positions = positions if own_keys else visibility.key_positions
+        rotation = {"positions": positions}
+        if self.rotary is not None:
+            padding = None if from_cache else visibility.padding
+            states = query if value is None else value
+            rotation["lengths"] = self._row_lengths(states, key_positions, padding)
+        queries = self._normalized_and_rotated(
+            self.query_dense(query), self.num_heads, self.query_norm, rotation
+        )
+        if own_keys or value is not None:
+            rotation["positions"] = key_positions
+            keys, values = self._keys_and_values(query, value, key, rotation)
+            if self.position_projections is not None or relative is not None:
+                bias = with_relative_scores(self, queries, keys, relative, cache, bias)
+            if cache is not None:
+                cache = cache.write(keys, values)
+                cache = cache if own_keys else cache.full()
+        if from_cache:
+            keys, values = cache.read(self.compute_dtype)
+        elif visibility.key_positions is None:
+            visibility = visibility._replace(key_positions=key_positions)
+        if cache is None:
+            # A window counts places in the sequence, or positions in a cache, which may have gaps.
+            visibility = visibility._replace(query_positions=None, key_positions=None)
+        # With a cache, an explicit mask already includes causality.
+        causal = self.causal and (cache is None or (own_keys and visibility.explicit is None))
+        visibility = visibility._replace(causal=causal, first_slot=first_slot, pattern=self.pattern)
+        attend = functools.partial(self._attend, from_cache, return_attention_scores, training)
+        if self.pattern is None:
+            if isinstance(bias, LazyBias):
+                bias = bias.materialize(query)
+            attended, weights = attend(queries, keys, values, visibility, bias)
+        else:
+            visibility = visibility if from_cache else self.pattern.placed(visibility)
+            may_cut = own_keys and not (from_cache or return_attention_scores)
+            options = {
+                "may_cut": may_cut and self.score_function.of_contents, "training": training,
+            }  # fmt: skip
+            projected = (queries, keys, values)
+            given = (self, attend, query, projected, visibility, bias)
+            attended, weights = self.pattern.attend(*given, **options)
+        shape = ops.shape(attended)
+        output = self.output_dense(
+            ops.reshape(attended, (shape[0], shape[1], self.num_heads * self.head_dim))
+        )
+        projections = self._projections(queries, keys, from_cache) if return_projections else None
+        return pack_outputs(output, weights, projections, cache)
+
+    @property
+    def sees_first_alone(self) -> bool:
+        """Whether the first query can be computed alone with the same output.
+
+        Not with global tokens: their projections differ from the projections of other queries.
+        """
+        return not self.global_denses
+
+    def _has_own_keys(self, value, cache) -> bool:
+        """Return True if the keys come from the query states: self-attention."""
+        return value is None and (cache is None or cache.next is not None)
+
+    def _keys(self, query, value, cache):
+        """Return the states that the keys come from. None with a cache, which may hold them."""
+        return query if value is None and cache is None else value
+
+    def _check_masks(self, query, value, cache, mask, value_mask):
+        """Raise ValueError if a mask does not fit; Keras gives propagated ones only to `call`."""
+        if mask is not None or value_mask is not None:
+            keys = self._keys(query, value, cache)
+            check_shapes(query, keys, mask=mask, value_mask=value_mask)
+
+    def _keys_and_values(self, query, value, key, rotation):
+        value = query if value is None else value
+        key = value if key is None else key
+        keys = self._normalized_and_rotated(
+            self.key_dense(key), self.num_key_value_heads, self.key_norm, rotation
+        )
+        return keys, self._split(self.value_dense(value), self.num_key_value_heads)
+
+    def _attend(self, from_cache, scores_wanted, training, queries, keys, values, visibility, bias):
+        """Return the weighted sum of the values and the weights.
+
+        Queries, keys, values and the sum are `(batch, length, heads, head_dim)`; keys and values
+        from a cache are `(batch, heads, length, head_dim)`. The weights are None if not wanted.
+        """
+        dropped = training and self.dropout > 0
+        dot = self.score_function.scale is not None
+        plain = dot and self.attention.soft_cap is None and not self.attention.sinks
+        by_kernel = plain and not (scores_wanted or from_cache) and kernels.takes(queries.dtype)
+        by_kernel = by_kernel and (not dropped or kernels.takes_dropout(queries))
+        attend = functools.partial(self._attend_stepwise, training=training)
+        if by_kernel:
+            attend = functools.partial(self._attend_fused, dropout=self.dropout if dropped else 0)
+        elif not from_cache:
+            keys, values = _heads_first(keys), _heads_first(values)
+        elif plain and not (scores_wanted or dropped) and kernels.takes_cached(queries, keys):
+            attend = self._attend_cached
+        sinks = (ops.cast(self.sinks, "float32"),) if self.attention.sinks else ()
+        draw = self.dropout_layer.next_seeds if dropped else None
+        long = dot and bias is None and not scores_wanted and _is_long(visibility, queries)
+        if long and (not by_kernel or kernels.keeps_scores(queries)):
+            shared = (keys, values, *sinks)
+            return attend_in_chunks(attend, queries, shared, visibility, draw), None
+        if sinks:
+            attend = functools.partial(attend, sinks=sinks[0])
+        if not (scores_wanted or from_cache) and kernels.scores_at_a_time(queries) is not None:
+            slots = keys.shape[1 if by_kernel else 2]
+            given = (attend, queries, keys, values, visibility, bias, slots, draw)
+            return attend_in_row_groups(*given), None
+        attended, weights = attend(queries, keys, values, visibility=visibility, bias=bias)
+        return attended, weights if scores_wanted else None
+
+    def _attend_fused(self, queries, keys, values, *, visibility, bias=None, seed=None, dropout):
+        """Return the weighted sum of the values by a fused kernel, with None as the weights.
+
+        All arrays are `(batch, length, heads, head_dim)`.
+        """
+        given = (queries, keys, values)
+        options = {"scale": self.score_function.scale, "dropout": dropout}
+        if visibility.is_causality_alone and bias is None:
+            return kernels.attention(*given, is_causal=True, **options), None
+        allowed = visibility.mask(ops.shape(queries)[1], ops.shape(keys)[1])
+        if bias is not None and allowed is not None:
+            # Not every backend's kernel takes both, so the mask becomes part of the bias.
+            bias = ops.where(allowed, ops.cast(bias, queries.dtype), _lowest(queries.dtype))
+            allowed = None
+        return kernels.attention(*given, bias=bias, mask=allowed, **options), None
+
+    def _attend_cached(self, queries, keys, values, *, visibility, bias=None, seed=None):
+        """Like `_attend_fused`, with cached keys and values `(batch, heads, slots, head_dim)`."""
+        allowed = visibility.mask(ops.shape(queries)[1], ops.shape(keys)[2])
+        scale = self.score_function.scale
+        return kernels.cached_attention(queries, keys, values, bias, allowed, scale), None
+
+    def _attend_stepwise(
+        self, queries, keys, values, sinks=None, *, visibility, bias=None, seed=None, training
+    ):
+        """Return the weighted sum and the weights, computed without a fused kernel.
+
+        Keys and values are `(batch, heads, length, head_dim)`.
+        """
+        allowed = visibility.mask(ops.shape(queries)[1], ops.shape(keys)[2])
+        queries = _heads_first(queries)
+        logits = ops.cast(self.score_function(queries, keys), "float32")
+        if self.attention.soft_cap is not None:
+            logits = self.attention.soft_cap * ops.tanh(logits / self.attention.soft_cap)
+        if bias is not None:
+            logits = logits + ops.cast(bias, "float32")
+        if allowed is not None:
+            logits = ops.where(allowed, logits, _lowest("float32"))
+        # Keras warns about a softmax over one number.
+        one = logits.shape[-1] == 1
+        weights = ops.ones_like(logits) if one else ops.softmax(logits, axis=-1)
+        if sinks is not None:
+            # The softmax has one more score, the sink's, which adds no value to the sum.
+            total = ops.logsumexp(logits, axis=-1, keepdims=True)
+            weights = weights * ops.sigmoid(total - sinks[:, None, None])
+        cast = ops.cast(weights, values.dtype)
+        dropped = self.dropout_layer(cast, training=training, seed=seed)
+        # Query heads that share a value head become rows of one product.
+        shape, groups = ops.shape(dropped), ops.shape(values)[1]
+        dropped = ops.reshape(dropped, (shape[0], groups, -1, shape[3]))
+        attended = ops.reshape(ops.matmul(dropped, values), (*shape[:3], self.head_dim))
+        return _heads_first(attended), weights
+
+    def _projections(self, queries, keys, from_cache) -> dict:
+        """Return queries and keys as the scores use them, `(batch, heads, length, head_dim)`."""
+        return {
+            "queries": _heads_first(queries),
+            "keys": keys if from_cache else _heads_first(keys),
+        }
+
+    def _row_lengths(self, keys, positions, padding):
+        """Return the number of tokens of each row if the rotation depends on it, else None."""
+        if not self.rotary_embedding.by_length:
+            return None
+        return row_lengths(sequence_positions(keys) if positions is None else positions, padding)
+
+    def _normalized_and_rotated(self, states, heads, norm, rotation):
+        states = self._normalized(states, heads, norm)
+        rotate = self.rotary_embedding
+        return states if rotate is None else call_unchecked(rotate, states, **rotation)
+
+    def _normalized(self, states, heads, norm):
+        """Split states into heads, and normalize them if there is a norm."""
+        if norm is not None and self.attention.query_key_norm == "across":
+            states, norm = norm(states), None
+        states = self._split(states, heads)
+        return states if norm is None else norm(states)
+
+    def _split(self, states, heads: int):
+        shape = ops.shape(states)
+        return ops.reshape(states, (shape[0], shape[1], heads, self.head_dim))
+
+    def compute_mask(self, query, mask=None, **kwargs):
+        return mask
+
+    def compute_output_shape(self, query_shape, value_shape=None, key_shape=None):
+        return (*query_shape[:-1], self.output_dim or query_shape[-1])
+
+    def compute_output_spec(self, *args, **kwargs):
+        given = named_arguments(self.call, args, kwargs)
+        query, value, cache = given["query"], given["value"], given["cache"]
+        mask = given["query_mask"] if given["mask"] is None else given["mask"]
+        self._check_masks(query, value, cache, mask, given["value_mask"])
+        output = keras.KerasTensor(self.compute_output_shape(query.shape), self.compute_dtype)
+        keys, weights, projections = query if value is None else value, None, None
+        batch, length = query.shape[:2]
+        slots = keys.shape[1] if cache is None else cache.keys.shape[2]
+        if given["return_attention_scores"]:
+            weights = keras.KerasTensor((batch, self.num_heads, length, slots), dtype="float32")
+        if given["return_projections"]:
+            sizes = {"queries": (self.num_heads, length), "keys": (self.num_key_value_heads, slots)}
+            projections = {
+                name: keras.KerasTensor((batch, *size, self.head_dim), self.compute_dtype)
+                for name, size in sizes.items()
+            }
+        return pack_outputs(output, weights, projections, cache)
+
+
+def _is_long(visibility: AttentionMask, queries) -> bool:
+    """Return whether the scores of all queries at once could take too much memory."""
+    length = queries.shape[1]
+    return isinstance(length, int) and length >= _LONG and visibility.explicit is None
+
+
+def _heads_first(states):
+    """Swap the axes of heads and length, in either direction."""
+    return ops.transpose(states, (0, 2, 1, 3))
+
+
+def _lowest(dtype: str) -> float:
+    """Return a score that gives the weight 0, finite so that fully masked rows do not give NaN."""
+    return -3e4 if keras.backend.standardize_dtype(dtype) == "float16" else -1e30

@@ -1,0 +1,404 @@
+"""A block of a model: a mixer such as attention, and a feed-forward layer, with residuals."""
+
+from typing import Any, ClassVar
+
+import keras
+
+from keras_transformer.config import Attention, Experts, Mixer
+from keras_transformer.config import Block as BlockPart
+from keras_transformer.kernels.products import onednn_matmul_scope
+from keras_transformer.layers.arguments import (
+    ChecksCall,
+    SavesArguments,
+    call_unchecked,
+    check_has_keys,
+    check_shapes,
+    named_arguments,
+    own_layer,
+    pack_outputs,
+    refuse_unused,
+)
+from keras_transformer.layers.attention.masking import AttentionMask
+from keras_transformer.layers.attention.score_bias import LazyBias, check_mask_and_bias
+from keras_transformer.layers.dense import Dense
+from keras_transformer.layers.dropout import Dropout
+from keras_transformer.layers.feed_forward import activated, build_function
+from keras_transformer.layers.neighbours import with_neighbours
+from keras_transformer.layers.normalization import make_normalization, normalized
+from keras_transformer.layers.parts import layer_of, part_of
+from keras_transformer.layers.remat import Rematerializable, no_inner_remat
+from keras_transformer.support.checking import check_bool, known_shape
+
+
+@keras.saving.register_keras_serializable(package="keras_transformer")
+class Block(ChecksCall, SavesArguments, Rematerializable, keras.layers.Layer):
+    """One layer of a model: a mixer, optional cross-attention, and a feed-forward layer.
+
+    Args:
+        config: `config.Block`, the mixer, the feed-forward layer, the norms and the residual order.
+        causal: bool, whether a token sees only itself and the tokens before it.
+        cross_attention: bool, whether to attend to encoder states, as in a seq2seq model.
+        kernel_initializer: initializer of the kernels.
+        seed: int, seed of the dropout.
+        **kwargs: as in `keras.layers.Layer`.
+
+    Call arguments:
+        inputs: float `(batch, length, hidden_dim)`.
+        encoder_states: float `(batch, encoder_length, encoder_dim)`. May be left out if the
+            cache already holds their keys and values.
+        mask: bool `(batch, length)`, True for real tokens. Keras passes a propagated mask here,
+            or as `inputs_mask` when other tensors are given too.
+        encoder_states_mask: bool `(batch, encoder_length)`, True for real encoder states.
+        visibility: `AttentionMask` of the mixer, see `MultiHeadAttention`.
+        cross_visibility: `AttentionMask` of the encoder states.
+        bias: float `(batch or 1, heads or 1, length, keys)`, added to the self-attention scores.
+        cache: dict `{"self": KeyValueCache, "cross": KeyValueCache}`; `"cross"` is None before the
+            first call and without cross-attention.
+        return_attention_scores, return_projections: bool, as in `MultiHeadAttention`.
+        relative: `RelativeStates`, see `MultiHeadAttention`.
+        first_only: bool, whether to compute only the state of the first token.
+
+    Returns:
+        Float `(batch, length, hidden_dim)`; with `first_only` `(batch, 1, hidden_dim)`. In a tuple
+        with it, if asked for, a dict of attention weights and a dict of projections, each with the
+        keys `"self"` and `"cross"`; and the updated cache, if a cache was given.
+
+    Raises:
+        ValueError: if the width of the states does not fit the part, encoder states are missing, or
+            given without `cross_attention`, or if another argument has no effect.
+
+    Example:
+    ```python
+    import numpy as np
+    from keras_transformer import config
+    from keras_transformer.layers import Block
+
+    part = config.Block(
+        mixer=config.Attention(num_heads=4, position=config.Rotary()),
+        feed_forward=config.Dense(dim=64, activation="silu", gated=True),
+        norm=config.Norm(type="rms_norm"),
+        residual=config.Residual(order="pre"),
+    )
+    assert Block(part, causal=True)(np.random.rand(2, 7, 32)).shape == (2, 7, 32)
+    ```
+
+    Source: Vaswani et al. 2017, section 3.1; the residual orders: see `config.Residual`.
+    """
+
+    option_rules: ClassVar = {"causal": check_bool, "cross_attention": check_bool}
+    axes: ClassVar = {
+        "inputs": ("batch", "length", "dim"),
+        "encoder_states": ("batch or 1", "encoder_length", "encoder_dim"),
+    }
+
+    def __init__(
+        self,
+        config: BlockPart,
+        causal: bool = False,
+        cross_attention: bool = False,
+        kernel_initializer="glorot_uniform",
+        seed: int | None = None,
+        **kwargs,
+    ):
+        super().__init__(**kwargs)
+        self.config = part = part_of("config", config, BlockPart)
+        self.causal = causal
+        if part.convolution is not None and (causal or cross_attention):
+            raise ValueError(
+                "`convolution_size` is for an encoder's block, whose tokens see those behind them, "
+                f"received {part.convolution.size} for a {type(self).__name__}."
+            )
+        if cross_attention and part.residual.is_parallel:
+            raise ValueError("`parallel_residual` has no place for `cross_attention`.")
+        self.cross_attention_enabled = cross_attention
+        self.pattern = getattr(part.mixer, "pattern", None)
+        self.rotary = getattr(part.mixer, "position", None)
+        self.has_experts = isinstance(part.feed_forward, Experts)
+        self.supports_masking = True
+        self._initializer = keras.initializers.get(kernel_initializer)
+        self._seed = seed
+        # The order of creation matters: saved optimizer states follow the order of the layers.
+        self._make_norms(part.mixer.name)
+        self._make_norms("feed_forward")
+        with no_inner_remat():
+            self.feed_forward = layer_of(part.feed_forward).from_part(
+                part.feed_forward,
+                kernel_initializer=self._initializer,
+                name="feed_forward",
+                dtype=self.dtype_policy,
+            )
+        if part.convolution is not None:
+            self.convolution_activation = own_layer(part.convolution.activation)
+            self._make_norms("convolution")
+        with no_inner_remat():
+            self.dropout_layer = Dropout(part.dropout, seed=seed, dtype=self.dtype_policy)
+        if cross_attention:
+            self._make_norms("cross_attention")
+
+    def _make_norms(self, sublayer: str):
+        """Make a sub-layer's norm, before it or after the sum, and the norm of its output."""
+        wanted = self.config.residual.norms(sublayer)
+        for name in (f"{sublayer}_norm", f"{sublayer}_output_norm"):
+            norm = None
+            if name in wanted:
+                with no_inner_remat():
+                    kind = self.config.norm
+                    norm = make_normalization(
+                        kind.type, kind.epsilon, name=name, dtype=self.dtype_policy
+                    )
+            setattr(self, name, norm)
+
+    def _norms(self, sublayer: str) -> list[keras.layers.Layer | None]:
+        return [getattr(self, f"{sublayer}_{name}") for name in ("norm", "output_norm")]
+
+    def _build_norms(self, sublayer: str, input_shape):
+        for norm in self._norms(sublayer):
+            if norm is not None:
+                norm.build(input_shape)
+        if self.config.residual.trained_scale:
+            name = f"{sublayer}_scale"
+            setattr(self, name, self.add_weight(input_shape[-1:], "ones", name=name))
+
+    def _mixer(self, part: Mixer, hidden_dim: int, **options) -> keras.layers.Layer:
+        """Make a mixer, whose sizes may depend on the width of the states."""
+        part = part.for_width(hidden_dim)
+        options |= {"seed": self._seed, "dtype": self.dtype_policy}
+        with no_inner_remat():
+            return layer_of(part)(
+                part, norm=self.config.norm, kernel_initializer=self._initializer, **options
+            )
+
+    @property
+    def mixer_layer(self) -> keras.layers.Layer:
+        """The mixer's layer once the block is built, for attention `self_attention`."""
+        return getattr(self, self.config.mixer.name)
+
+    def build(self, inputs_shape, encoder_states_shape=None):
+        self.check_rank(inputs_shape)
+        part, hidden_dim = self.config, inputs_shape[-1]
+        name = part.mixer.name
+        setattr(self, name, self._mixer(part.mixer, hidden_dim, name=name, causal=self.causal))
+        self.mixer_layer.build(inputs_shape)
+        self._build_norms(name, inputs_shape)
+        self.feed_forward.build(inputs_shape)
+        self._build_norms("feed_forward", inputs_shape)
+        if part.convolution is not None:
+            self._build_convolution(part.convolution.size, inputs_shape)
+        self.fixed = {"dim": hidden_dim}
+        if self.cross_attention_enabled:
+            source_shape = encoder_states_shape or inputs_shape
+            self.cross_attention = self._mixer(
+                part.cross_attention, hidden_dim, name="cross_attention"
+            )
+            self.cross_attention.build(inputs_shape, source_shape)
+            self._build_norms("cross_attention", inputs_shape)
+            self.fixed = {**self.fixed, "encoder_dim": source_shape[-1]}
+
+    def _build_convolution(self, size: int, input_shape):
+        with no_inner_remat():
+            self.convolution = Dense(
+                input_shape[-1],
+                kernel_initializer=self._initializer.clone(),
+                name="convolution",
+                dtype=self.dtype_policy,
+            )
+        build_function(self.convolution_activation, input_shape)
+        self.convolution.build((*input_shape[:-1], size * input_shape[-1]))
+        self._build_norms("convolution", input_shape)
+
+    def check_call(self, given):
+        inputs, cache = given.get("inputs"), given.get("cache")
+        shape = known_shape(inputs)
+        if shape is not None:
+            self.check_rank(shape)
+        super().check_call(given)
+        if cache is not None and not self.causal:
+            raise ValueError("A block with causal=False sees later tokens: it takes no `cache`.")
+        keys = inputs if cache is None else None
+        check_mask_and_bias(self.config.mixer, self.causal, inputs, keys, given, own_keys=True)
+        self._check_source(inputs, given)
+        if cache is not None and shape is not None:
+            mixers = {"self": self.config.mixer}
+            if cache["cross"] is not None:
+                mixers["cross"] = self.config.cross_attention
+            for side, mixer in mixers.items():
+                heads, width, _ = mixer.for_width(shape[-1]).cached(shape[-1])
+                cache[side].check_fit(shape, heads, width)
+
+    def check_rank(self, shape):
+        """Raise ValueError if a shape is not `(batch, length, dim)`."""
+        if len(shape) != 3:
+            raise ValueError(
+                f"{type(self).__name__} takes states of shape (batch, length, dim), received "
+                f"{tuple(shape)}. A `TokenEmbedding` makes them from token ids."
+            )
+
+    def call(
+        self,
+        inputs,
+        encoder_states=None,
+        mask=None,
+        inputs_mask=None,
+        encoder_states_mask=None,
+        visibility=None,
+        cross_visibility=None,
+        bias=None,
+        cache=None,
+        return_attention_scores: bool = False,
+        return_projections: bool = False,
+        training: bool = False,
+        relative=None,
+        first_only: bool = False,
+    ):
+        mask = inputs_mask if mask is None else mask
+        self._check_masks(inputs, encoder_states, cache, mask, encoder_states_mask)
+        visibility = AttentionMask.given(visibility, mask)
+        asked, extra = output_flags(return_attention_scores, return_projections)
+        options = {"training": training}
+        attends = isinstance(self.config.mixer, Attention)
+        updated = {"cross": None}
+        rest = extra if cache is None else [*extra, updated]
+        # A cache's padding covers its slots.
+        real = visibility.padding if cache is None else None
+
+        def mix(x):
+            own = {"visibility": visibility, **options, **(asked if attends else {})}
+            own |= {} if bias is None else {"bias": bias}
+            own |= {} if relative is None else {"relative": relative}
+            own |= {} if cache is None else {"cache": cache["self"]}
+            alone = first_only and getattr(self.mixer_layer, "sees_first_alone", False)
+            if alone:
+                own |= _of_first(x, visibility, bias, relative)
+                x = x[:, :1]
+            # Other mixers have neither attention weights nor projections.
+            mixed = call_unchecked(self.mixer_layer, x, **own)
+            x = split_outputs(mixed, "self", rest if attends else rest[len(extra) :])
+            return x[:, :1] if first_only and not alone else x
+
+        def attend_to_encoder(x):
+            slots = None if cache is None else cache["cross"]
+            if cache is not None and encoder_states is not None:
+                slots = cache["self"].like(0)  # Empty; the keys of the encoder are appended.
+            seen = AttentionMask.given(cross_visibility, encoder_states_mask)
+            own = {"value": encoder_states, "visibility": seen, "cache": slots, **options, **asked}
+            return split_outputs(call_unchecked(self.cross_attention, x, **own), "cross", rest)
+
+        def convolve(x):
+            size = self.config.convolution.size
+            x = self.convolution(with_neighbours(x, size, visibility))
+            x = self.dropout_layer(x[:, :1] if first_only else x, training=training)
+            return activated(self.convolution_activation, x)
+
+        def feed_forward(x):
+            if not self.has_experts:
+                return call_unchecked(self.feed_forward, x)
+            counted = real[:, :1] if first_only and real is not None else real
+            return call_unchecked(self.feed_forward, x, mask=counted, training=training)
+
+        residual, name = self.config.residual, self.config.mixer.name
+        with onednn_matmul_scope(inputs):
+            kept = inputs[:, :1] if first_only else inputs
+            if residual.order == "parallel_shared":
+                norm = getattr(self, f"{name}_norm")
+                inputs = normalized(norm, inputs, training)
+            x = self._sublayer(name, mix, inputs, kept, training)
+            if self.cross_attention_enabled:
+                x = self._sublayer("cross_attention", attend_to_encoder, x, x, training)
+            given = x
+            if residual.is_parallel:
+                given = inputs[:, :1] if first_only else inputs
+            x = self._sublayer("feed_forward", feed_forward, given, x, training)
+            if self.config.convolution is not None:
+                x = self._sublayer("convolution", convolve, inputs, x, training, dropped=True)
+        return pack_outputs(x, *rest)
+
+    def _sublayer(self, name, function, inputs, skipped, training, dropped: bool = False):
+        """Apply one sub-layer with its norms, its residual and, unless `dropped`, dropout."""
+        residual, (norm, output_norm) = self.config.residual, self._norms(name)
+        before = residual.is_first and norm is not None and residual.order != "parallel_shared"
+        output = function(normalized(norm, inputs, training) if before else inputs)
+        output = output if output_norm is None else normalized(output_norm, output, training)
+        output = output if residual.scale == 1 else output * residual.scale
+        if residual.trained_scale:
+            output = output * getattr(self, f"{name}_scale")
+        x = skipped + (output if dropped else self.dropout_layer(output, training=training))
+        return x if residual.is_first or norm is None else normalized(norm, x, training)
+
+    def _check_masks(self, inputs, encoder_states, cache, mask, encoder_states_mask):
+        """Raise ValueError if a mask does not fit; Keras gives propagated ones only to `call`."""
+        if mask is not None:
+            check_shapes(inputs, inputs if cache is None else None, mask=mask)
+        if encoder_states_mask is not None:
+            check_shapes(inputs, encoder_states, encoder_states_mask=encoder_states_mask)
+
+    def _check_source(self, inputs, given):
+        """Raise ValueError if encoder states are missing, unused, or do not fit."""
+        names = ("encoder_states", "encoder_states_mask", "cross_visibility", "cache")
+        encoder_states, encoder_states_mask, cross_visibility, cache = map(given.get, names)
+        if not self.cross_attention_enabled:
+            refuse_unused(
+                "this block has no cross-attention. Make it with `cross_attention=True`.",
+                encoder_states=encoder_states,
+                encoder_states_mask=encoder_states_mask,
+                cross_visibility=cross_visibility,
+            )
+        elif encoder_states is None and (cache is None or cache["cross"] is None):
+            raise ValueError(
+                "This block has cross-attention: give `encoder_states`, or a `cache` "
+                "that holds their keys and values."
+            )
+        else:
+            check_has_keys(type(self).__name__, encoder_states=encoder_states)
+            attention, seen = self.config.cross_attention, {"visibility": cross_visibility}
+            seen["cache"] = cache
+            check_mask_and_bias(attention, False, inputs, encoder_states, seen, own_keys=False)
+
+    def compute_mask(self, inputs, mask=None, **kwargs):
+        return mask
+
+    def compute_output_shape(self, inputs_shape, encoder_states_shape=None):
+        return tuple(inputs_shape)
+
+    def compute_output_spec(self, *args, **kwargs):
+        given = {"cache": None, **named_arguments(self.call, args, kwargs)}
+        inputs, cache = given["inputs"], given["cache"]
+        mask = given["inputs_mask"] if given["mask"] is None else given["mask"]
+        names = ("encoder_states", "encoder_states_mask")
+        encoder_states, encoder_states_mask = map(given.get, names)
+        self._check_masks(inputs, encoder_states, cache, mask, encoder_states_mask)
+        asked = given["return_attention_scores"]
+        if given["return_projections"] or (asked and self.cross_attention_enabled):
+            return keras.layers.Layer.compute_output_spec(self, *args, **kwargs)
+        batch, length, dim = inputs.shape
+        queries, weights = 1 if given["first_only"] else length, None
+        output = keras.KerasTensor((batch, queries, dim), self.compute_dtype)
+        if asked:
+            if cache is not None or not isinstance(self.config.mixer, Attention):
+                return keras.layers.Layer.compute_output_spec(self, *args, **kwargs)
+            shape = (batch, self.config.mixer.num_heads, queries, length)
+            weights = {"self": keras.KerasTensor(shape, "float32")}
+        return pack_outputs(output, weights, cache)
+
+
+def _of_first(x, visibility: AttentionMask, bias, relative) -> dict:
+    """Return the arguments of attention for the first query alone."""
+    of_first = bias.materialize(x, 1) if isinstance(bias, LazyBias) else bias
+    arguments = {"value": x, "visibility": visibility.of_first_query()}
+    arguments |= {} if of_first is None else {"bias": of_first[:, :, :1]}
+    return arguments | ({} if relative is None else {"relative": relative.of_first_query()})
+
+
+def output_flags(scores: bool, projections: bool) -> tuple[dict[str, bool], list[dict]]:
+    """Return the flags of attention's optional outputs, and an empty dict for each True flag."""
+    asked = {"return_attention_scores": scores, "return_projections": projections}
+    return asked, [{} for wanted in asked.values() if wanted]
+
+
+def split_outputs(result: Any, side: str, extra: list[dict]) -> Any:
+    """Return the output of a `pack_outputs` result; store the rest in `extra`, under `side`."""
+    if not extra:
+        return result
+    output, *rest = result
+    for each, given in zip(extra, rest, strict=True):
+        each[side] = given
+    return output

@@ -1,0 +1,1 @@
+"""How a model runs: steps, their programs, state that survives an interrupt, locks."""

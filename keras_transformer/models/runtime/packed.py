@@ -1,0 +1,42 @@
+"""Packed weights: a second copy of a model's weights, in the order in which they are read."""
+
+from weakref import WeakValueDictionary
+
+import keras
+
+from keras_transformer.kernels.device import is_on_cpu, on
+
+
+def make_packed_predict_function(model: keras.Model) -> None:
+    """Make the function that `predict` calls, for a model with packed weights.
+
+    The function is traced for each batch shape into its bare operations, without the calls of
+    layers around them, and matrix products read a copy of the weights in oneDNN's own order.
+    """
+    import torch
+
+    from keras_transformer.kernels.torch_tracing.traced import TracedFunction
+
+    if model._traced is None:
+
+        def outputs(x):
+            return model(x, training=False)
+
+        model._traced = TracedFunction(outputs, model, packed=WeakValueDictionary())
+    traced, weights = model._traced, model._traced.weights_key()
+
+    @torch.inference_mode()
+    def predict_step(data):
+        x, _, _ = keras.utils.unpack_x_y_sample_weight(data[0])
+        return traced(weights, keras.tree.map_structure(_tensor, x))
+
+    model.predict_function = predict_step
+
+
+def packs(model: keras.Model) -> bool:
+    """Return whether a model runs where weights can be packed."""
+    return on("torch") and is_on_cpu(model)
+
+
+def _tensor(x):
+    return x if x is None else keras.ops.convert_to_tensor(x)

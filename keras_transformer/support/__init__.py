@@ -1,0 +1,1 @@
+"""Helpers for every package: checks, files, processes, and names of other libraries."""

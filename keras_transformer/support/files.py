@@ -1,0 +1,257 @@
+"""Reading and writing of files: bounded reads, and writes that appear whole or not at all."""
+
+import contextlib
+import ctypes
+import errno
+import functools
+import os
+import re
+import stat
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+
+import numpy as np
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save_file
+
+from keras_transformer.support.scratch import scratch_folder
+
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_EXCHANGE = 2  # RENAME_EXCHANGE on Linux, RENAME_SWAP on macOS
+_LINUX_HERE = -100  # AT_FDCWD
+_NO_RIGHT = (errno.EACCES, errno.EPERM, errno.EROFS)
+
+
+def has_file(path: str | os.PathLike) -> bool:
+    """Return whether there is a file at this path.
+
+    Raises:
+        ValueError: if the path is a broken link, a folder, a pipe, a socket or a device.
+        PermissionError: if the file may not be read.
+    """
+    try:
+        mode = os.stat(path).st_mode
+    except (FileNotFoundError, NotADirectoryError):
+        if os.path.islink(path):
+            raise ValueError(
+                f"{path} is a link to {os.readlink(path)}, which does not exist. Put the file "
+                "there, or remove the link."
+            ) from None
+        return False
+    except OSError as error:  # a loop of links, or a name that is too long
+        raise ValueError(f"{path} cannot be read: {error.strerror}.") from None
+    _check_kind(path, mode)
+    if not os.access(path, os.R_OK):
+        raise PermissionError(f"{path} may not be read by this user. Change its permissions.")
+    return True
+
+
+def check_file(path: str | os.PathLike) -> None:
+    """Raise FileNotFoundError if the path does not exist, and the errors of `has_file`."""
+    if not has_file(path):
+        raise FileNotFoundError(f"There is no file {path}.")
+
+
+def read_file(path: str | os.PathLike, limit: int) -> bytes:
+    """Return the content of a file. Raises ValueError if it has more than `limit` bytes."""
+    check_file(path)
+    # The path may have changed since the check: opened this way, a pipe does not wait for a writer.
+    opened = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
+    with open(opened, "rb") as file:
+        described = os.fstat(file.fileno())
+        _check_kind(path, described.st_mode)
+        content = file.read(limit + 1) if described.st_size <= limit else b""
+    size = max(described.st_size, len(content))
+    if size > limit:
+        raise ValueError(
+            f"{path} has {size:,} bytes; a file of this kind may have {limit:,}. Is it the right "
+            "file?"
+        )
+    return content
+
+
+@contextlib.contextmanager
+def atomic_file(path: str | os.PathLike) -> Iterator[Path]:
+    """Yield a path to write to, which then replaces `path` in one step, complete or not at all."""
+    path = Path(path)
+    with naming(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if path.is_dir():
+            raise ValueError(f"{path} cannot be written: it is a folder. Name a file.")
+        if path.exists():
+            _check_kind(path, path.stat().st_mode)
+        with scratch_folder(path.parent, path.name) as folder:
+            scratch = folder / path.name
+            os.close(os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666))
+            mode = stat.S_IMODE(scratch.stat().st_mode)
+            yield scratch
+            # Some libraries create a file of their own that only its owner may read.
+            os.chmod(scratch, mode)
+            keep_permissions(path, scratch)
+            synchronize(scratch)
+            os.replace(scratch, path)
+            synchronize(path.parent)
+
+
+def write_bytes(path: str | os.PathLike, data: bytes) -> None:
+    """Write a file whole or not at all, see `atomic_file`."""
+    with atomic_file(path) as scratch:
+        scratch.write_bytes(data)
+
+
+def write_text(path: str | os.PathLike, text: str) -> None:
+    """Write a text file in UTF-8 whole or not at all, see `atomic_file`."""
+    write_bytes(path, text.encode())
+
+
+def write_safetensors(
+    path: str | os.PathLike,
+    tensors: Mapping[str, np.ndarray],
+    metadata: Mapping[str, str] | None = None,
+) -> None:
+    """Write arrays to a safetensors file whole or not at all, see `atomic_file`."""
+    with atomic_file(path) as scratch:
+        save_file(dict(tensors), scratch, metadata and dict(metadata))
+
+
+class SafetensorsFile(Mapping):
+    """A safetensors file as a mapping from name to array, each read on access."""
+
+    def __init__(self, path: str | os.PathLike):
+        self.path = Path(path)
+        check_file(path)
+        with self._refusing():
+            self._file = safe_open(self.path, framework="numpy")
+            self._names = list(self._file.keys())
+            self.metadata = self._file.metadata() or {}
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        if name not in self._names:
+            raise KeyError(name)
+        with self._refusing():
+            return self._file.get_tensor(name)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+    @contextlib.contextmanager
+    def _refusing(self) -> Iterator[None]:
+        try:
+            yield
+        except (OSError, SafetensorError, TypeError, ValueError, AttributeError) as error:
+            raise ValueError(
+                f"{self.path} is not a usable safetensors file: {error}. Save or fetch it again."
+            ) from error
+
+
+@contextlib.contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Rewrite an error of a write to name the path that the user gave.
+
+    The exception keeps its error number, and therefore its class, such as `PermissionError`.
+    """
+    try:
+        yield
+    except (OSError, SafetensorError) as error:
+        number = _number(error)
+        reason = os.strerror(number) if number else str(error)
+        advice = "The previous content is unchanged."
+        if number in _NO_ROOM:
+            advice += " Free some space, or choose another place."
+        elif number in _NO_RIGHT:
+            advice += " Choose a place that you may write to."
+        message = f"{path} could not be written: {reason}. {advice}"
+        raise (OSError(number, message) if number else OSError(message)) from error
+
+
+def check_writable(folder: str | os.PathLike) -> None:
+    """Raise PermissionError, or OSError on a read-only file system, if `folder` is not writable."""
+    if not os.access(folder, os.W_OK | os.X_OK):
+        read_only = hasattr(os, "statvfs") and os.statvfs(folder).f_flag & os.ST_RDONLY
+        number = errno.EROFS if read_only else errno.EACCES
+        raise OSError(number, os.strerror(number))
+
+
+def replace_folder(new: Path, place: Path, old: Path) -> None:
+    """Move a folder to its place and the previous one to `old`, in one step where possible."""
+    if not os.path.lexists(place):
+        os.rename(new, place)
+        return
+    exchange = exchanging()
+    if exchange is not None and exchange(os.fsencode(new), os.fsencode(place)) == 0:
+        os.rename(new, old)
+        return
+    os.rename(place, old)
+    try:
+        os.rename(new, place)
+    except OSError:
+        os.rename(old, place)
+        raise
+
+
+@functools.cache
+def exchanging() -> Callable[[bytes, bytes], int] | None:
+    """Return the system's function that exchanges two paths in one step, or None."""
+    if sys.platform not in ("linux", "darwin"):
+        return None
+    library = ctypes.CDLL(None)
+    if sys.platform == "linux" and hasattr(library, "renameat2"):
+        return lambda one, other: library.renameat2(
+            _LINUX_HERE, one, _LINUX_HERE, other, ctypes.c_uint(_EXCHANGE)
+        )
+    if sys.platform == "darwin" and hasattr(library, "renamex_np"):
+        return lambda one, other: library.renamex_np(one, other, ctypes.c_uint(_EXCHANGE))
+    return None
+
+
+def keep_permissions(old: Path, new: Path) -> None:
+    """Give a replacement file or folder the mode and, where allowed, the owner of the old one."""
+    try:
+        before = os.stat(old)
+    except FileNotFoundError:
+        return
+    now = os.stat(new)
+    if hasattr(os, "chown") and (before.st_uid, before.st_gid) != (now.st_uid, now.st_gid):
+        with contextlib.suppress(PermissionError):
+            os.chown(new, before.st_uid, before.st_gid)
+    os.chmod(new, stat.S_IMODE(before.st_mode))
+
+
+def synchronize(path: Path) -> None:
+    """Flush a file or a folder to disk, if the system supports it."""
+    if os.name == "nt" and path.is_dir():  # Windows cannot open folders
+        return
+    opened = os.open(path, os.O_RDWR if os.name == "nt" else os.O_RDONLY)
+    try:
+        os.fsync(opened)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP, errno.EBADF):
+            raise
+    finally:
+        os.close(opened)
+
+
+def _check_kind(path: str | os.PathLike, mode: int) -> None:
+    if stat.S_ISREG(mode):
+        return
+    kinds = {
+        stat.S_IFDIR: "a folder",
+        stat.S_IFIFO: "a pipe",
+        stat.S_IFSOCK: "a socket",
+        stat.S_IFCHR: "a device",
+        stat.S_IFBLK: "a device",
+    }
+    kind = kinds.get(stat.S_IFMT(mode), "of another kind")
+    raise ValueError(f"{path} is {kind}, not a file. Put a file there, or remove it.")
+
+
+def _number(error: BaseException) -> int | None:
+    """Return the system's error number. Libraries written in Rust have it only in the message."""
+    if isinstance(error, OSError):
+        return error.errno
+    found = re.search(r"os error (\d+)", str(error))
+    return int(found[1]) if found else None

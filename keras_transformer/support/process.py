@@ -1,0 +1,157 @@
+"""Memory settings of the process, for faster steps on a CPU.
+
+A training step temporarily needs some hundred megabytes. By default Linux's C library takes large
+blocks from the system and returns them after each use, and the system clears each page again:
+295,000 page faults in a step of the tiny translator on JAX, a quarter of its time.
+"""
+
+import ctypes
+import functools
+import logging
+import os
+import platform
+
+import keras
+
+from keras_transformer.support.backend import WAITING
+from keras_transformer.support.checking import check_bool
+
+# from malloc.h
+_M_TRIM_THRESHOLD = -1
+_M_MMAP_MAX = -4
+_M_ARENA_MAX = -8
+_TUNED = {_M_MMAP_MAX: 0, _M_TRIM_THRESHOLD: -1}
+# Environment variables with which a user makes the same settings. They take precedence.
+_SETTINGS = (
+    "GLIBC_TUNABLES",
+    "MALLOC_ARENA_MAX",
+    "MALLOC_MMAP_MAX_",
+    "MALLOC_TRIM_THRESHOLD_",
+)
+
+# A step is slow if it takes this many times as long as the fastest step of its size; and the number
+# of slow steps before the warning.
+_SLOW, _OFTEN = 5, 3
+
+_forbidden = False
+_tuned: bool | None = None  # None until it was tried
+
+
+def tune_process(enabled: bool = True) -> bool:
+    """Let the C library keep freed memory for later allocations, or forbid it.
+
+    The first model, or optimizer of this library, does this automatically and logs a line at level
+    INFO. Call `tune_process(False)` before it to prevent that; call `tune_process()` in programs
+    that use only layers, or create a Keras optimizer before the model. Afterwards the process keeps
+    its peak memory until it ends.
+
+    Large freed blocks are kept only in the main thread. Therefore JAX then runs programs in the
+    thread that calls them; on TensorFlow all threads share one memory arena, so that other threads,
+    such as those that tokenize, may have to wait for it. Call it early: JAX fixes with its first
+    array on a CPU how it runs programs, and a thread with its first allocation which arena it uses.
+    (A JAX program that is given NumPy arrays of over 100 kB waits for them in another thread and
+    does not benefit: the steps of this library's models convert them to JAX arrays first.)
+
+    Args:
+        enabled: bool. False prevents any change in this process. Defaults to True.
+
+    Returns:
+        bool, whether the process is tuned. It is not if the C library is not glibc, or if one of
+        these environment variables is set: `GLIBC_TUNABLES`, `MALLOC_ARENA_MAX`,
+        `MALLOC_MMAP_MAX_`, `MALLOC_TRIM_THRESHOLD_`.
+
+    Raises:
+        ValueError: if `enabled` is not a bool, or is False although the process is already tuned,
+            which cannot be undone.
+
+    Example:
+    ```python
+    import keras_transformer as kt
+
+    assert kt.tune_process() in (True, False)
+    ```
+    """
+    global _forbidden
+    if not check_bool("enabled", enabled) and _tuned:
+        raise ValueError(
+            "The process is already tuned, by the first model or optimizer or an earlier call, and "
+            "this cannot be undone: call `tune_process(False)` before the first model is made."
+        )
+    _forbidden = not enabled
+    return tune_once()
+
+
+def tune_once() -> bool:
+    """Tune the process if it was not tried before and is allowed. Return whether it is tuned."""
+    global _tuned
+    if _tuned is None and not _forbidden:
+        _tuned = _tune()
+    return bool(_tuned)
+
+
+def release_memory() -> None:
+    """Return freed memory to the system, if the C library is glibc.
+
+    Call it after rare operations that temporarily need much memory: loading weights, compiling,
+    moving a cache. Memory that a step frees should stay in the process for the next step.
+    """
+    if _has_glibc():
+        ctypes.CDLL(None).malloc_trim(0)
+
+
+class SlowSteps:
+    """Detector of steps that take much longer than others of the same size; it warns once.
+
+    The usual cause is PyTorch on a busy CPU: its threads spin while they wait for each other, if
+    OpenMP was loaded before `let_threads_sleep` could configure it.
+    """
+
+    def __init__(self):
+        self._quickest: dict = {}
+        self._count = 0
+
+    def note(self, size, seconds: float) -> None:
+        """Record how many seconds a step took. `size` is any key that steps of one size share."""
+        quickest = self._quickest[size] = min(seconds, self._quickest.get(size, seconds))
+        if seconds < _SLOW * quickest:
+            return
+        self._count += 1
+        if self._count == _OFTEN and not set(WAITING) & set(os.environ):
+            logging.getLogger("keras_transformer").warning(
+                "Steps of one size take from %.2g to %.2g seconds: other programs use the cores, "
+                "and PyTorch's threads spin while they wait. To let them sleep, set "
+                "OMP_WAIT_POLICY=PASSIVE in the environment, or `import keras_transformer` before "
+                "`import torch`.",
+                quickest,
+                seconds,
+            )
+
+
+SLOW_STEPS = SlowSteps()
+
+
+@functools.cache
+def _has_glibc() -> bool:
+    return platform.libc_ver()[0] == "glibc"
+
+
+def _tune() -> bool:
+    if not _has_glibc() or any(name in os.environ for name in _SETTINGS):
+        return False
+    libc = ctypes.CDLL(None)
+    backend = keras.backend.backend()
+    settings = _TUNED | ({_M_ARENA_MAX: 1} if backend == "tensorflow" else {})
+    if not all(libc.mallopt(setting, value) for setting, value in settings.items()):
+        return False
+    how = ""
+    if backend == "jax":
+        import jax
+
+        jax.config.update("jax_cpu_enable_async_dispatch", False)
+        how = ", and JAX runs programs on a CPU in the thread that calls them"
+    logging.getLogger("keras_transformer").info(
+        "The process keeps the memory that it frees%s, for faster steps on a CPU. To prevent "
+        "this, call `keras_transformer.tune_process(False)` before the first model is made.",
+        how,
+    )
+    return True

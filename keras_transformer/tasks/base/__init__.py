@@ -1,0 +1,1 @@
+"""The base class of tasks and of their heads."""

@@ -1,0 +1,202 @@
+"""Base class of heads: the part of a task that maps backbone states to outputs and a loss."""
+
+import weakref
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, ClassVar
+
+import keras
+import numpy as np
+
+from keras_transformer.checkpoints.heads import Conversion
+from keras_transformer.config import TransformerConfig
+from keras_transformer.data import BucketedDataset
+from keras_transformer.layers.dropout import Dropout
+from keras_transformer.layers.initializers import kernel_initializer
+from keras_transformer.layers.remat import no_inner_remat
+from keras_transformer.models.runtime.steps import TrainingLoss
+from keras_transformer.tasks.data.class_weights import ClassWeights
+
+# Options of `predict` for outputs per token: the outputs of all batches are joined to one array, so
+# all rows must be padded to the same length.
+PER_TOKEN: dict[str, Any] = {"max_buckets": 1, "sizes": None}
+
+
+class Head(Mapping):
+    """The head of a task: its options and layers, and facts about the task for other modules.
+
+    Calling a head maps the states of the backbone to the outputs of the task. A head is also a
+    mapping from paths to variables: the task's variables outside of the backbone, which a preset
+    stores. `keep` makes layers attributes of the task as well, since Keras tracks them there and
+    names their variables in files by these attributes.
+
+    A subclass states its options, creates its layers in the constructor, and implements
+    `__call__`, `usual`, `weight_values` and `weight_shapes` (docs/add_a_task.md).
+
+    Args:
+        task: the task, with its backbone and processor already set. The head only holds a weak
+            reference to it.
+    """
+
+    options: ClassVar[tuple[str, ...]] = ()  # names of its options, also attributes of the task
+    compile_options: ClassVar[tuple[str, ...]] = ()  # further arguments of `compile`
+
+    # For presets and families of checkpoints, see `checkpoints.heads`.
+    head_of: ClassVar[str | None] = None  # the task that defines the head, if another one
+    published_as: ClassVar[tuple[str, ...]] = ()  # suffixes of published class names
+    published_head: ClassVar[tuple[Conversion, ...]] = ()  # conversions for configs with a head
+    published_options: ClassVar[tuple[Conversion, ...]] = ()  # conversions for any config
+    reads_pooler: ClassVar[bool] = False  # whether it reads the pooler's output, if any
+    predicts_tokens: ClassVar[bool] = False  # whether its outputs are vocabulary logits
+
+    # For data sets.
+    needs_labels: ClassVar[bool] = False  # whether `fit` on raw data needs `y`
+    learns_tokens: ClassVar[bool] = False  # whether it has a target for each token
+    learns_spans: ClassVar[bool] = False  # whether labels are spans of the second text of a pair
+    takes_records: ClassVar[bool] = True  # whether its texts may come from `data.read`
+    most_texts: ClassVar[int | None] = 2  # maximum number of texts per row; None: unlimited
+    # Function from all column names of a data set to the names of its columns of texts and labels.
+    # Defaults to a lookup of usual names.
+    usual_columns: ClassVar[Callable | None] = None
+
+    beside: ClassVar[tuple[str, ...]] = ()  # usual columns of texts that accompany images or audio
+    learned: ClassVar[tuple[str, ...]] = ("label", "labels")  # usual columns of targets
+    needs_beside: ClassVar[bool] = False  # whether training needs the accompanying texts
+
+    # For forward passes.
+    further_inputs: ClassVar[tuple[str, ...]] = ()  # inputs in addition to the backbone's
+    reads_padding: ClassVar[bool] = True  # whether it needs the states of padding
+    # Whether outputs are small enough to predict large batches of tokens at a time.
+    predicts_by_tokens: ClassVar[bool] = False
+    predict_options: ClassVar[dict[str, Any]] = {}  # options of `make_dataset` in `predict`
+    first_only: bool = False  # whether it reads only the state of the first token
+
+    def __init__(self, task: keras.Model):
+        self._task = weakref.ref(task)
+
+    @property
+    def task(self) -> Any:
+        return self._task()
+
+    # The variables by path.
+
+    def _variables(self) -> dict[str, keras.Variable]:
+        task = self.task
+        inside = {id(variable) for variable in task.backbone.weights}
+        return {v.path: v for v in task.weights if id(v) not in inside}
+
+    def __getitem__(self, path: str) -> keras.Variable:
+        return self._variables()[path]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._variables())
+
+    def __len__(self) -> int:
+        return len(self._variables())
+
+    # Layers.
+
+    def keep(self, **layers: Any) -> None:
+        """Set layers, or lists of layers, as attributes of the head and of the task."""
+        for name, layer in layers.items():
+            setattr(self, name, layer)
+            setattr(self.task, name, layer)
+
+    def make_dense(self, units: int, name: str, use_bias: bool = True, width: int | None = None):
+        """Build a linear layer; its input `width` defaults to the backbone's."""
+        config = self.task.backbone.config
+        with no_inner_remat():
+            dense = keras.layers.Dense(
+                units,
+                use_bias=use_bias,
+                kernel_initializer=kernel_initializer(config),
+                name=name,
+                dtype=self.task.dtype_policy,
+            )
+        dense.build((None, width or config.sides[-1].hidden_dim))
+        return dense
+
+    def make_dropout(self, rate: float) -> Dropout:
+        """Return a dropout layer."""
+        with no_inner_remat():
+            return Dropout(rate, dtype=self.task.dtype_policy)
+
+    # Methods that a subclass defines.
+
+    def __call__(self, states, inputs, training: bool = False):
+        """Return the outputs of the task for the backbone's states."""
+        raise NotImplementedError
+
+    def usual(self) -> dict[str, Any]:
+        """Return the default arguments of `compile`: optimizer, loss and metrics."""
+        raise NotImplementedError
+
+    @classmethod
+    def weight_values(cls, config: TransformerConfig, values: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the options among the task's `values` that the weights of the head depend on."""
+        return {}
+
+    @classmethod
+    def weight_shapes(
+        cls, config: TransformerConfig, values: Mapping[str, Any]
+    ) -> dict[str, tuple[int, ...]]:
+        """Return the shapes of the head's variables by path, for a config and the task's values."""
+        return {}
+
+    @property
+    def number_of_targets(self) -> int | None:
+        """Exclusive upper bound of integer targets; None if the task has no such targets."""
+        return None
+
+    def global_positions(self, inputs):
+        """Return the positions with global attention, int `(batch or 1, count)`, or None.
+
+        They are padded with -1, and only used by models with global projections. An input
+        `global_positions` overrides them.
+        """
+
+    # Training.
+
+    def checked_compile_options(self, given: dict[str, Any]) -> dict[str, Any]:
+        """Check the `given` options of `compile_options`, and return the values of all of them.
+
+        Options that are not given keep their current values.
+        """
+        return {}
+
+    def compiled(self) -> None:
+        """Adapt to the loss and metrics that `compile` has just set; called after each compile."""
+
+    def metric_of(self, given: Any) -> Any:
+        """Map a metric given to `compile`, such as a name, to the metric that is used."""
+        return given
+
+    def training_loss(self) -> TrainingLoss | None:
+        """Return the loss of a training step; None means that Keras computes it from outputs."""
+        return None
+
+    def compute_loss(self, compute: Callable, x, y, outputs, sample_weight, training: bool):
+        """Compute the loss of a batch with Keras's `compute_loss`, given as `compute`."""
+        return compute(x, y, outputs, sample_weight, training=training)
+
+    def weights_of_classes(self, class_weight: dict) -> ClassWeights:
+        """Return the weights of the task's classes. Raises ValueError if it has no classes."""
+        raise ValueError(
+            f"`class_weight` gives classes a weight, and {type(self.task).__name__} does not learn "
+            "classes. Leave it out; a weight for each row is `sample_weight`."
+        )
+
+    def check_training_set(self, dataset: BucketedDataset) -> None:
+        """Warn if a data set cannot teach the task, such as if a class has no examples."""
+
+
+def sigmoid(logits: np.ndarray) -> np.ndarray:
+    """Return the logistic function of each logit, float64."""
+    logits = logits.astype("float64")
+    return softmax(np.stack([logits, np.zeros_like(logits)], axis=-1))[..., 0]
+
+
+def softmax(logits: np.ndarray) -> np.ndarray:
+    """Return probabilities, float64, over the last axis of logits of any dtype."""
+    logits = logits.astype("float64")
+    exponentials = np.exp(logits - logits.max(axis=-1, keepdims=True))
+    return exponentials / exponentials.sum(axis=-1, keepdims=True)

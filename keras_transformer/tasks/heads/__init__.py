@@ -1,0 +1,1 @@
+"""Heads that several tasks share."""

@@ -1,0 +1,1 @@
+"""Base classes of tasks on images and audio."""

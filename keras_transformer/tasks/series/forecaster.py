@@ -1,0 +1,568 @@
+"""Forecasting of time series."""
+
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import keras
+import numpy as np
+from keras import ops
+
+from keras_transformer.config import TransformerConfig
+from keras_transformer.config.structure import dense_of, shapes_of
+from keras_transformer.config.weight import residual_of
+from keras_transformer.data import BucketedDataset
+from keras_transformer.layers.feed_forward import ResidualFeedForward
+from keras_transformer.layers.initializers import kernel_initializer
+from keras_transformer.layers.remat import no_inner_remat
+from keras_transformer.models import Encoder
+from keras_transformer.models.backbone import Backbone
+from keras_transformer.models.runtime.read_write_lock import reads
+from keras_transformer.processors.series import SeriesProcessor
+from keras_transformer.support.checking import check_bool, check_choice, check_int, check_number
+from keras_transformer.tasks.base.head import Head
+from keras_transformer.tasks.base.input_adapter import SeriesAdapter
+from keras_transformer.tasks.base.pooling import pool
+from keras_transformer.tasks.base.task import Task
+from keras_transformer.tasks.series.windows import (
+    MOST_HORIZON,
+    checked_quantiles,
+    forecasts,
+    last_rows,
+    padded,
+    plot_forecast,
+    usual_read_length,
+    window_dataset,
+    windows_of,
+)
+from keras_transformer.training.losses.losses import QuantileLoss
+
+POOLINGS = ("mean", "max", "first")
+_WINDOWS = 2**14  # number of windows whose levels are computed at a time
+_LARGEST = 1e17  # Its square, times the length of a window, is within float32.
+_OF_DISTANCES = ("relative", "rotary", "alibi", "none")  # no absolute positions
+
+
+class ForecastHead(Head):
+    """The head of `Forecaster`: a layer from the states to the values that follow.
+
+    Args:
+        task: as for `Head`.
+        horizon, quantiles, dropout, pooling: as for `Forecaster`.
+        residual, quantiles_first, scale_epsilon: as for `Forecaster`.
+    """
+
+    options = (
+        "horizon", "quantiles", "dropout", "pooling", "residual", "quantiles_first",
+        "scale_epsilon",
+    )  # fmt: skip
+    published_as = ("ForPrediction",)
+    takes_records = False
+
+    def __init__(
+        self,
+        task,
+        horizon: int,
+        quantiles: Sequence[float] | None,
+        dropout: float | None,
+        pooling: str | None,
+        residual: bool,
+        quantiles_first: bool,
+        scale_epsilon: float,
+    ):
+        super().__init__(task)
+        config = task.backbone.config
+        self.horizon = check_int("horizon", horizon, 1, MOST_HORIZON)
+        self.quantiles = checked_quantiles(quantiles)
+        self.pooling = check_choice("pooling", pooling, POOLINGS, none=True)
+        self.residual = check_bool("residual", residual)
+        self.quantiles_first = check_bool("quantiles_first", quantiles_first)
+        self.scale_epsilon = check_number("scale_epsilon", scale_epsilon, at_least=0)
+        dropout = check_number("dropout", dropout, at_least=0, below=1, none=True)
+        self.dropout = config.dropout if dropout is None else dropout
+        self.keep(dropout_layer=self.make_dropout(self.dropout))
+        values = {name: getattr(self, name) for name in self.options}
+        width, units = self._widths(config, values)
+        made = self._residual_layer if self.residual else self._linear_layer
+        self.keep(output_dense=made(width, units))
+
+    def _linear_layer(self, width: int, units: int):
+        return self.make_dense(units, "output", width=width)
+
+    def _residual_layer(self, width: int, units: int) -> ResidualFeedForward:
+        config = self.task.backbone.config.sides[-1]
+        with no_inner_remat():
+            layer = ResidualFeedForward(
+                config.intermediate_dim,
+                units,
+                config.activation,
+                dropout=self.dropout,
+                kernel_initializer=kernel_initializer(config),
+                name="output",
+                dtype=self.task.dtype_policy,
+            )
+        layer.build((None, width))
+        return layer
+
+    def __call__(self, states, inputs, training: bool = False):
+        if self.pooling is None:
+            flat = ops.reshape(states, (-1, states.shape[1] * states.shape[2]))
+        else:
+            flat = pool(states, None, self.pooling)
+        flat = self.dropout_layer(flat, training=training)
+        options = {"training": training} if self.residual else {}
+        outputs = self.output_dense(flat, **options)
+        count = len(self.quantiles or (0,))
+        if self.quantiles_first:
+            return ops.swapaxes(ops.reshape(outputs, (-1, count, self.horizon)), 1, 2)
+        return ops.reshape(outputs, (-1, self.horizon, count))
+
+    def usual(self) -> dict[str, Any]:
+        loss = keras.losses.MeanSquaredError()
+        metrics = [keras.metrics.MeanAbsoluteError(name="mean_absolute_error")]
+        if self.quantiles is not None:
+            loss, metrics = QuantileLoss(self.quantiles), []
+        return {
+            "optimizer": keras.optimizers.Adam(1e-3), "loss": loss, "weighted_metrics": metrics,
+        }  # fmt: skip
+
+    @classmethod
+    def weight_values(cls, config: TransformerConfig, values: Mapping[str, Any]) -> dict[str, Any]:
+        return {
+            "horizon": values.get("horizon", 24),
+            "quantiles": checked_quantiles(values.get("quantiles")),
+            "pooling": values.get("pooling"),
+            "residual": values.get("residual", False),
+            "quantiles_first": values.get("quantiles_first", False),
+            "scale_epsilon": values.get("scale_epsilon", 1e-5),
+        }
+
+    @classmethod
+    def weight_shapes(
+        cls, config: TransformerConfig, values: Mapping[str, Any]
+    ) -> dict[str, tuple[int, ...]]:
+        width, units = cls._widths(config, values)
+        lines = residual_of if cls.weight_values(config, values)["residual"] else dense_of
+        table = lines("output", "states", "units")
+        return shapes_of(table, config.sides[-1], states=width, units=units)
+
+    @classmethod
+    def _widths(cls, config: TransformerConfig, values: Mapping[str, Any]) -> tuple[int, int]:
+        """Return the input and the output width of the last layer."""
+        head, side = cls.weight_values(config, values), config.sides[-1]
+        horizon = check_int("horizon", head["horizon"], 1, MOST_HORIZON)
+        one = head["pooling"] is not None or config.kind == "seq2seq"
+        states = 1 if one else side.num_positions
+        return states * side.hidden_dim, horizon * len(head["quantiles"] or (0,))
+
+
+@keras.saving.register_keras_serializable(package="keras_transformer")
+class Forecaster(Task):
+    """An encoder of time series with a layer from its states to the values that follow.
+
+    Each channel of a series is a separate row, and all share the same weights. The known values of
+    a row are standardized (mean 0, standard deviation 1) and the forecast is scaled back, so the
+    model does not depend on the level of a series. Missing values (NaN) are replaced by the mean,
+    and do not count in it. A model whose stem reads which values are known (`reads_observed`) sees
+    that they are missing, and takes series that are shorter than its context. In an
+    encoder-decoder the head reads the state of the decoder's only token.
+
+    `fit` and `evaluate` take series and cut them into windows, one at each position: as many values
+    as the stem reads, and the `horizon` that follow. Loss and metrics are computed on values as
+    scaled by the processor, see `processor.adapt(training_part)`.
+
+    Compiled with Adam (1e-3), mean squared error and mean absolute error; with quantiles, with the
+    quantile loss.
+
+    Args:
+        backbone: an `Encoder` whose config has a `stem` of kind `"series"`, or a `Seq2Seq` whose
+            encoder has one.
+        processor: `SeriesProcessor`, or None if the task only takes arrays.
+        horizon: int, the number of values forecast in one pass.
+        quantiles: list of floats between 0 and 1, ascending, such as `[0.1, 0.5, 0.9]`: for each
+            the model forecasts the value that the truth falls below with that probability. None
+            gives one forecast, the mean if the loss is the squared error.
+        dropout: float, rate before the last layer. Defaults to the backbone's.
+        name: str.
+        pooling: `"mean"`, `"max"` or `"first"`, how the states become the single state that the
+            last layer reads. None concatenates all states.
+        residual: bool, whether the last layer is a feed-forward layer, with the inner width and
+            activation of the blocks, plus a linear layer as residual connection.
+        quantiles_first: bool, whether the last layer's outputs are grouped by quantile rather than
+            by value.
+        scale_epsilon: float, added to the variance of a row. With 0 the standard deviation of a
+            constant row is taken as 1e-5.
+
+    Call arguments:
+        inputs: dict with `values`, float `(batch, context_length)`, and optionally `observed`, bool
+            `(batch, context_length)`, False for missing values.
+
+    Returns:
+        Float `(batch, horizon, quantiles)`; the last axis is 1 without quantiles.
+
+    Raises:
+        ValueError: if the backbone does not read series, quantiles are out of range, or the
+            pooling is unknown.
+
+    Example:
+    ```python
+    import numpy as np
+    import keras_transformer as kt
+
+    config = kt.TransformerConfig(
+        kind="encoder", vocabulary_size=0, hidden_dim=16, num_layers=1, num_heads=2,
+        intermediate_dim=32, position="learned", normalize_first=True,
+        stem={"kind": "series", "context_length": 24, "patch_length": 6},
+    )
+    forecaster = kt.Forecaster(kt.models.Encoder(config), kt.SeriesProcessor(), horizon=6)
+    series = np.sin(np.arange(120) * 0.5)
+    forecaster.fit(series, epochs=1, verbose=0)
+    assert forecaster.forecast(series, horizon=10).shape == (10,)
+    ```
+
+    Source: Nie et al. 2023, "A Time Series is Worth 64 Words", section 3.1; standardization: Kim et
+    al. 2022, "Reversible Instance Normalization"; quantiles: Koenker & Bassett 1978;
+    encoder-decoder: Chronos-Bolt, as in the package chronos-forecasting.
+    """
+
+    alias = "forecasting"
+    backbone_kinds = ("encoder", "seq2seq")
+    head_class = ForecastHead
+    processor_class = SeriesProcessor
+    task_options = ForecastHead.options
+
+    # Values of the head.
+    horizon: int
+    quantiles: list[float] | None
+    dropout: float
+    pooling: str | None
+    residual: bool
+    quantiles_first: bool
+    scale_epsilon: float
+
+    def __init__(
+        self,
+        backbone: Backbone,
+        processor: SeriesProcessor | None = None,
+        horizon: int = 24,
+        quantiles: Sequence[float] | None = None,
+        dropout: float | None = None,
+        name: str | None = None,
+        pooling: str | None = None,
+        residual: bool = False,
+        quantiles_first: bool = False,
+        scale_epsilon: float = 1e-5,
+    ):
+        super().__init__(backbone, processor, name=name)
+        self.stem_config = backbone.config.sides[0].stem
+        if self.stem_config is None or self.stem_config.kind != "series":
+            raise ValueError(
+                "Forecaster needs a backbone that reads series: give the config a `stem`, such as "
+                "{'kind': 'series', 'context_length': 336, 'patch_length': 16}."
+            )
+        if backbone.config.kind == "seq2seq":
+            self.input_adapter = SeriesAdapter(backbone)
+        self.set_head(
+            horizon=horizon,
+            quantiles=quantiles,
+            dropout=dropout,
+            pooling=pooling,
+            residual=residual,
+            quantiles_first=quantiles_first,
+            scale_epsilon=scale_epsilon,
+        )
+
+    @classmethod
+    def untrained(
+        cls,
+        horizon: int = 24,
+        context_length: int | None = None,
+        quantiles: Sequence[float] | None = None,
+        dtype=None,
+        **options,
+    ) -> "Forecaster":
+        """Make an untrained forecaster of a usual size, to train on your own series.
+
+        It is a PatchTST with three layers of width 64 that read overlapping patches of at most 16
+        values, about 100,000 weights. For other sizes construct it from a `TransformerConfig`.
+
+        Args:
+            horizon: int, the number of values forecast in one pass.
+            context_length: int, the number of values that a forecast is based on. Defaults to four
+                times the horizon, and at least 32.
+            quantiles: list of floats, as in the constructor.
+            dtype: dtype or dtype policy of the model.
+            **options: further arguments of the constructor, such as `dropout`.
+
+        Raises:
+            ValueError: if values are out of range.
+
+        Example:
+        ```python
+        import numpy as np
+        import keras_transformer as kt
+
+        series = np.sin(np.arange(200) * 0.5)
+        forecaster = kt.Forecaster.untrained(horizon=8)
+        forecaster.processor.adapt(series)
+        forecaster.fit(series, epochs=1, verbose=0)
+        assert forecaster.forecast(series).shape == (8,)
+        ```
+
+        Source: Nie et al. 2023, "A Time Series is Worth 64 Words", section 3.1, with smaller
+        layers.
+        """
+        horizon = check_int("horizon", horizon, 1, MOST_HORIZON)
+        length = check_int("context_length", context_length, 2, MOST_HORIZON, none=True)
+        length = length or max(4 * horizon, 32)
+        patch = min(16, length // 2)
+        config = TransformerConfig(
+            kind="encoder",
+            vocabulary_size=0,
+            hidden_dim=64,
+            num_layers=3,
+            num_heads=4,
+            intermediate_dim=128,
+            position="learned",
+            normalize_first=True,
+            dropout=0.1,
+            stem={
+                "kind": "series",
+                "context_length": length,
+                "patch_length": patch,
+                "stride": (patch + 1) // 2,
+                "repeat_last": True,
+            },
+        )
+        backbone = Encoder(config, dtype=dtype)
+        return cls(backbone, SeriesProcessor(), horizon, quantiles, **options)
+
+    @property
+    def context_length(self) -> int:
+        """The number of values that a forecast is based on."""
+        return self.stem_config.context_length
+
+    @property
+    def fewest(self) -> int:
+        return 1 if self.stem_config.reads_observed else self.context_length
+
+    def read_length(self, count: int) -> int:
+        # The last layer reads all encoder states, and absolute positions need rows of full length.
+        places = self.backbone.config.sides[0].position not in _OF_DISTANCES
+        whole = self.input_adapter is None or places or not self.stem_config.reads_observed
+        return self.context_length if whole else usual_read_length(count, self.context_length)
+
+    def call(self, inputs, collect: tuple[str, ...] = (), training: bool = False):
+        values = ops.cast(inputs["values"], "float32")
+        known = ops.cast(ops.isfinite(values), "float32")
+        if inputs.get("observed") is not None:
+            known = known * ops.cast(inputs["observed"], "float32")
+        values = ops.where(known > 0, values, 0.0)
+        count = ops.maximum(ops.sum(known, axis=1, keepdims=True), 1.0)
+        mean = ops.sum(values * known, axis=1, keepdims=True) / count
+        centered = (values - mean) * known
+        variance = ops.sum(ops.square(centered), axis=1, keepdims=True) / count
+        scale = ops.sqrt(variance + self.scale_epsilon)
+        least = ops.where(ops.max(known, axis=1, keepdims=True) > 0, 1e-5, 1.0)
+        scale = ops.where(scale > 0, scale, least)
+        given = {"values": ops.cast(centered / scale, self.compute_dtype)}
+        if self.stem_config.reads_observed:
+            given["observed"] = known > 0
+        states, collected = self.backbone_states(given, collect, training)
+        outputs = ops.cast(self.head_outputs(states, inputs, training), "float32")
+        outputs = outputs * scale[..., None] + mean[..., None]
+        return (outputs, collected) if collect else outputs
+
+    def make_dataset(self, x, y=None, sample_weight=None, **options) -> BucketedDataset:
+        """Batch windows of series: known values as inputs, following values as targets.
+
+        Args:
+            x: a series or a list of them, as for `SeriesProcessor`.
+            y: must be None: the targets are part of the series. Missing targets have no weight.
+            sample_weight: must be None: all values have the same weight.
+            **options: as for `Task.make_dataset`.
+        """
+        return window_dataset(self, x, y, sample_weight, **options)
+
+    def plot(self, x, horizon: int | None = None, *, shown: int | None = None, **options):
+        """Draw the end of a series and its forecast, one plot for each channel.
+
+        Args:
+            x: a series, as for `forecast`.
+            horizon: int, the number of values to forecast. Defaults to the model's horizon.
+            shown: int, the number of known values to draw. Defaults to three times the horizon.
+            **options: as for `forecast`. With several quantiles the lowest and highest are the
+                edges of a band.
+
+        Returns:
+            A `matplotlib.figure.Figure`: a notebook shows it, and `savefig("next.png")` saves it.
+
+        Raises:
+            ImportError: if matplotlib is not installed.
+            ValueError: as for `forecast`; or if there are several series, or over 32 channels.
+
+        Example:
+        ```python
+        import numpy as np
+        import keras_transformer as kt
+
+        forecaster = kt.Forecaster.untrained(horizon=8, quantiles=[0.1, 0.5, 0.9])
+        figure = forecaster.plot(np.sin(np.arange(80) * 0.5))
+        figure.savefig("waves.png")
+        ```
+        """
+        return plot_forecast(self, x, horizon, shown=shown, **options)
+
+    def window_arrays(self, known: np.ndarray, following: np.ndarray) -> tuple:
+        """Return inputs, targets and weights for windows.
+
+        Args:
+            known: float64 `(rows, context)`, with NaN for missing values. A window without known
+                values gets weight 0.
+            following: float64 `(rows, horizon)`, like `known`.
+        """
+        level = level_of(known, following)
+        weights = np.isfinite(following) & np.isfinite(known).any(axis=1, keepdims=True)
+        targets = np.where(weights, following - level, 0).astype("float32")
+        return known_values(known - level), targets[..., None], weights.astype("float32")
+
+    def _batches(self, x, y, sample_weight, processing: dict, **options) -> tuple:
+        if isinstance(y, np.ndarray) and y.dtype.kind == "f" and not np.isfinite(y).all():
+            place = ", ".join(map(str, np.argwhere(~np.isfinite(y))[0]))
+            raise ValueError(
+                f"`y[{place}]` is NaN or infinite. Put 0 there, with a `sample_weight` of 0; or "
+                "give series, in which missing targets have no weight."
+            )
+        if has_level(x):
+            level = level_of(np.asarray(x["values"]), known=x.get("observed"))
+            x = {**x, "values": x["values"] - level}
+            if isinstance(y, np.ndarray) and y.dtype.kind in "iuf" and y.ndim in (2, 3):
+                y = (y - level.reshape(-1, *[1] * (y.ndim - 1))).astype("float32")
+        return super()._batches(x, y, sample_weight, processing, **options)
+
+    def predict(self, x, batch_size=None, verbose="auto", steps=None, callbacks=None) -> np.ndarray:
+        """Predict as `Task.predict` does; for series, the values after each window, as scaled.
+
+        The result is float32, or float64 if the level of the values needs it.
+        """
+        level = np.zeros((0, 1))
+        if has_level(x):
+            level = level_of(np.asarray(x["values"]), known=x.get("observed"))
+            x = {**x, "values": x["values"] - level}
+        elif self._takes(x):
+            count, windows = windows_of(self, self._require_processor().rows(x))
+            numbers = np.array_split(np.arange(count), -(-count // _WINDOWS))
+            level = np.concatenate([level_of(*windows(some)) for some in numbers])
+        found = super().predict(x, batch_size, verbose, steps, callbacks)
+        return found + level[: len(found), :, None] if level.any() else found
+
+    @reads
+    def forecast(self, x, horizon: int | None = None, batch_size: int = 256):
+        """Forecast the values that follow series.
+
+        Args:
+            x: a series, or a list of them. Each must have as many values as the model reads, unless
+                the stem reads which values are known.
+            horizon: int, the number of values to forecast. Defaults to the model's horizon. A
+                longer horizon is reached by appending forecasts to the known values; with several
+                quantiles each is continued, and the result is the quantiles of all continuations.
+            batch_size: int, the number of rows computed together.
+
+        Returns:
+            For a data frame, a frame with the dates that follow and a column for each channel, or
+            with quantiles for each channel and quantile; for a column of a frame, a column, or a
+            frame of the quantiles; for an array, `(horizon,)` or `(horizon, channels)`, with a
+            further axis for quantiles. For a list, a list of these.
+
+        Raises:
+            ValueError: if a series is too short, or its dates have gaps.
+
+        Source: for quantiles, `ChronosBoltPipeline.predict` of chronos-forecasting 2.3.
+        """
+        horizon = check_int("horizon", horizon, 1, MOST_HORIZON, none=True) or self.horizon
+
+        def make(rows):
+            longest = max(map(len, rows))
+            known = np.stack([padded(row, longest) for row in rows])
+            level = np.nanmean(known, axis=1, keepdims=True)
+            return self._continued(known - level, horizon, batch_size) + level[..., None]
+
+        return forecasts(self, x, make, self.quantiles)
+
+    def explained_inputs(self, x):
+        """Return the last values of each channel of the series, each channel as a separate row."""
+        if isinstance(x, Mapping):
+            return super().explained_inputs(x)
+        processor = self._require_processor()
+        last = [row[None] for row in last_rows(self, processor.rows(x))]
+        rows = [known_values(row - level_of(row)) for row in last]
+        for row in rows:
+            if row["values"].shape[1] < self.fewest:
+                raise ValueError(
+                    f"A series has {row['values'].shape[1]} values, but the model reads at least "
+                    f"{self.fewest}."
+                )
+        return rows, len(rows) == 1 and processor.is_one(x)
+
+    def _continued(self, known: np.ndarray, horizon: int, batch_size: int) -> np.ndarray:
+        """Return forecasts `(rows, horizon, quantiles)` for rows of known values."""
+        made = [self._following(known, batch_size)]
+        levels, rows = self.quantiles or [0.5], len(known)
+        known = np.repeat(known[:, None], len(levels), axis=1)
+        while sum(part.shape[1] for part in made) < horizon:
+            known = np.concatenate([known, np.swapaxes(made[-1], 1, 2)], axis=2)
+            known = known[..., -self.context_length :]
+            found = self._following(known.reshape(-1, known.shape[2]), batch_size)
+            # For each row, the continuations of all its quantiles side by side.
+            found = found.reshape(rows, len(levels), self.horizon, len(levels))
+            found = np.swapaxes(found, 1, 2).reshape(rows, self.horizon, -1)
+            found = np.quantile(found, levels, axis=2).astype("float32")
+            made.append(np.moveaxis(found, 0, 2))
+        return np.concatenate(made, axis=1)[:, :horizon]
+
+    def _following(self, known: np.ndarray, batch_size: int) -> np.ndarray:
+        """Return the forecast of one pass for rows of equal length."""
+        length = self.read_length(known.shape[1])
+        inputs = known_values(padded(known[:, -length:], length))
+        return self.predict(inputs, batch_size=batch_size, verbose=0)
+
+
+def known_values(rows: np.ndarray) -> dict[str, np.ndarray]:
+    """Return the model's inputs for rows `(batch, length)`; NaN marks missing values."""
+    observed = np.isfinite(rows)
+    values = np.where(observed, rows, 0)
+    if (largest := np.abs(values).max(initial=0)) > _LARGEST:
+        raise ValueError(
+            f"`x` has values of {largest:.3g}, whose variance float32 cannot hold: they may be up "
+            f"to {_LARGEST:.0e}. Use a larger unit, or scale them by `processor.adapt(series)`."
+        )
+    return {"values": values.astype("float32"), "observed": observed}
+
+
+def has_level(x: Any) -> bool:
+    """Return True if `x` holds float64 inputs, whose level float32 may not represent exactly."""
+    values = x.get("values") if isinstance(x, Mapping) else None
+    return isinstance(values, np.ndarray) and values.dtype == "float64" and values.ndim == 2
+
+
+def level_of(*windows: np.ndarray, known: Any = None) -> np.ndarray:
+    """Return the level that is subtracted from each window in float64, `(rows, 1)`.
+
+    It is 0 except for windows in which float32 would lose precision, since their mean exceeds 256
+    standard deviations. Metrics that depend on the level, such as percentage errors, are therefore
+    unchanged for all other windows.
+
+    Args:
+        windows: float64 `(rows, length)`, the known values and, if given, the following ones; NaN
+            for missing values.
+        known: bool `(rows, length)`, which values of the first array are known. Defaults to the
+            finite ones.
+    """
+    first = windows[0] if known is None else np.where(known, windows[0], np.nan)
+    whole = np.concatenate([first, *windows[1:]], axis=1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)  # from rows without known values
+        level = np.nanmean(first, axis=1, keepdims=True)
+        deviation = np.nanstd(whole, axis=1, keepdims=True)
+    deviation = np.where(deviation > 0, deviation, 1)
+    return np.where(np.abs(level) > 256 * deviation, level, 0)

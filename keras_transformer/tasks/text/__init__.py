@@ -1,0 +1,1 @@
+"""Tasks on text: classification, tags, answers, vectors, generation."""

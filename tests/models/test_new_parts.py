@@ -1,0 +1,218 @@
+"""Parts that no keyword of a config describes: a convolution as mixer, chunks, axial positions."""
+
+import sys
+
+import keras
+import numpy as np
+import pytest
+
+import keras_transformer as kt
+from keras_transformer import config as parts
+from keras_transformer.config.structure import variable_shapes
+from keras_transformer.layers import AttentionMask, MultiHeadAttention
+from keras_transformer.layers.mixers.short_convolution import GatedShortConvolution
+from tests.layers.conftest import assert_close, numpy, randomize
+
+IDS = np.array([[3, 4, 5, 6, 7, 8, 9, 10, 11], [12, 13, 14, 15, 0, 0, 0, 0, 0]])
+MASK = IDS > 0
+ATTENTION = parts.Attention(num_heads=2, num_key_value_heads=1, position=parts.Rotary())
+
+
+def model(*mixers, position=None):
+    """A decoder whose layers have these mixers in turn, with random weights."""
+    block = parts.Block(
+        mixer=mixers[0],
+        feed_forward=parts.Dense(dim=12, activation="silu", gated=True, bias=False),
+        norm=parts.Norm(type="rms_norm"),
+        residual=parts.Residual(order="pre"),
+    )
+    side = parts.Side(
+        input=parts.Tokens(vocabulary_size=20),
+        hidden_dim=8,
+        num_layers=3,
+        block=block,
+        layers=tuple(block.replace(mixer=mixer) for mixer in mixers) if len(mixers) > 1 else (),
+        position=position,
+        max_sequence_length=24,
+    )
+    backbone = kt.models.Decoder(kt.TransformerConfig(decoder=side))
+    randomize(backbone)
+    return backbone
+
+
+CONVOLUTION = parts.ShortConvolution(size=3, bias=True)
+MODELS = {
+    "convolutions": ((CONVOLUTION,), {}),
+    "hybrid": ((CONVOLUTION, CONVOLUTION, ATTENTION), {}),
+    "chunks": ((ATTENTION.replace(pattern=parts.Chunks(size=4)), ATTENTION), {}),
+    "axial": ((ATTENTION.replace(position=None),), {"position": parts.Axial(rows=6, columns=4)}),
+}
+every = pytest.mark.parametrize("name", MODELS)
+
+
+@pytest.fixture(scope="module")
+def made():
+    return {name: model(*mixers, **options) for name, (mixers, options) in MODELS.items()}
+
+
+@pytest.mark.one_backend
+@every
+def test_weights_and_files(name, made, tmp_path):
+    backbone = made[name]
+    config = backbone.config
+    assert {v.path.split("/", 1)[1]: tuple(v.shape) for v in backbone.weights} == variable_shapes(
+        config
+    )
+    assert not config.by_keywords and kt.TransformerConfig.from_json(config.to_json()) == config
+    plan = kt.planning.make_plan(config, batch_size=2, length=8)
+    assert plan.parameters == backbone.count_params()
+    lm = kt.CausalLM(backbone)
+    lm.save_to_preset(tmp_path / "preset")
+    lm.save(tmp_path / "file.keras")
+    expected = numpy(backbone({"token_ids": IDS}))
+    for again in (
+        kt.CausalLM.from_preset(tmp_path / "preset", dropout=0.1),
+        keras.models.load_model(tmp_path / "file.keras"),
+    ):
+        assert_close(again.backbone({"token_ids": IDS}), expected, atol=1e-5)
+    assert kt.CausalLM.from_preset(tmp_path / "preset", dropout=0.1).backbone.config.dropout == 0.1
+    with pytest.raises(ValueError, match="cannot express the parts of this config"):
+        kt.export_to_huggingface(lm, tmp_path / "theirs")
+    with pytest.raises(ValueError, match="`window` cannot be changed by keyword"):
+        config.replace(window=3)
+
+
+@every
+def test_rows_are_as_alone_with_a_cache_and_without(name, made):
+    backbone = made[name]
+    lm = kt.CausalLM(backbone)
+    whole = backbone({"token_ids": IDS, "padding_mask": MASK})
+    for row, length in ((0, 9), (1, 4)):
+        alone = backbone({"token_ids": IDS[row : row + 1, :length]})
+        assert_close(whole[row : row + 1, :length], alone, atol=1e-5)
+    prompts = [IDS[0, :7].tolist(), IDS[1, :2].tolist(), IDS[0, :1].tolist()]
+    together = lm.generate(prompts, max_new_tokens=6)
+    for prompt, tokens in zip(prompts, together, strict=True):
+        written = list(prompt)
+        for token in tokens:
+            logits = numpy(backbone.logits(backbone({"token_ids": np.array([written])})))[0, -1]
+            assert logits[token] >= logits.max() - 1e-5
+            written.append(token)
+    assert lm.generate(prompts[0], max_new_tokens=6) == together[0]
+
+
+@pytest.mark.one_backend
+@every
+def test_beams_packs_and_training(name, made):
+    backbone = made[name]
+    lm = kt.CausalLM(backbone)
+    beams = kt.generation.BeamSearch(num_beams=3)
+    prompts = [IDS[0, :5].tolist(), IDS[1, :2].tolist()]
+    together = lm.generate(prompts, sampler=beams, max_new_tokens=5)
+    assert together == [lm.generate(prompt, sampler=beams, max_new_tokens=5) for prompt in prompts]
+    packed = np.array([[0] * 5 + [1] * 4])
+    inputs = {"token_ids": IDS[:1], "pack_ids": packed}
+    if name in ("convolutions", "hybrid"):  # chunks and added positions count from the row's start
+        positions = np.array([[*range(5), *range(4)]])
+        states = backbone({**inputs, "position_ids": positions})
+        assert_close(states[:, 5:], backbone({"token_ids": IDS[:1, 5:]}), atol=1e-5)
+    fresh = kt.CausalLM(kt.models.Decoder(backbone.config))
+    before = fresh.evaluate({"token_ids": IDS[:1, :-1]}, IDS[:1, 1:], verbose=0)
+    fresh.compile(keras.optimizers.Adam(0.01), fresh.loss)
+    fresh.fit({"token_ids": IDS[:1, :-1]}, IDS[:1, 1:], epochs=3, verbose=0)
+    after = fresh.evaluate({"token_ids": IDS[:1, :-1]}, IDS[:1, 1:], verbose=0)
+    assert np.ravel(after)[0] < np.ravel(before)[0]
+
+
+@pytest.mark.one_backend
+@pytest.mark.parametrize("bias", [True, False])
+def test_the_convolution_equals_that_of_transformers(bias):
+    torch = pytest.importorskip("torch")
+    from transformers.models.lfm2 import modeling_lfm2
+
+    config = modeling_lfm2.Lfm2Config(
+        hidden_size=8, conv_L_cache=3, conv_bias=bias, num_hidden_layers=1, layer_types=["conv"]
+    )
+    theirs = modeling_lfm2.Lfm2ShortConv(config, 0)
+    layer = GatedShortConvolution(parts.ShortConvolution(size=3, bias=bias))
+    layer.build((2, 6, 8))
+    for ours, module in (
+        (layer.input_dense, theirs.in_proj),
+        (layer.output_dense, theirs.out_proj),
+    ):
+        ours.kernel.assign(module.weight.detach().numpy().T)
+        if bias:
+            ours.bias.assign(module.bias.detach().numpy())
+    layer.convolution.kernel.assign(theirs.conv.weight.detach().numpy()[:, 0].T)
+    if bias:
+        layer.convolution.bias.assign(theirs.conv.bias.detach().numpy())
+    x = np.random.default_rng(0).normal(size=(2, 6, 8)).astype("float32")
+    with torch.no_grad():
+        expected = theirs(torch.tensor(x)).numpy()
+    assert_close(layer(x), expected, atol=1e-5)
+
+
+@pytest.mark.one_backend
+@pytest.mark.parametrize("length", [3, 8, 11])
+def test_chunks_equal_a_dense_mask(length):
+    part = parts.Attention(num_heads=2, head_dim=4)
+    chunks = MultiHeadAttention(part.replace(pattern=parts.Chunks(size=4)), causal=True)
+    dense = MultiHeadAttention(part)
+    x = np.random.default_rng(0).normal(size=(2, length, 8)).astype("float32")
+    for layer in (chunks, dense):
+        layer.build(x.shape)
+    randomize(chunks)
+    dense.set_weights(chunks.get_weights())
+    places = np.arange(length)
+    seen = (places[:, None] // 4 == places // 4) & (places[:, None] >= places)
+    padding = np.ones((2, length), "bool")
+    padding[1, -1] = False
+    expected = dense(
+        x, visibility=AttentionMask(explicit=np.broadcast_to(seen, (2, length, length)))
+    )
+    assert_close(chunks(x), expected, atol=1e-5)
+    assert_close(chunks(x, mask=padding)[0], expected[0], atol=1e-5)
+
+
+@pytest.mark.one_backend
+def test_axial_positions_by_hand():
+    backbone = model(ATTENTION.replace(position=None), position=parts.Axial(rows=6, columns=4))
+    ((stem, _),) = backbone.sides.values()
+    layer = stem.position_embedding
+    rows, columns = map(numpy, (layer.rows, layer.columns))
+    added = numpy(layer(np.zeros((1, 9, 8), "float32")))[0]
+    for p in range(9):
+        assert_close(added[p], np.concatenate([rows[p // 4], columns[p % 4]]))
+    with pytest.raises(ValueError, match="axial positions for 24 only"):
+        layer(np.zeros((1, 25, 8), "float32"))
+
+
+@pytest.mark.one_backend
+def test_a_pass_enters_no_file_of_a_part_that_the_model_does_not_have():
+    config = kt.TransformerConfig(
+        kind="encoder", vocabulary_size=20, hidden_dim=8, num_layers=2, num_heads=2,
+        intermediate_dim=12, position="learned", pooler=True,
+    )  # fmt: skip
+    encoder = kt.models.Encoder(config)
+    inputs = {"token_ids": IDS, "padding_mask": MASK}
+    encoder(inputs)
+    entered = set()
+
+    def profile(frame, event, argument):
+        entered.add(frame.f_code.co_filename.rpartition("/")[2])
+
+    sys.setprofile(profile)
+    try:
+        encoder(inputs)
+    finally:
+        sys.setprofile(None)
+    assert "attention.py" in entered and "block.py" in entered
+    foreign = {"sparse.py", "chunks.py", "disentangled.py", "position_bias.py", "grid.py"}
+    foreign |= {
+        "experts.py",
+        "neighbours.py",
+        "short_convolution.py",
+        "rotary.py",
+        "key_value_cache.py",
+    }
+    assert not foreign & entered
