@@ -282,7 +282,7 @@ def compile_function(
 
         return torch.inference_mode()(function)
     raise RuntimeError(
-        f"Generation runs on the backends jax, tensorflow and torch, not on {backend!r}. Set "
+        f"Functions are compiled on the backends jax, tensorflow and torch, not on {backend!r}. Set "
         "KERAS_BACKEND to one of them."
     )
 

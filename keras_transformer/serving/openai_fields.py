@@ -199,7 +199,7 @@ def read_completion(
     for prompt in prompts:
         check_length(prompt, "prompt", limits)
     if values["max_tokens"] == 0 and not values["echo"]:
-        raise wrong("`max_tokens` must be a number from 1, or 0 with `echo`.", "max_tokens")
+        raise wrong("`max_tokens` must be an integer from 1, or 0 with `echo`.", "max_tokens")
     best_of = values["best_of"]
     if best_of is not None and best_of < values["n"]:
         raise wrong(f"`best_of` must be at least `n`, {values['n']}.", "best_of")

@@ -139,7 +139,9 @@ class Field(NamedTuple):
     def _read_integer(self, value: Any, longest: int) -> int:
         if isinstance(value, bool) or not isinstance(value, int):
             raise ValueError(f"`{self.name}` must be an integer.")
-        return int(self._read_number(value, longest))
+        if not self.least <= value <= self.most:
+            raise ValueError(f"`{self.name}` must be an integer from {self.least} to {self.most}.")
+        return value
 
     def _read_number(self, value: Any, longest: int) -> float:
         number = isinstance(value, (int, float)) and not isinstance(value, bool)

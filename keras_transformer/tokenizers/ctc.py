@@ -177,12 +177,13 @@ class CTCTokenizer(Tokenizer, format="ctc"):
 
     def _rows(self, texts, pairs) -> list:
         rows = super()._rows(texts, pairs)
-        if not self.lowercase or pairs is not None:
+        if not self.lowercase:
             return rows
-        return [
-            "".join(
-                part if place % 2 else part.upper()
-                for place, part in enumerate(self._whole.split(text))
-            )
-            for text in rows
-        ]
+        if pairs is None:
+            return [self._upper(text) for text in rows]
+        return [(self._upper(first), self._upper(second)) for first, second in rows]
+
+    def _upper(self, text: str) -> str:
+        """Return the text in upper case, its special tokens as they are."""
+        parts = enumerate(self._whole.split(text))
+        return "".join(part if place % 2 else part.upper() for place, part in parts)

@@ -289,6 +289,8 @@ def test_other_labels_than_those_of_a_saved_head(single, tmp_path, caplog):
     single.labels = before
     with pytest.raises(ValueError, match="Received 2 labels for num_classes=3"):
         single.labels = ["a", "b"]
+    with pytest.raises(ValueError, match="at least two names in `labels`, or `multi_label=True`"):
+        kt.TextClassifier(single.backbone, labels=["a"])
 
 
 def test_all_windows_of_a_long_text_are_learned():

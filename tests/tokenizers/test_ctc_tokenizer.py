@@ -51,6 +51,8 @@ def test_of_characters():
     assert list(tokenizer.get_vocabulary()) and tokenizer.vocabulary_size == 5 + len("EHNORTW")
     assert tokenizer.encode("tweet") == tokenizer.encode("TWEET")
     assert tokenizer.decode(tokenizer.encode("one hero")) == "one hero"
+    assert tokenizer.encode("one", pair="two") == tokenizer.encode("ONE", pair="TWO")
+    assert tokenizer.unknown_id not in tokenizer.encode("one", pair="two")
     assert tokenizer.encode("x") == [tokenizer.unknown_id]
     for characters, message in (
         ("", "`characters` is empty"),

@@ -227,10 +227,6 @@ class _Elements:
         once = self._elements is not None
         return TextBatches(self._task, lambda: self.batches(size), count, once, **options)
 
-    def _made(self, x: Any, y: Any, weights: Any) -> tuple:
-        y = self._labels(y)
-        return ((x, y), None, weights) if self._task.head.needs_beside else (x, y, weights)
-
     def _like_first(self, x: Any) -> Any:
         return self._kind.like(_on_host(x), self._first)
 

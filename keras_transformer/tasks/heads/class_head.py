@@ -77,7 +77,13 @@ class ClassHead(Head):
         super().__init__(task)
         if labels is not None:
             labels = _checked_labels(labels)
-            num_classes = max(len(labels), 2) if num_classes is None else num_classes
+            if num_classes is None and len(labels) < 2:
+                several = " or `multi_label=True`," if "multi_label" in self.options else ""
+                raise ValueError(
+                    "A single label leaves nothing to choose from: give at least two names in "
+                    f"`labels`,{several} received {labels}."
+                )
+            num_classes = len(labels) if num_classes is None else num_classes
         self.num_classes = check_int(
             "num_classes", num_classes, at_least=self.fewest_classes, at_most=_MOST_CLASSES,
             hint="Give it, or `labels`, the names of the classes.",
