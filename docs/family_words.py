@@ -32,6 +32,7 @@ _SWITCHES = {
 NORMALIZATIONS = {
     "layer_norm": "LayerNorm",
     "layer_norm_no_bias": "LayerNorm without bias",
+    "layer_norm_plus_one": "LayerNorm by 1 + weight",
     "rms_norm": "RMSNorm",
     "rms_norm_plus_one": "RMSNorm by 1 + weight",
     "batch_norm": "batch normalization",
