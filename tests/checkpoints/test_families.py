@@ -183,6 +183,8 @@ _WITH_GRADIENTS = [
     "cohere",
     "cohere2",
     "granite",
+    "codegen",
+    "nemotron",
     "t5",
     "t5gemma",
     "bart",

@@ -55,7 +55,8 @@ def _read(values: Values) -> dict[str, Any]:
 
 
 def _write(config: TransformerConfig) -> dict[str, Any]:
-    own = {"attn_pdrop": config.attention_dropout, "softmax_scale": config.score_scale}
+    # Transformers takes whole numbers for `attn_pdrop`, so that it can only be 0.
+    own = {"attn_pdrop": 0, "softmax_scale": config.score_scale}
     return {"attn_config": {**_REQUIRED, **own}, "emb_pdrop": config.dropout}
 
 
