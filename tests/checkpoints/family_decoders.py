@@ -471,7 +471,7 @@ CONFIGS = {
     "arcee": (
         "Arcee",
         [
-            {**LLAMA, "rope_parameters": _YARN},
+            {**LLAMA, "rope_parameters": {**_YARN, "mscale": 2.0}},  # which has no effect
             {**LLAMA, "num_key_value_heads": 3, "attention_bias": True, "mlp_bias": True},
             {**LLAMA, "hidden_act": "gelu", "tie_word_embeddings": True, "rms_norm_eps": 1e-3},
         ],

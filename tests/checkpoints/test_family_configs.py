@@ -55,6 +55,13 @@ _RELATIVE = {
             {"model_type": "llama", "rope_scaling": {"type": "longrope", "attention_factor": 2.0}},
             "attention_factor=2.0 of rope_parameters",
         ),
+        (
+            {
+                "model_type": "arcee",
+                "rope_scaling": {"type": "yarn", "factor": 2, "mscale": 1, "mscale_all_dim": 1},
+            },
+            "mscale=1 and mscale_all_dim=1 of rope_parameters are not supported",
+        ),
         ({"model_type": "smollm3", "no_rope_layers": [1, 0]}, "has 2 values for 36 layers"),
         ({"model_type": "opt", "word_embed_proj_dim": 0}, "`embedding_dim` must be at least 1"),
         ({"model_type": "opt", "layer_norm_elementwise_affine": False}, "elementwise_affine=False"),
