@@ -32,6 +32,7 @@ _SWITCHES = {
 NORMALIZATIONS = {
     "layer_norm": "LayerNorm",
     "layer_norm_no_bias": "LayerNorm without bias",
+    "layer_norm_plus_one": "LayerNorm by 1 + weight",
     "rms_norm": "RMSNorm",
     "rms_norm_plus_one": "RMSNorm by 1 + weight",
     "batch_norm": "batch normalization",
@@ -108,7 +109,8 @@ def absolute_positions(family: Family) -> str:
         return f"relative, {config.relative_num_buckets} buckets"
     if config.position == "sinusoidal":
         words = "sinusoidal" if config.sinusoidal_interleaved else "sinusoidal, sines first"
-        return f"{words}, of Tensor2Tensor" if config.sinusoidal_inclusive else words
+        words += ", of Tensor2Tensor" if config.sinusoidal_inclusive else ""
+        return words + f", from position {config.position_offset}" * (config.position_offset > 0)
     if config.position != "rotary":
         return config.position
     share = ""
@@ -288,7 +290,8 @@ def special(family: Family) -> list[str]:
     if config.segment_vocabulary_size:
         parts.append("token types")
     parts += pattern_words(config.sides[0])
-    if SWITCHED_WINDOW in family.conversions:
+    named = any(field.ours == "window" for field in family.fields.values())
+    if SWITCHED_WINDOW in family.conversions or (named and config.window is None):
         parts.append("a window, if the config has one")
     varied = sorted({name for own in config.layer_pattern or () for name in own})
     if varied:

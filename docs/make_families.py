@@ -81,6 +81,12 @@ NOT_COVERED = (
         ),
     ),
     NotCovered(
+        "MPT whose queries, keys and values are clipped (StoryWriter)",
+        "A limit of projections is no config value, and the norms and the positions that MPT's "
+        "config may name are not those of Transformers' class.",
+        ({"model_type": "mpt", "attn_config": {"clip_qkv": 6.0}},),
+    ),
+    NotCovered(
         "BLIP for images and texts that fit",
         "No stack of blocks writes there: a text that attends to the image gives one of two "
         "classes. Captions and answers are covered.",

@@ -126,7 +126,8 @@ def random_config(seed):
     }
     if values["query_key_norm"]:
         name = one_of("normed", "query_key_norm_across_heads", "query_key_norm_per_head")
-        values[name] = "across" in name or values["normalization"].startswith("layer_norm")
+        of_heads = values["normalization"] in ("layer_norm", "layer_norm_no_bias")
+        values[name] = "across" in name or of_heads
     if values["position"] not in ("relative", "alibi"):
         values["relative_bias"] = one_of("relative_bias", True, False, None)
     if kind == "decoder":

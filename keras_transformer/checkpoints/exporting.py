@@ -79,6 +79,7 @@ def export_to_huggingface(
     tokenizer = getattr(model, "tokenizer", None)
     if tokenizer is not None:
         config |= _token_ids(tokenizer, config, backbone.config)
+        chosen.config(config)  # an id may change what a published model computes, as XGLM's padding
     tensors = _tensors(chosen, backbone, head, {} if pooled else getattr(model, "head", {}))
     with atomic_directory(directory) as folder:
         save_tensors(folder / WEIGHTS_FILE, tensors, dtype)

@@ -17,9 +17,10 @@ class Norm(Part):
     """Normalization of a block or a side: its type and its epsilon."""
 
     type: str = option(
-        '`"layer_norm"`, `"layer_norm_no_bias"`, `"rms_norm"`, `"rms_norm_plus_one"`, which '
-        'multiplies by its weight plus one (Gemma), or `"batch_norm"`, with a `stem` only: '
-        "over all positions of a batch, with moving averages outside of training (PatchTST).",
+        '`"layer_norm"`, `"layer_norm_no_bias"`, `"rms_norm"`, `"layer_norm_plus_one"` and '
+        '`"rms_norm_plus_one"`, which multiply by their weight plus one (Nemotron, Gemma), or '
+        '`"batch_norm"`, with a `stem` only: over all positions of a batch, with moving averages '
+        "outside of training (PatchTST).",
         "layer_norm",
         choices=tuple(NORMALIZATIONS),
     )

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 NORMALIZATIONS = {
     "layer_norm": ("gamma", "beta"),
     "layer_norm_no_bias": ("gamma",),
+    "layer_norm_plus_one": ("gamma", "beta"),
     "rms_norm": ("scale",),
     "rms_norm_plus_one": ("scale",),
     "batch_norm": ("gamma", "beta", "moving_mean", "moving_variance"),

@@ -101,7 +101,7 @@ class Weights:
 
         spec = LayerNormSpec(rms_norm=kind.startswith("rms_norm"))
         factor = NORMALIZATIONS[kind][0]
-        gamma = self.arrays[f"{path}/{factor}"] + (kind == "rms_norm_plus_one")
+        gamma = self.arrays[f"{path}/{factor}"] + kind.endswith("plus_one")
         spec.gamma = _whole(gamma, scale, axis=0)
         if not kind.startswith("rms_norm"):
             beta = self.arrays.get(f"{path}/beta", np.zeros_like(gamma))

@@ -21,6 +21,20 @@ class RMSNormalizationPlusOne(keras.layers.RMSNormalization):
 
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
+class LayerNormalizationPlusOne(keras.layers.LayerNormalization):
+    """LayerNorm that multiplies by its weight plus one, and adds a bias (Nemotron)."""
+
+    def __init__(self, gamma_initializer="zeros", **kwargs):
+        super().__init__(gamma_initializer=gamma_initializer, **kwargs)
+
+    def call(self, x):
+        # In float32: half precision has few numbers near 1.
+        scale = 1 + ops.cast(self.gamma, "float32")
+        outputs = ops.layer_normalization(x, scale, self.beta, self.axis, self.epsilon)
+        return ops.cast(outputs, self.compute_dtype)
+
+
+@keras.saving.register_keras_serializable(package="keras_transformer")
 class HeadNormalization(keras.layers.LayerNormalization):
     """LayerNorm of each head's states `(..., heads, head_dim)`, with own weights and no bias."""
 
@@ -51,6 +65,7 @@ class BatchNormalization(keras.layers.BatchNormalization):
 _KINDS = {
     "layer_norm": keras.layers.LayerNormalization,
     "layer_norm_no_bias": functools.partial(keras.layers.LayerNormalization, center=False),
+    "layer_norm_plus_one": LayerNormalizationPlusOne,
     "rms_norm": keras.layers.RMSNormalization,
     "rms_norm_plus_one": RMSNormalizationPlusOne,
     "batch_norm": BatchNormalization,

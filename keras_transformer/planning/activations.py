@@ -36,6 +36,7 @@ _WIDTH_OF_UNKNOWN = 8
 _OF_NORM = {
     "layer_norm": 3,
     "layer_norm_no_bias": 3,
+    "layer_norm_plus_one": 3,
     "rms_norm": 2,
     "rms_norm_plus_one": 2,
     "batch_norm": 3,

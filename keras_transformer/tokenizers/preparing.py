@@ -170,3 +170,10 @@ def prepare_spaces(
     steps = steps or [normalizers.Replace(old, new) for old, new in unruled]
     backend.normalizer = normalizers.Sequence([*steps, normalizers.Replace(Regex(" {2,}"), " ")])
     set_words(backend, at_white_space=False)
+
+
+def prepare_xglm(backend: tokenizers.Tokenizer, folder: Folder) -> None:
+    """Split at spaces, by default with `▁` before the first word too."""
+    prepare_spaces(backend, folder)
+    if not folder.flag("add_prefix_space", True):
+        set_words(backend, "never", at_white_space=False)

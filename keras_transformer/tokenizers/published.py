@@ -36,6 +36,18 @@ def fairseq_pieces(
     return models.Unigram([*specials[:4], *pieces.scored[3:], *behind], 3, False)
 
 
+def xglm_tokens(folder: Folder) -> list[AddedToken]:
+    """Return the tokens without a meaning that round up the size of XGLM's vocabulary."""
+    return [AddedToken(f"<madeupword{i}>", special=True) for i in range(7)]
+
+
+def xglm_pieces(pieces: SentencePieceModel, folder: Folder) -> models.Model:
+    """Return a model of Fairseq's four special tokens, the pieces, and tokens without a meaning."""
+    names = ("<s>", "<pad>", "</s>", "<unk>")
+    behind = [(token.content, 0.0) for token in xglm_tokens(folder)]
+    return models.Unigram([*((n, 0.0) for n in names), *pieces.scored[3:], *behind], 3, False)
+
+
 def sentinels(folder: Folder) -> list[AddedToken]:
     """Return the sentinels `<extra_id_0>` and so on, which stand for masked spans."""
     count = folder.size("extra_ids", 100, most=10_000)
@@ -239,6 +251,7 @@ CLASSES = {
     "RobertaTokenizer": _ROBERTA,
     "BartTokenizer": _ROBERTA,
     "GPT2Tokenizer": _GPT2,
+    "CodeGenTokenizer": _GPT2,
     "GPTNeoXTokenizer": dataclasses.replace(
         _GPT2,
         tokens={**_END_OF_TEXT, "pad_token": "<|padding|>"},
@@ -325,6 +338,16 @@ CLASSES = {
         own_template=True,
         from_pieces=pegasus_pieces,
         further=pegasus_tokens,
+    ),
+    "XGLMTokenizer": Published(
+        model=models.Unigram,
+        files=("sentencepiece.bpe.model",),
+        tokens={name: token for name, token in _ROBERTA_TOKENS.items() if name != "mask_token"},
+        prepare=preparing.prepare_xglm,
+        template=_around(("{end} $A", "{end} $A {end} {end} $B"), "bos_token", "eos_token"),
+        own_template=True,
+        from_pieces=xglm_pieces,
+        further=xglm_tokens,
     ),
     "LlamaTokenizer": Published(
         model=models.BPE,

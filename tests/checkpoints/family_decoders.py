@@ -23,6 +23,23 @@ _BLOOM = {"vocab_size": 61, "hidden_size": 12, "n_layer": 2, "n_head": 3}
 _GPTJ = {**_GPT, "n_embd": 24, "rotary_dim": 4, "n_positions": 80}
 _PHI = {**_NEOX, "hidden_size": 24}
 _FALCON = {**_PHI, "ffn_hidden_size": 20}
+_STARCODER2 = {**LLAMA, "num_attention_heads": 6, "num_key_value_heads": 2}
+_STARCODER2 |= {"hidden_size": 24}
+_XGLM = {"vocab_size": 61, "d_model": 12, "num_layers": 2, "attention_heads": 3, "ffn_dim": 20}
+_GPT_NEO = {
+    "vocab_size": 61,
+    "hidden_size": 12,
+    "num_layers": 2,
+    "num_heads": 3,
+    "max_position_embeddings": 80,
+    "window_size": 4,
+    "attention_types": [[["global", "local"], 1]],
+}
+_CODEGEN = {**_GPTJ, "n_embd": 32, "n_head": 4}
+_MPT = {"vocab_size": 61, "d_model": 12, "n_layers": 2, "n_heads": 3, "max_seq_len": 80}
+_HELIUM = {**LLAMA, "head_dim": 4}
+_NEMOTRON = {**LLAMA, "num_attention_heads": 6, "num_key_value_heads": 2, "hidden_size": 24}
+_PERSIMMON = {**_NEOX, "hidden_size": 24}
 _PAD = {"pad_token_id": 0}  # the published one is not in so small a vocabulary
 _GEMMA3 = {"head_dim": 6, "sliding_window": 4}
 _YARN = {
@@ -386,6 +403,104 @@ CONFIGS = {
             {**LLAMA, "attention_bias": True, "tie_word_embeddings": True},
             {**LLAMA, "mlp_bias": True, "hidden_act": "gelu", "rope_parameters": _YARN}
             | {"logits_scaling": 49.0},
+        ],
+    ),
+    "starcoder2": (
+        "Starcoder2",
+        [
+            {**_STARCODER2, "sliding_window": 4},
+            {**_STARCODER2, "use_bias": False, "tie_word_embeddings": False, "norm_epsilon": 1e-3},
+            {**_STARCODER2, "num_key_value_heads": 3, "hidden_act": "relu", "residual_dropout": 0.3}
+            | {"embedding_dropout": 0.3, "rope_parameters": _LLAMA3},
+        ],
+    ),
+    "gpt_bigcode": (
+        "GPTBigCode",
+        [
+            _GPT,
+            {**_GPT, "n_embd": 40, "n_head": 5, "n_inner": 33, "scale_attn_weights": False},
+            {**_GPT, "multi_query": False, "activation_function": "relu"},
+            {**_GPT, "tie_word_embeddings": False, "layer_norm_epsilon": 1e-3},
+        ],
+    ),
+    "xglm": (
+        "XGLM",
+        [
+            _XGLM,
+            {**_XGLM, "d_model": 40, "attention_heads": 5, "scale_embedding": False},
+            {**_XGLM, "activation_function": "relu", "tie_word_embeddings": False, **_PAD},
+        ],
+    ),
+    "gpt_neo": (
+        "GPTNeo",
+        [
+            _GPT_NEO,
+            {**_GPT_NEO, "hidden_size": 40, "num_heads": 5, "intermediate_size": 33}
+            | {"attention_types": [[["local"], 2]], "activation_function": "relu"},
+            {**_GPT_NEO, "num_layers": 3, "layer_norm_epsilon": 1e-3, "tie_word_embeddings": False}
+            | {"attention_types": [[["global"], 2], [["local"], 1]], "window_size": 3},
+            {**_GPT_NEO, "attention_types": [[["global"], 2]], "resid_dropout": 0.2},
+        ],
+    ),
+    "codegen": (
+        "CodeGen",
+        [
+            _CODEGEN,
+            {**_CODEGEN, "n_embd": 48, "n_head": 8, "n_inner": 33, "rotary_dim": 6},
+            {**_CODEGEN, "activation_function": "relu", "tie_word_embeddings": True},
+        ],
+    ),
+    "mpt": (
+        "Mpt",
+        [
+            _MPT,
+            {**_MPT, "d_model": 40, "n_heads": 5, "layer_norm_epsilon": 1e-3},
+            {**_MPT, "n_heads": 6, "tie_word_embeddings": False, "resid_pdrop": 0.2}
+            | {"attn_config": {"softmax_scale": 0.3}},
+        ],
+    ),
+    "helium": (
+        "Helium",
+        [
+            _HELIUM,
+            {**_HELIUM, "num_key_value_heads": 3, "attention_bias": True, "rms_norm_eps": 1e-3},
+            {**_HELIUM, "mlp_bias": True, "hidden_act": "gelu", "tie_word_embeddings": True}
+            | {"rope_parameters": {"rope_theta": 50.0}},
+        ],
+    ),
+    "arcee": (
+        "Arcee",
+        [
+            {**LLAMA, "rope_parameters": {**_YARN, "mscale": 2.0}},  # which has no effect
+            {**LLAMA, "num_key_value_heads": 3, "attention_bias": True, "mlp_bias": True},
+            {**LLAMA, "hidden_act": "gelu", "tie_word_embeddings": True, "rms_norm_eps": 1e-3},
+        ],
+    ),
+    "seed_oss": (
+        "SeedOss",
+        [
+            {**LLAMA, "head_dim": 6},
+            {**LLAMA, "head_dim": 4, "attention_bias": False, "tie_word_embeddings": True},
+            {**LLAMA, "head_dim": 8, "attention_out_bias": True, "mlp_bias": True}
+            | {"hidden_act": "gelu", "rope_parameters": {"rope_theta": 50.0}},
+        ],
+    ),
+    "nemotron": (
+        "Nemotron",
+        [
+            _NEMOTRON,
+            {**_NEMOTRON, "head_dim": 8, "attention_bias": True, "norm_eps": 1e-3}
+            | {"rope_parameters": {"rope_theta": 50.0, "partial_rotary_factor": 0.25}},
+            {**_NEMOTRON, "mlp_bias": True, "hidden_act": "gelu", "tie_word_embeddings": True},
+        ],
+    ),
+    "persimmon": (
+        "Persimmon",
+        [
+            _PERSIMMON,
+            {**_PERSIMMON, "qk_layernorm": False, "hidden_act": "gelu"},
+            {**_PERSIMMON, "num_attention_heads": 6, "tie_word_embeddings": True}
+            | {"rope_parameters": {"rope_theta": 50.0, "partial_rotary_factor": 1.0}},
         ],
     ),
 }

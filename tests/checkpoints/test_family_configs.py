@@ -1,8 +1,10 @@
 """Configs of families: their defaults, older forms, and errors."""
 
+import json
+
 import pytest
 
-from keras_transformer import TransformerConfig, export_to_huggingface
+from keras_transformer import CausalLM, Tokenizer, TransformerConfig, export_to_huggingface
 from keras_transformer.checkpoints import load_backbone
 from keras_transformer.checkpoints.families import FAMILIES, get_family
 from tests.checkpoints import families
@@ -53,6 +55,13 @@ _RELATIVE = {
             {"model_type": "llama", "rope_scaling": {"type": "longrope", "attention_factor": 2.0}},
             "attention_factor=2.0 of rope_parameters",
         ),
+        (
+            {
+                "model_type": "arcee",
+                "rope_scaling": {"type": "yarn", "factor": 2, "mscale": 1, "mscale_all_dim": 1},
+            },
+            "mscale=1 and mscale_all_dim=1 of rope_parameters are not supported",
+        ),
         ({"model_type": "smollm3", "no_rope_layers": [1, 0]}, "has 2 values for 36 layers"),
         ({"model_type": "opt", "word_embed_proj_dim": 0}, "`embedding_dim` must be at least 1"),
         ({"model_type": "opt", "layer_norm_elementwise_affine": False}, "elementwise_affine=False"),
@@ -74,6 +83,18 @@ _RELATIVE = {
             {"model_type": "marian", "vocab_size": 9, "decoder_vocab_size": 8},
             "`share_embeddings` needs sides of one `vocabulary_size`",
         ),
+        ({"model_type": "xglm", "pad_token_id": 2}, "pad_token_id=2 is not supported"),
+        ({"model_type": "xglm", "add_cross_attention": True}, "add_cross_attention=True"),
+        ({"model_type": "gpt_neo", "num_layers": 3}, "describes 24 layers, num_layers is 3"),
+        ({"model_type": "gpt_neo", "attention_types": "local"}, "attention_types has 'local'"),
+        ({"model_type": "gpt_neo", "attention_types": [[["x"], 24]]}, "attention_types has .*'x'"),
+        ({"model_type": "gpt_neo", "attention_types": [[["local"], 10**12]]}, "describes 1"),
+        ({"model_type": "codegen", "n_head": 6}, "n_head=6 is not supported, only multiples of 4"),
+        ({"model_type": "mpt", "no_bias": False}, "no_bias=False is not supported"),
+        ({"model_type": "mpt", "norm_type": "rmsnorm"}, "norm_type='rmsnorm' is not supported"),
+        ({"model_type": "mpt", "attn_config": {"clip_qkv": 6.0}}, "clip_qkv=6.0 of attn_config"),
+        ({"model_type": "mpt", "attn_config": {"alibi": False}}, "alibi=False of attn_config"),
+        ({"model_type": "mpt", "attn_config": [1]}, "attn_config must be an object"),
         ({"model_type": "roberta", "pad_token_id": "<pad>"}, "pad_token_id must be a number"),
         ({"model_type": "llama", "rope_theta": "10"}, "rope_theta must be a number"),
     ],
@@ -123,6 +144,15 @@ OLDER = {
         },
         "original_max_position_embeddings": 16,  # counts before the other
     },
+    "starcoder2": {"rope_theta": 1e5, "sliding_window": 4096},
+    "gpt_neo": {
+        "num_layers": 3,
+        "attention_types": [[["global", "local"], 1], [["global"], 1]],
+        "attention_layers": ["global", "local", "global"],
+    },
+    "helium": {"rope_theta": 2e4},
+    "nemotron": {"rope_theta": 5e5, "partial_rotary_factor": 0.25, "num_key_value_heads": 8},
+    "persimmon": {"rope_theta": 25000.0, "partial_rotary_factor": 0.25},
     "modernbert": {
         "global_attn_every_n_layers": 4,
         "local_attention": 64,
@@ -165,6 +195,22 @@ def test_heads_of_narrower_states_are_not_exported():
     assert family.published_config(config, {"name": "CausalLM"})["word_embed_proj_dim"] == 7
     with pytest.raises(ValueError, match="with 7 features, but the TextClassifier has one for 12"):
         family.published_config(config, {"name": "TextClassifier", "num_classes": 2})
+
+
+def test_ids_that_change_what_is_computed_are_not_exported(tmp_path):
+    """XGLM has zeros for the position that the id of the padding names."""
+    backbone = load_backbone(saved(whole("xglm", 0), tmp_path / "theirs"))
+    for number in (1, 2):
+        words = ["[UNK]", "[CLS]", "[SEP]", "[MASK]", "a"]
+        words.insert(number, "[PAD]")
+        (tmp_path / "vocab.txt").write_text("\n".join(words))
+        lm = CausalLM(backbone, tokenizer=Tokenizer.from_files(tmp_path))
+        assert lm.tokenizer.pad_id == number
+        if number == 1:
+            export_to_huggingface(lm, tmp_path / "ours")
+            assert json.loads((tmp_path / "ours/config.json").read_text())["pad_token_id"] == 1
+    with pytest.raises(ValueError, match="pad_token_id=2 is not supported"):
+        export_to_huggingface(lm, tmp_path / "no")
 
 
 def test_export_to_a_named_family(tmp_path):

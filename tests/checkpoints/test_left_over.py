@@ -96,6 +96,8 @@ OTHER_HEADS = [
     ("big_bird", "BigBirdForPreTraining"),
     ("gpt2", "GPT2DoubleHeadsModel"),
     ("opt", "OPTForQuestionAnswering"),
+    ("mpt", "MptForQuestionAnswering"),
+    ("gpt_neo", "GPTNeoForQuestionAnswering"),
     ("phi", "PhiForTokenClassification"),
     ("vit", "ViTForMaskedImageModeling"),
     ("wav2vec2", "Wav2Vec2ForPreTraining"),
@@ -135,12 +137,26 @@ def computed(model_type):
             f"{name}bias": (causal(24, "bool"), np.ones((1, 1, 24, 24), "bool")),
             f"{name}masked_bias": (np.float32(-1e9), np.float32(1)),
         }
+    if model_type == "gpt_neo":  # whose second layer sees four tokens
+        name = "transformer.h.{}.attn.attention."
+        window = (np.tri(80) - np.tri(80, k=-4))[None, None].astype("bool")
+        return {
+            f"{name.format(0)}bias": (causal(80, "bool"), window),
+            f"{name.format(1)}bias": (window, causal(80, "bool")),
+            f"{name.format(1)}masked_bias": (np.float32(-1e9), np.float32(1)),
+        }
+    if model_type == "codegen":
+        name = "transformer.h.1.attn.causal_mask"
+        return {name: (causal(24, "bool"), causal(24, "bool")[..., ::-1].copy())}
     config = transformers.LlamaConfig(**families.CONFIGS["llama"][1][0])
     right = frequencies(config.head_dim, config.rope_parameters["rope_theta"])
     return {"model.layers.1.self_attn.rotary_emb.inv_freq": (right, right * np.float32(1.01))}
 
 
-@pytest.mark.parametrize("model_type", ["bert", "gpt2", "gpt_neox", "llama"])
+_COMPUTED = ["bert", "gpt2", "gpt_neox", "gpt_neo", "codegen", "llama"]
+
+
+@pytest.mark.parametrize("model_type", _COMPUTED)
 def test_what_is_computed_is_compared_with_the_file(tmp_path, model_type):
     suffix = "ForMaskedLM" if model_type == "bert" else "LanguageModel"
     for name, (right, wrong) in computed(model_type).items():

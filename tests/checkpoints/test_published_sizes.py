@@ -34,6 +34,7 @@ SAID = {
     "bloom_560m_multi": 559,
     "bloom_7_1b_multi": 7069,
     "bloom_176b_multi": 176_247,
+    "codegen_350m_mono": 350,
     "command_a_111b_multi": 111_000,
     "command_r7b_multi": 8030,
     # Without the head, 1.0, 1.7, 2.5 and 4.6 of what the cards say.
@@ -64,6 +65,8 @@ SAID = {
     "gpt2_extra_large_en": 1558,
     "gpt3_175b_en": 175_000,
     "gpt_base_en": 117,
+    "gpt_neo_125m_en": 125,
+    "gpt_neo_1_3b_en": 1300,
     "gpt_neox_20b_en": 20_000,
     "led_base_en": 162,
     "gptj_6b_en": 6050,
@@ -79,12 +82,14 @@ SAID = {
     "gpt_oss_20b": 20_910,
     "gpt_oss_120b": 116_830,
     "mbart50_large_multi": 611,
+    "minitron_4b_en": 4190,
     "mistral_7b_en": 7_300,
     "mixtral_8x7b": 46_700,
     "mixtral_8x22b": 141_000,
     "modernbert_base_en": 149,
     "modernbert_large_en": 395,
     "mpnet_base_en": 110,
+    "mpt_7b_en": 6_700,
     "mt5_small_multi": 300,
     "mt5_base_multi": 580,
     "mt5_large_multi": 1200,
@@ -109,6 +114,7 @@ SAID = {
     "phi1_5_1_3b_en": 1_400,
     "phi2_2_7b_en": 2_780,
     "pegasus_large_en": 568,
+    "persimmon_8b_en": 9_300,
     "phi3_mini_4k_instruct_en": 3800,
     "phi3_medium_4k_instruct_en": 14_000,
     "phi4_14b": 14_700,
@@ -119,8 +125,10 @@ SAID = {
     "qwen3_30b_a3b": 30_500,
     "qwen3_235b_a22b": 235_000,
     "roberta_base_en": 125,
+    "santacoder_1_1b": 1100,
     "smollm3_3b_en": 3080,
     "stablelm2_1_6b_multi": 1644,
+    "starcoder2_3b": 3030,
     "stablelm_3b_en": 2796,
     "t5_small_multi": 60,
     "t5gemma_9b_9b": 20_300,
@@ -135,6 +143,7 @@ SAID = {
     "wav2vec2_large_960h_lv60_en": 317,
     "hubert_large_960h_en": 317,
     "hubert_extra_large_960h_en": 964,
+    "xglm_564m_multi": 564,
     "xlm_roberta_base_multi": 270,
 }
 
@@ -152,7 +161,7 @@ def test_every_published_preset_says_where_it_is_from():
     assert len(presets) > 90
     without = {
         "camembert", "encoder-decoder", "clip_vision_model", "clip_text_model",
-        "siglip_vision_model", "siglip_text_model",
+        "siglip_vision_model", "siglip_text_model", "arcee", "seed_oss",
     }  # fmt: skip
     assert {metadata["family"] for *_, metadata in presets} == set(FAMILIES) - without
     for name, _, task, metadata in presets:

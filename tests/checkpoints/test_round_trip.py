@@ -267,7 +267,7 @@ def test_wrong_config_values_name_the_file(preset, values, message):
         ({"format": "keras_transformer", "format_version": 1}, "must be a dictionary"),
         (
             {"model_type": "not_there"},
-            "'not_there' are not supported. Supported are: albert, audio-spectrogram-transf",
+            "'not_there' are not supported. Supported are: albert, arcee, audio-spectrogram-transf",
         ),
         ({"model_type": ["bert"]}, "are not supported"),
     ],

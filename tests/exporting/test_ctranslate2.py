@@ -49,6 +49,7 @@ DECODERS = {
         **ROTARY, "parallel_residual": True, "share_normalization": True, "logit_scale": 0.25,
         "normalization": "layer_norm_no_bias",
     },
+    "nemotron": {**ROTARY, "rotary_dim": 4, "normalization": "layer_norm_plus_one"},
     "bloom": {"position": "alibi", "normalize_first": True, "embedding_normalization": True},
     "alibi scaled": {"position": "alibi", "alibi_scale": 6**-0.5},
     "sinusoidal": {"scale_embedding": True, "position_offset": 2, "final_normalization": True},

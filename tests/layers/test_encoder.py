@@ -86,8 +86,8 @@ def test_the_order_of_the_sublayers(normalize_first, normalize_output, normaliza
             return scaled * numpy(sublayer.gamma) + numpy(sublayer.beta)
         centred = x - x.mean(-1, keepdims=True)
         scaled = centred / np.sqrt((centred**2).mean(-1, keepdims=True) + 1e-6)
-        shift = numpy(sublayer.beta) if normalization == "layer_norm" else 0
-        return scaled * numpy(sublayer.gamma) + shift
+        shift = 0 if normalization == "layer_norm_no_bias" else numpy(sublayer.beta)
+        return scaled * (numpy(sublayer.gamma) + normalization.endswith("plus_one")) + shift
 
     x = X
     for function, around, behind in (

@@ -28,6 +28,7 @@ from tests.tokenizers.piece_folders import (
     mt5,
     pegasus,
     t5,
+    xglm,
     xlm_roberta,
 )
 
@@ -129,6 +130,13 @@ def gpt2_added(folder: Path) -> None:
     names = {"eos_token": "<|im_end|>", "pad_token": "[PAD]", "add_bos_token": True}
     write_json(folder, "tokenizer_config.json", names | {"tokenizer_class": "GPT2Tokenizer"})
     write_json(folder, "config.json", {"model_type": "gpt2", "vocab_size": size + 3})
+
+
+def codegen(folder: Path) -> None:
+    gpt2(folder)
+    write_json(folder, "config.json", {"model_type": "codegen"})
+    config = {"tokenizer_class": "CodeGenTokenizer", "add_prefix_space": True}
+    write_json(folder, "tokenizer_config.json", config)
 
 
 def gpt(folder: Path) -> None:
@@ -284,8 +292,8 @@ def modernbert(folder: Path) -> None:
 
 FAMILIES = [
     *(bert, bert_json, bert_cased, distilbert, electra),
-    *(roberta, roberta_json, bart, gpt2, gpt2_added, gpt, clip, clip_json),
-    *(albert, albert_accents, deberta, deberta_words, xlm_roberta, t5, mt5),
+    *(roberta, roberta_json, bart, gpt2, gpt2_added, codegen, gpt, clip, clip_json),
+    *(albert, albert_accents, deberta, deberta_words, xlm_roberta, xglm, t5, mt5),
     *(mbart, mbart50, pegasus),
     *(llama, llama_legacy, llama_no_prefix, llama_json, moonshine, mistral, mistral_pieces),
     *(llama3, llama3_named_llama, smollm, qwen2, qwen3_json, neox, modernbert),

@@ -7,6 +7,7 @@ import pytest
 import tokenizers
 from tokenizers import normalizers
 
+from keras_transformer.tokenizers.sentencepiece_file import parse_sentencepiece
 from tests.tokenizers.folder_parts import REAL, sentencepiece, train_pieces, write_json
 
 transformers = pytest.importorskip("transformers")
@@ -50,6 +51,18 @@ def xlm_roberta(folder: Path) -> None:
     mask = {"content": "<mask>", "lstrip": True, "normalized": True, "single_word": False}
     write_json(folder, "special_tokens_map.json", {"mask_token": mask})
     write_json(folder, "tokenizer_config.json", {"clean_up_tokenization_spaces": True})
+
+
+def xglm(folder: Path) -> None:
+    """Write a tokenizer.json beside the pieces: Transformers 5 does not read these alone."""
+    train_pieces(folder, "sentencepiece.bpe.model")
+    file = parse_sentencepiece(folder / "sentencepiece.bpe.model")
+    named = [(name, 0.0) for name in ("<s>", "<pad>", "</s>", "<unk>")]
+    behind = [(f"<madeupword{i}>", 0.0) for i in range(7)]
+    vocabulary = [*named, *zip(file.pieces[3:], file.scores[3:], strict=True), *behind]
+    tokenizer = transformers.XGLMTokenizer(vocabulary, _spm_precompiled_charsmap=file.charsmap)
+    tokenizer.save_pretrained(folder)
+    write_json(folder, "config.json", {"model_type": "xglm"})
 
 
 def mbart(folder: Path) -> None:

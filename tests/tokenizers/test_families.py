@@ -16,6 +16,7 @@ from tests.tokenizers.piece_folders import (
     mbart50,
     siglip,
     t5,
+    xglm,
     xlm_roberta,
 )
 
@@ -95,6 +96,20 @@ def test_folders_without_a_config(make, without, tmp_path):
     texts = [*REAL[:20], *with_tokens(theirs)]
     assert ours.encode_batch(texts) == theirs(texts)["input_ids"]
     assert ours.vocabulary_size == len(theirs)
+
+
+def test_pieces_of_xglm_without_a_tokenizer_json(tmp_path):
+    """The same ids: four special tokens, the pieces, and tokens without a meaning."""
+    xglm(tmp_path)
+    expected = Tokenizer.from_files(tmp_path)
+    (tmp_path / "tokenizer.json").unlink()
+    pieces = Tokenizer.from_files(tmp_path)
+    assert pieces.encode_batch(TEXTS) == expected.encode_batch(TEXTS)
+    assert pieces.vocabulary_size == expected.vocabulary_size
+    write_json(tmp_path, "tokenizer_config.json", {"add_prefix_space": False})
+    without = Tokenizer.from_files(tmp_path)
+    assert without.encode("a b") != pieces.encode("a b")
+    assert without.encode(" a b") == pieces.encode("a b")
 
 
 def test_ids_equal_those_of_siglip(tmp_path):

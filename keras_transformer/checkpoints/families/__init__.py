@@ -7,26 +7,37 @@ from collections.abc import Mapping
 from typing import Any
 
 from keras_transformer.checkpoints.families.base.family import Family
+from keras_transformer.checkpoints.families.decoders.arcee import ARCEE
 from keras_transformer.checkpoints.families.decoders.bloom import BLOOM
+from keras_transformer.checkpoints.families.decoders.codegen import CODEGEN
 from keras_transformer.checkpoints.families.decoders.cohere import COHERE
 from keras_transformer.checkpoints.families.decoders.cohere2 import COHERE2
 from keras_transformer.checkpoints.families.decoders.falcon import FALCON
 from keras_transformer.checkpoints.families.decoders.gemma import GEMMA, GEMMA2, GEMMA3
 from keras_transformer.checkpoints.families.decoders.gpt import GPT, GPT2
+from keras_transformer.checkpoints.families.decoders.gpt_bigcode import GPT_BIGCODE
+from keras_transformer.checkpoints.families.decoders.gpt_neo import GPT_NEO
 from keras_transformer.checkpoints.families.decoders.gpt_neox import GPT_NEOX
 from keras_transformer.checkpoints.families.decoders.gpt_oss import GPT_OSS
 from keras_transformer.checkpoints.families.decoders.gptj import GPTJ
 from keras_transformer.checkpoints.families.decoders.granite import GRANITE
+from keras_transformer.checkpoints.families.decoders.helium import HELIUM
 from keras_transformer.checkpoints.families.decoders.llama import LLAMA, MISTRAL, QWEN2, QWEN3
 from keras_transformer.checkpoints.families.decoders.mixtral import MIXTRAL
+from keras_transformer.checkpoints.families.decoders.mpt import MPT
+from keras_transformer.checkpoints.families.decoders.nemotron import NEMOTRON
 from keras_transformer.checkpoints.families.decoders.olmo2 import OLMO2
 from keras_transformer.checkpoints.families.decoders.olmoe import OLMOE
 from keras_transformer.checkpoints.families.decoders.opt import OPT
+from keras_transformer.checkpoints.families.decoders.persimmon import PERSIMMON
 from keras_transformer.checkpoints.families.decoders.phi import PHI
 from keras_transformer.checkpoints.families.decoders.phi3 import PHI3
 from keras_transformer.checkpoints.families.decoders.qwen_moe import QWEN2_MOE, QWEN3_MOE
+from keras_transformer.checkpoints.families.decoders.seed_oss import SEED_OSS
 from keras_transformer.checkpoints.families.decoders.smollm3 import SMOLLM3
 from keras_transformer.checkpoints.families.decoders.stablelm import STABLELM
+from keras_transformer.checkpoints.families.decoders.starcoder2 import STARCODER2
+from keras_transformer.checkpoints.families.decoders.xglm import XGLM
 from keras_transformer.checkpoints.families.encoders.albert import ALBERT
 from keras_transformer.checkpoints.families.encoders.bert import BERT
 from keras_transformer.checkpoints.families.encoders.big_bird import BIG_BIRD
@@ -110,6 +121,17 @@ FAMILIES = {
         COHERE,
         COHERE2,
         GRANITE,
+        STARCODER2,
+        GPT_BIGCODE,
+        XGLM,
+        GPT_NEO,
+        CODEGEN,
+        MPT,
+        HELIUM,
+        ARCEE,
+        SEED_OSS,
+        NEMOTRON,
+        PERSIMMON,
         T5,
         MT5,
         T5GEMMA,

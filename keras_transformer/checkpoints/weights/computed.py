@@ -26,7 +26,11 @@ def _counted(config: TransformerConfig, name: str, array: np.ndarray) -> Iterato
 
 
 def _causal(config: TransformerConfig, name: str, array: np.ndarray) -> Iterator[np.ndarray]:
-    yield np.broadcast_to(np.tri(*array.shape[-2:]), array.shape)
+    for window in dict.fromkeys(layer.window for layer in _layers(config, name)):
+        seen = np.tri(*array.shape[-2:])
+        if window is not None:  # a local layer of GPT-Neo
+            seen = seen - np.tri(*array.shape[-2:], -window)
+        yield np.broadcast_to(seen, array.shape)
 
 
 def _masked(config: TransformerConfig, name: str, array: np.ndarray) -> Iterator[np.ndarray]:
@@ -35,10 +39,9 @@ def _masked(config: TransformerConfig, name: str, array: np.ndarray) -> Iterator
 
 
 def _rotary(config: TransformerConfig, name: str, array: np.ndarray) -> Iterator[np.ndarray]:
-    # A name without a number is a table for all layers, with the values of one of them.
-    side, number = _side(config, name), re.search(r"\.(\d+)\.", name)
-    layers = side.layers if number is None else [side.layer(int(number[1]))]
-    for layer in {id(layer): layer for layer in layers if layer.position == "rotary"}.values():
+    for layer in _layers(config, name):
+        if layer.position != "rotary":
+            continue
         rotary = RotaryEmbedding.from_part(layer.only_side.block.mixer.position)
         dim = layer.head_dim if rotary.dim is None else rotary.dim
         yield rotary.frequencies(dim)
@@ -69,6 +72,7 @@ COMPUTED: Mapping[str, Callable[[TransformerConfig, str, np.ndarray], Iterator[n
     "*.embed_positions.weight": _waves,
     "*attn.bias": _causal,
     "*attention.bias": _causal,
+    "*.causal_mask": _causal,
     "*.masked_bias": _masked,
     "*.relative_position_index": _grid,
 }
@@ -107,6 +111,16 @@ def _maker(name: str) -> Callable | None:
     """Return the function that computes the values of a tensor of this name."""
     found = (make for like, make in COMPUTED.items() if fnmatch.fnmatchcase(name, like))
     return next(found, None)
+
+
+def _layers(config: TransformerConfig, name: str) -> list[TransformerConfig]:
+    """Return the configs of the layers that a tensor belongs to, by the number in its name.
+
+    A name without a number is a table for all layers, with the values of one of them.
+    """
+    side, number = _side(config, name), re.search(r"\.(\d+)\.", name)
+    layers = side.layers if number is None else [side.layer(int(number[1]))]
+    return list({id(layer): layer for layer in layers}.values())
 
 
 def _side(config: TransformerConfig, name: str) -> TransformerConfig:

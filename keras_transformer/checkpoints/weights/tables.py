@@ -50,12 +50,12 @@ class WeightLine:
     when: tuple[str, Any] | None = None  # a config value and its required value for this line
     outside: bool = False  # outside of the bare model, so its name has no prefix
     counter: str | None = None  # a step counter beside it, written as 0 and not read
-    groups: int = 1  # number of groups in which the parts are side by side; set by `for_config`
+    groups: int = 1  # number of groups of columns in which the parts are side by side
 
     def for_config(self, config: TransformerConfig) -> "WeightLine":
         """Return the line with sizes and groups filled in from a config."""
         heads = config.num_key_value_heads if self.per_head else 1
-        groups = config.expert_dim if self.interleaved else heads
+        groups = config.expert_dim if self.interleaved else heads * self.groups
         sizes = tuple(getattr(config, name) // heads for name in self.sizes)
         return dataclasses.replace(self, sizes=sizes, groups=groups)
 

@@ -177,7 +177,7 @@ class Family:
                 names = [theirs for theirs, known in self.activations.items() if known == value]
                 if not names:
                     raise ValueError(f"{cannot} activation={value!r}.")
-                value = names[0]
+                value = field.default if field.default in names else names[0]
             if value is not None or field.ours not in _LEFT_OUT:
                 theirs[name] = value
         for conversion in self.conversions:

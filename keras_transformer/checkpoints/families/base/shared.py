@@ -233,9 +233,9 @@ def _read_stretch(values: Values, options: Values, kind: str) -> dict[str, Any]:
     if kind == "dynamic":
         return ours | {"rotary_original_length": longest}
     low, high = _TURNS[kind]
-    for name in ("mscale", "mscale_all_dim"):
-        if options.get(name):
-            raise ValueError(f"{name}={options[name]!r} of rope_parameters is not supported.")
+    if options.get("mscale") and options.get("mscale_all_dim"):  # one alone has no effect
+        both = " and ".join(f"{name}={options[name]!r}" for name in ("mscale", "mscale_all_dim"))
+        raise ValueError(f"{both} of rope_parameters are not supported together.")
     raised = options.get("attention_factor")
     if raised is not None and raised != 0.1 * math.log(ours["rotary_factor"]) + 1:
         raise ValueError(f"attention_factor={raised!r} of rope_parameters is not supported.")
