@@ -38,6 +38,7 @@ _LONGROPE = {
     "short_factor": [1.0, 1.5],
     "long_factor": [2.0, 4.0],
 }
+_THETA = {"rope_type": "default", "rope_theta": 50.0}
 _LLAMA3 = {
     "rope_type": "llama3",
     "rope_theta": 500.0,
@@ -192,6 +193,57 @@ CONFIGS = {
             LLAMA,
             {**LLAMA, "num_key_value_heads": 3, "attention_bias": True, "hidden_act": "gelu"},
             {**LLAMA, "tie_word_embeddings": True, "rope_parameters": _LLAMA3},
+        ],
+    ),
+    "olmo3": (
+        "Olmo3",
+        [
+            {**LLAMA, "num_hidden_layers": 4, "sliding_window": 4}
+            | {"rope_parameters": {"full_attention": _YARN}},
+            {**LLAMA, "sliding_window": 3, "num_key_value_heads": 3, "attention_bias": True}
+            | {"layer_types": ["full_attention", "sliding_attention"], "tie_word_embeddings": True}
+            | {"rope_parameters": {"full_attention": _LLAMA3, "sliding_attention": _THETA}},
+            {**LLAMA, **WIDER, "sliding_window": 4, "hidden_act": "gelu", "rms_norm_eps": 1e-3}
+            | {"layer_types": ["sliding_attention"] * 2},
+        ],
+    ),
+    "exaone4": (
+        "Exaone4",
+        [
+            {**LLAMA, "num_hidden_layers": 4, "sliding_window": 4},
+            {**LLAMA, "sliding_window": None, "rope_parameters": _LLAMA3, "head_dim": 6}
+            | {"layer_types": ["full_attention"] * 2, "tie_word_embeddings": True},
+            {**LLAMA, "sliding_window": 3, "num_key_value_heads": 3, "hidden_act": "gelu"}
+            | {"layer_types": ["full_attention", "sliding_attention"], "rms_norm_eps": 1e-3},
+        ],
+    ),
+    "glm": (
+        "Glm",
+        [
+            {**LLAMA, **_PAD, "head_dim": 8},
+            {**LLAMA, **_PAD, "head_dim": 4, "attention_bias": False, "hidden_act": "gelu"},
+            {**LLAMA, **_PAD, "head_dim": 6, "num_key_value_heads": 3, "rms_norm_eps": 1e-3}
+            | {"rope_parameters": {"rope_theta": 50.0, "partial_rotary_factor": 1.0}}
+            | {"tie_word_embeddings": True},
+        ],
+    ),
+    "glm4": (
+        "Glm4",
+        [
+            {**LLAMA, **_PAD, "head_dim": 8},
+            {**LLAMA, **_PAD, "head_dim": 4, "attention_bias": False, "hidden_act": "gelu"},
+            {**LLAMA, **_PAD, "head_dim": 6, "num_key_value_heads": 3, "rms_norm_eps": 1e-3}
+            | {"rope_parameters": {"rope_theta": 50.0, "partial_rotary_factor": 1.0}}
+            | {"tie_word_embeddings": True},
+        ],
+    ),
+    "ernie4_5": (
+        "Ernie4_5",
+        [
+            {**LLAMA, "head_dim": 6},
+            {**LLAMA, "head_dim": 4, "num_key_value_heads": 3, "use_bias": True},
+            {**LLAMA, "head_dim": 8, "tie_word_embeddings": False, "hidden_act": "gelu"}
+            | {"rope_parameters": _YARN},
         ],
     ),
     "smollm3": (
@@ -386,6 +438,16 @@ CONFIGS = {
             {**LLAMA, "attention_bias": True, "tie_word_embeddings": True},
             {**LLAMA, "mlp_bias": True, "hidden_act": "gelu", "rope_parameters": _YARN}
             | {"logits_scaling": 49.0},
+        ],
+    ),
+    "granitemoe": (
+        "GraniteMoe",
+        [
+            {**_MIXTRAL, "embedding_multiplier": 12.0, "logits_scaling": 6.0}
+            | {"residual_multiplier": 0.22, "attention_multiplier": 0.3},
+            {**_MIXTRAL, "intermediate_size": 36, "num_local_experts": 5, "num_experts_per_tok": 3}
+            | {"attention_bias": True, "tie_word_embeddings": True},
+            {**_MIXTRAL, "num_experts_per_tok": 1, "hidden_act": "gelu", "logits_scaling": 49.0},
         ],
     ),
 }

@@ -10,16 +10,21 @@ from keras_transformer.checkpoints.families.base.family import Family
 from keras_transformer.checkpoints.families.decoders.bloom import BLOOM
 from keras_transformer.checkpoints.families.decoders.cohere import COHERE
 from keras_transformer.checkpoints.families.decoders.cohere2 import COHERE2
+from keras_transformer.checkpoints.families.decoders.ernie4_5 import ERNIE4_5
+from keras_transformer.checkpoints.families.decoders.exaone4 import EXAONE4
 from keras_transformer.checkpoints.families.decoders.falcon import FALCON
 from keras_transformer.checkpoints.families.decoders.gemma import GEMMA, GEMMA2, GEMMA3
+from keras_transformer.checkpoints.families.decoders.glm import GLM, GLM4
 from keras_transformer.checkpoints.families.decoders.gpt import GPT, GPT2
 from keras_transformer.checkpoints.families.decoders.gpt_neox import GPT_NEOX
 from keras_transformer.checkpoints.families.decoders.gpt_oss import GPT_OSS
 from keras_transformer.checkpoints.families.decoders.gptj import GPTJ
 from keras_transformer.checkpoints.families.decoders.granite import GRANITE
+from keras_transformer.checkpoints.families.decoders.granitemoe import GRANITEMOE
 from keras_transformer.checkpoints.families.decoders.llama import LLAMA, MISTRAL, QWEN2, QWEN3
 from keras_transformer.checkpoints.families.decoders.mixtral import MIXTRAL
 from keras_transformer.checkpoints.families.decoders.olmo2 import OLMO2
+from keras_transformer.checkpoints.families.decoders.olmo3 import OLMO3
 from keras_transformer.checkpoints.families.decoders.olmoe import OLMOE
 from keras_transformer.checkpoints.families.decoders.opt import OPT
 from keras_transformer.checkpoints.families.decoders.phi import PHI
@@ -95,6 +100,11 @@ FAMILIES = {
         GEMMA3,
         PHI3,
         OLMO2,
+        OLMO3,
+        EXAONE4,
+        GLM,
+        GLM4,
+        ERNIE4_5,
         SMOLLM3,
         MIXTRAL,
         OLMOE,
@@ -110,6 +120,7 @@ FAMILIES = {
         COHERE,
         COHERE2,
         GRANITE,
+        GRANITEMOE,
         T5,
         MT5,
         T5GEMMA,
