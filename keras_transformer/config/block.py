@@ -18,8 +18,9 @@ class Norm(Part):
 
     type: str = option(
         '`"layer_norm"`, `"layer_norm_no_bias"`, `"rms_norm"`, `"rms_norm_plus_one"`, which '
-        'multiplies by its weight plus one (Gemma), or `"batch_norm"`, with a `stem` only: '
-        "over all positions of a batch, with moving averages outside of training (PatchTST).",
+        'multiplies by its weight plus one (Gemma), `"rms_norm_no_weight"`, which has no weight '
+        '(nanochat), or `"batch_norm"`, with a `stem` only: over all positions of a batch, with '
+        "moving averages outside of training (PatchTST).",
         "layer_norm",
         choices=tuple(NORMALIZATIONS),
     )

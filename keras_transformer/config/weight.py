@@ -9,6 +9,7 @@ NORMALIZATIONS = {
     "layer_norm_no_bias": ("gamma",),
     "rms_norm": ("scale",),
     "rms_norm_plus_one": ("scale",),
+    "rms_norm_no_weight": (),
     "batch_norm": ("gamma", "beta", "moving_mean", "moving_variance"),
 }
 

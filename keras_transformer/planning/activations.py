@@ -38,6 +38,7 @@ _OF_NORM = {
     "layer_norm_no_bias": 3,
     "rms_norm": 2,
     "rms_norm_plus_one": 2,
+    "rms_norm_no_weight": 1,
     "batch_norm": 3,
 }
 _FLOAT32 = 4

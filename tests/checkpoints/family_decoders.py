@@ -10,6 +10,7 @@ _OLMOE = {**_MOE, "num_experts": 4, "num_key_value_heads": 3}
 _QWEN_MOE = {**_MOE, "num_experts": 4, "moe_intermediate_size": 16, "head_dim": 4}
 _QWEN2_MOE = {**_QWEN_MOE, "shared_expert_intermediate_size": 10}
 _GPT_OSS = {**_MIXTRAL, "head_dim": 6, "sliding_window": 4, "swiglu_limit": 0.4}
+_LFM2 = {**LLAMA, "block_auto_adjust_ff_dim": False}
 _OPT = {
     "vocab_size": 61,
     "hidden_size": 12,
@@ -32,6 +33,19 @@ _YARN = {
     "beta_fast": 8.0,
     "original_max_position_embeddings": 16,
 }
+_GROWING = {
+    **_YARN,
+    "original_max_position_embeddings": 3,
+    "mscale": 1.0,
+    "mscale_all_dim": 1.0,
+    "llama_4_scaling_beta": 0.4,
+}
+_STILL = {
+    "rope_type": "default",
+    "original_max_position_embeddings": 16,
+    "llama_4_scaling_beta": 0.0,
+}
+_ALPHA = {"rope_type": "dynamic", "rope_theta": 50.0, "alpha": 20.0, "factor": 1.0}
 _LONGROPE = {
     "rope_type": "longrope",
     "rope_theta": 50.0,
@@ -244,6 +258,47 @@ CONFIGS = {
             {**LLAMA, "head_dim": 4, "num_key_value_heads": 3, "use_bias": True},
             {**LLAMA, "head_dim": 8, "tie_word_embeddings": False, "hidden_act": "gelu"}
             | {"rope_parameters": _YARN},
+        ],
+    ),
+    "ministral3": (
+        "Ministral3",
+        [
+            {**LLAMA, **_PAD, "head_dim": 6, "rope_parameters": _GROWING},
+            {**LLAMA, **_PAD, "head_dim": 4, "num_key_value_heads": 3, "sliding_window": 4}
+            | {"rope_parameters": {**_GROWING, "mscale": 0.7, "llama_4_scaling_beta": 0.9}},
+            {**LLAMA, **_PAD, "head_dim": 8, "tie_word_embeddings": True, "hidden_act": "gelu"}
+            | {"rope_parameters": {**_LLAMA3, "llama_4_scaling_beta": 0.5}},
+            {**LLAMA, **_PAD, "head_dim": 6, "rope_parameters": _STILL},
+        ],
+    ),
+    "hunyuan_v1_dense": (
+        "HunYuanDenseV1",
+        [
+            {**LLAMA, "head_dim": 6, "rope_parameters": _ALPHA},
+            {**LLAMA, "head_dim": 4, "num_key_value_heads": 3, "attention_bias": True}
+            | {"tie_word_embeddings": True, "rope_parameters": _YARN},
+            {**LLAMA, "head_dim": 8, "hidden_act": "gelu", "rms_norm_eps": 1e-3}
+            | {"rope_parameters": {"rope_type": "dynamic", "factor": 3.0}},
+        ],
+    ),
+    "nanochat": (
+        "NanoChat",
+        [
+            LLAMA,
+            {**LLAMA, "num_key_value_heads": 3, "attention_bias": True, "hidden_act": "gelu"}
+            | {"final_logit_softcapping": None, "rope_parameters": _YARN},
+            {**LLAMA, "tie_word_embeddings": True, "rms_norm_eps": 1e-2}
+            | {"final_logit_softcapping": 2.0},
+        ],
+    ),
+    "lfm2": (
+        "Lfm2",
+        [
+            {**_LFM2, "num_hidden_layers": 3, "full_attn_idxs": [2], "conv_bias": True},
+            {**_LFM2, "layer_types": ["full_attention", "conv"], "conv_L_cache": 5}
+            | {"tie_word_embeddings": False, "rope_parameters": _YARN, "norm_eps": 1e-3},
+            {**_LFM2, "num_key_value_heads": 3, "block_ffn_dim_multiplier": 1.3}
+            | {"block_auto_adjust_ff_dim": True, "block_multiple_of": 4},
         ],
     ),
     "smollm3": (

@@ -21,8 +21,12 @@ from keras_transformer.checkpoints.families.decoders.gpt_oss import GPT_OSS
 from keras_transformer.checkpoints.families.decoders.gptj import GPTJ
 from keras_transformer.checkpoints.families.decoders.granite import GRANITE
 from keras_transformer.checkpoints.families.decoders.granitemoe import GRANITEMOE
+from keras_transformer.checkpoints.families.decoders.hunyuan import HUNYUAN_V1_DENSE
+from keras_transformer.checkpoints.families.decoders.lfm2 import LFM2
 from keras_transformer.checkpoints.families.decoders.llama import LLAMA, MISTRAL, QWEN2, QWEN3
+from keras_transformer.checkpoints.families.decoders.ministral3 import MINISTRAL3
 from keras_transformer.checkpoints.families.decoders.mixtral import MIXTRAL
+from keras_transformer.checkpoints.families.decoders.nanochat import NANOCHAT
 from keras_transformer.checkpoints.families.decoders.olmo2 import OLMO2
 from keras_transformer.checkpoints.families.decoders.olmo3 import OLMO3
 from keras_transformer.checkpoints.families.decoders.olmoe import OLMOE
@@ -93,6 +97,7 @@ FAMILIES = {
         GPT_NEOX,
         LLAMA,
         MISTRAL,
+        MINISTRAL3,
         QWEN2,
         QWEN3,
         GEMMA,
@@ -105,6 +110,9 @@ FAMILIES = {
         GLM,
         GLM4,
         ERNIE4_5,
+        HUNYUAN_V1_DENSE,
+        NANOCHAT,
+        LFM2,
         SMOLLM3,
         MIXTRAL,
         OLMOE,
