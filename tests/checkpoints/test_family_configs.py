@@ -75,6 +75,17 @@ _RELATIVE = {
             "`share_embeddings` needs sides of one `vocabulary_size`",
         ),
         ({"model_type": "roberta", "pad_token_id": "<pad>"}, "pad_token_id must be a number"),
+        (
+            {"model_type": "llama", "rope_scaling": {"type": "yarn", "factor": 2.0, "mscale": 1.0}},
+            "'mscale': 1.0. of rope_parameters is not supported, only both",
+        ),
+        (
+            {"model_type": "ministral3", "rope_parameters": {"llama_4_scaling_beta": 0.1}},
+            "llama_4_scaling_beta=0.1 is not supported with rope_type='default'",
+        ),
+        ({"model_type": "olmo3", "rope_parameters": {"rope_theta": 5.0}}, "must have 'full_att"),
+        ({"model_type": "lfm2", "layer_types": ["conv"] * 32}, "only 'full_attention', for one"),
+        ({"model_type": "lfm2", "layer_types": ["conv"]}, "must be a list of 32 names"),
         ({"model_type": "llama", "rope_theta": "10"}, "rope_theta must be a number"),
     ],
 )
@@ -120,6 +131,19 @@ OLDER = {
     "glm": {"rope_theta": 2e4, "partial_rotary_factor": 0.25},
     "glm4": {"rope_theta": 2e4},
     "ernie4_5": {"rope_theta": 1e4},
+    "hunyuan_v1_dense": {
+        "head_dim": 128,
+        "rope_theta": 2e4,
+        "rope_scaling": {"type": "dynamic", "alpha": 1000.0, "factor": 1.0},
+    },
+    "nanochat": {"rope_theta": 5e4},
+    "lfm2": {
+        "rope_theta": 2e6,
+        "block_ff_dim": 6912,
+        "block_ffn_dim_multiplier": 1.2,
+        "full_attn_idxs": [2, 5, 8],
+        "tie_embedding": False,
+    },
     "smollm3": {"no_rope_layer_interval": 3, "use_sliding_window": True, "sliding_window": 9},
     "bloom": {"n_embed": 96, "num_hidden_layers": 3, "num_attention_heads": 6},
     "falcon": {"rope_theta": 5e5, "num_attention_heads": 64, "hidden_size": 128},
@@ -180,6 +204,24 @@ def test_heads_of_narrower_states_are_not_exported():
     assert family.published_config(config, {"name": "CausalLM"})["word_embed_proj_dim"] == 7
     with pytest.raises(ValueError, match="with 7 features, but the TextClassifier has one for 12"):
         family.published_config(config, {"name": "TextClassifier", "num_classes": 2})
+
+
+def test_parts_that_no_keyword_says():
+    """A family that states some of them refuses others."""
+    family = FAMILIES["lfm2"]
+    config = family.config(families.CONFIGS["lfm2"][1][0])
+    assert not config.by_keywords
+    values = family.published_config(config)
+    assert values["layer_types"] == ["conv", "conv", "full_attention"] and values["conv_bias"]
+    first, *others = config.decoder.layers
+    wider = first.replace(mixer=first.mixer.replace(size=5))
+    for changed in (
+        {"layers": (wider, *others)},
+        {"layers": (first.replace(norm=first.norm.replace(epsilon=0.1)), *others)},
+        {"layers": (first,)},
+    ):
+        with pytest.raises(ValueError, match="A lfm2 checkpoint cannot express"):
+            family.published_config(config.replace(decoder=config.decoder.replace(**changed)))
 
 
 def test_export_to_a_named_family(tmp_path):
