@@ -98,6 +98,12 @@ NOT_COVERED = (
         "exported as one.",
     ),
     NotCovered(
+        "Phi-MoE (`phimoe`)",
+        "The weight of each of a token's two experts is a softmax over the scores close to its "
+        "own, and the factor of its rotary positions depends on the length.",
+        ({"model_type": "phimoe"},),
+    ),
+    NotCovered(
         "PatchTST for pretraining, regression and classes, and with a distribution as its output",
         "The task here forecasts values. A model whose channels have embeddings or outputs of "
         "their own, or attend to each other, is no row for each channel.",

@@ -249,7 +249,7 @@ def _read_stretch(values: Values, options: Values, kind: str) -> dict[str, Any]:
 
 
 def _read_attention_factor(options: Values, factor: float) -> float | None:
-    """Return YaRN's factor of queries and keys, or None for the usual one."""
+    """Return YaRN's factor of queries and keys. None stands for the usual factor."""
 
     def raised(share: float) -> float:
         return 0.1 * share * math.log(factor) + 1 if factor > 1 else 1.0

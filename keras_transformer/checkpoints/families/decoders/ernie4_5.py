@@ -1,6 +1,6 @@
-"""ERNIE 4.5: Baidu 2025, https://huggingface.co/baidu/ERNIE-4.5-0.3B-PT.
+"""Ernie4_5: Baidu 2025, https://huggingface.co/baidu/ERNIE-4.5-0.3B-PT.
 
-A Llama with rotary positions of neighbouring features; the dense models.
+The dense models of ERNIE 4.5: a Llama with rotary positions of neighbouring features.
 """
 
 import dataclasses
