@@ -100,6 +100,7 @@ SAID = {
     "olmo2_7b_en": 7300,
     "olmo2_13b_en": 13_700,
     "olmo2_32b_en": 32_200,
+    "olmo3_7b_en": 7298,
     "olmoe_1b_7b_en": 6_920,
     "paligemma_3b_224": 2923,
     "paligemma2_3b_224": 3030,
@@ -155,7 +156,7 @@ def test_every_published_preset_says_where_it_is_from():
     assert len(presets) > 90
     without = {
         "camembert", "encoder-decoder", "clip_vision_model", "clip_text_model",
-        "siglip_vision_model", "siglip_text_model", "olmo3", "ministral3", "glm", "glm4",
+        "siglip_vision_model", "siglip_text_model", "ministral3", "glm", "glm4",
         "hunyuan_v1_dense", "nanochat", "granitemoe",
     }  # fmt: skip
     assert {metadata["family"] for *_, metadata in presets} == set(FAMILIES) - without

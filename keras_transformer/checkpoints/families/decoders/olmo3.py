@@ -1,4 +1,4 @@
-"""OLMo3: Team OLMo 2025, https://arxiv.org/abs/2512.13961.
+"""OLMo3: Team OLMo 2025, https://huggingface.co/allenai/Olmo-3-1025-7B.
 
 An OLMo 2 in which three of four layers have a window. Only the layers without one have rotary
 positions that are scaled for longer texts.
