@@ -26,6 +26,7 @@ _SWITCHES = {
     ),
     "alibi": "ALiBi in bfloat16 in place of rotary positions, if the config says so",
     "do_stable_layer_norm": "normalization first, if the config says so",
+    "conv_L_cache": "a gated short convolution in place of attention, in layers that it names",
     "conv_kernel_size": "a convolution beside the first layer, if the config has one",
     "word_embed_proj_dim": "narrower tokens, projected before positions and logits, if it says so",
 }
@@ -35,6 +36,7 @@ NORMALIZATIONS = {
     "layer_norm_plus_one": "LayerNorm by 1 + weight",
     "rms_norm": "RMSNorm",
     "rms_norm_plus_one": "RMSNorm by 1 + weight",
+    "rms_norm_no_weight": "RMSNorm without weight",
     "batch_norm": "batch normalization",
 }
 
@@ -118,6 +120,8 @@ def absolute_positions(family: Family) -> str:
         share = f" on {config.rotary_dim / config.head_dim:.0%} of a head"
     share += "" if config.rotary_truncate else ", not rounded"
     share += ", of neighbouring features" if config.rotary_interleaved else ""
+    share += ", clockwise" if config.rotary_direction == "clockwise" else ""
+    share += ", queries growing with the position" if config.rotary_query_growth else ""
     stretched = scalings(family)
     return f"rotary{share}" + (f"; scaling {', '.join(stretched)}" if stretched else "")
 
@@ -158,6 +162,7 @@ def normalization(family: Family) -> str:
     if config.query_key_norm:
         across = " across heads" if config.query_key_norm_across_heads else ""
         across += " of each head" if config.query_key_norm_per_head else ""
+        across += " after their rotation" if config.query_key_norm_after_rotation else ""
         parts.append(f"on queries and keys{across}")
     if config.final_normalization != config.normalize_first:
         parts.append("at the end" if config.final_normalization else "none at the end")

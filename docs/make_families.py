@@ -99,6 +99,17 @@ NOT_COVERED = (
         ({"model_type": "gemma3"}, {"model_type": "gemma", "use_bidirectional_attention": True}),
     ),
     NotCovered(
+        "Images for Mistral 3 and Ministral 3 (`mistral3`)",
+        "The text model in such a folder loads alone, as a `mistral` or a `ministral3`, and is "
+        "exported as one.",
+    ),
+    NotCovered(
+        "Phi-MoE (`phimoe`)",
+        "The weight of each of a token's two experts is a softmax over the scores close to its "
+        "own, and the factor of its rotary positions depends on the length.",
+        ({"model_type": "phimoe"},),
+    ),
+    NotCovered(
         "PatchTST for pretraining, regression and classes, and with a distribution as its output",
         "The task here forecasts values. A model whose channels have embeddings or outputs of "
         "their own, or attend to each other, is no row for each channel.",

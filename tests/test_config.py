@@ -106,6 +106,18 @@ def test_values_that_follow_from_others():
             {f"query_key_norm{end}": True for end in ("", "_per_head", "_across_heads")},
             "are two norms",
         ),
+        ({"query_key_norm_after_rotation": True}, "_after_rotation` needs `query_key_norm`"),
+        ({"rotary_attention_factor": 1.0}, "`rotary_attention_factor` needs a `rotary_scaling`"),
+        ({"rotary_query_growth": 0.1}, "`rotary_query_growth` needs a `rotary_scaling`"),
+        (
+            {"rotary_scaling": "llama3", "rotary_attention_factor": 1.0},
+            "needs the method 'yarn' or 'longrope', received 'llama3'",
+        ),
+        (
+            {"rotary_scaling": "linear", "rotary_query_growth": 0.1},
+            "with the method 'linear' needs an `original_length`",
+        ),
+        ({"rotary_direction": "left"}, "`rotary_direction` must be one of 'counterclockwise'"),
         ({"convolution_size": 2}, "must be odd, so that it is centered on a token, received 2"),
         ({"kind": "decoder", "convolution_size": 3}, "`convolution_size` needs kind='encoder'"),
         ({"token_projection": True}, "`token_projection` needs kind='decoder'"),

@@ -11,7 +11,13 @@ import numpy as np
 import pytest
 
 import keras_transformer as kt
-from keras_transformer.config import NORMALIZATIONS, SIDES, TransformerConfig, structure
+from keras_transformer.config import (
+    NORMALIZATIONS,
+    SIDES,
+    Attention,
+    TransformerConfig,
+    structure,
+)
 from keras_transformer.planning import count_parameters
 
 ROOT = Path(__file__).parents[1]
@@ -60,9 +66,32 @@ def tiny_presets():
         changed |= small_sides(config, changed)
         if config.placeholder_id is not None:
             changed |= {"placeholder_id": 3, "num_decoder_layers": TINY["num_layers"]}
-        small = config.replace(**changed)
+        small = config.replace(**changed) if config.by_keywords else small_parts(config)
         found.setdefault(json.dumps(structure.variable_shapes(small)), (path.parent.name, small))
     return list(found.values())
+
+
+def small_parts(config):
+    """Return a decoder of parts that keywords do not describe, cut down part by part."""
+
+    def cut(block):
+        mixer = block.mixer
+        if isinstance(mixer, Attention):
+            mixer = mixer.replace(num_heads=4, num_key_value_heads=2, head_dim=8)
+        wide = block.feed_forward.replace(dim=TINY["intermediate_dim"])
+        return block.replace(mixer=mixer, feed_forward=wide)
+
+    side, number = config.decoder, TINY["num_layers"]
+    sizes = {name: TINY[name] for name in ("hidden_dim", "num_layers", "max_sequence_length")}
+    small = side.replace(
+        **sizes,
+        input=side.input.replace(vocabulary_size=TINY["vocabulary_size"]),
+        embedding_dim=TINY["hidden_dim"],
+        num_layer_groups=number,
+        block=cut(side.block),
+        layers=tuple(map(cut, side.layers[-number:])),
+    )
+    return config.replace(decoder=small)
 
 
 def small_sides(config, sizes):

@@ -18,9 +18,9 @@ class Norm(Part):
 
     type: str = option(
         '`"layer_norm"`, `"layer_norm_no_bias"`, `"rms_norm"`, `"layer_norm_plus_one"` and '
-        '`"rms_norm_plus_one"`, which multiply by their weight plus one (Nemotron, Gemma), or '
-        '`"batch_norm"`, with a `stem` only: over all positions of a batch, with moving averages '
-        "outside of training (PatchTST).",
+        '`"rms_norm_plus_one"`, which multiply by their weight plus one (Nemotron, Gemma), '
+        '`"rms_norm_no_weight"`, which has no weight (nanochat), or `"batch_norm"`, with a `stem` '
+        "only: over all positions of a batch, with moving averages outside of training (PatchTST).",
         "layer_norm",
         choices=tuple(NORMALIZATIONS),
     )

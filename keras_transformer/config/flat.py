@@ -101,7 +101,10 @@ _SINUSOIDAL = {
     "sinusoidal_interleaved": "interleaved",
     "sinusoidal_inclusive": "inclusive",
 }
-_ROTARY = {"rotary_base": "base", "rotary_dim": "dim", "rotary_interleaved": "interleaved"}
+_ROTARY = {
+    "rotary_base": "base", "rotary_dim": "dim", "rotary_interleaved": "interleaved",
+    "rotary_direction": "direction",
+}  # fmt: skip
 _SCALING = {
     "rotary_scaling": "method",
     "rotary_factor": "factor",
@@ -111,6 +114,8 @@ _SCALING = {
     "rotary_truncate": "truncate",
     "rotary_short_factors": "short_factors",
     "rotary_long_factors": "long_factors",
+    "rotary_attention_factor": "attention_factor",
+    "rotary_query_growth": "query_growth",
 }
 _RELATIVE = {"relative_num_buckets": "num_buckets", "relative_max_distance": "max_distance"}
 _ALIBI = {"alibi_scale": "scale", "alibi_rounded": "rounded"}
@@ -213,6 +218,9 @@ class _Keywords:
     )
     query_key_norm_per_head: bool = option(
         "`query_key_norm` has a weight for each head, and no bias (Cohere).", False
+    )
+    query_key_norm_after_rotation: bool = option(
+        "`query_key_norm` normalizes the rotated queries and keys (Hunyuan).", False
     )
     normalize_first: bool = option("pre-norm when True, post-norm when False.", False)
     normalize_output: bool = option(
@@ -726,7 +734,8 @@ _OF_LAYER = {
     "max_sequence_length": "slots",
 }
 _NORMS_OF_HEADS = (
-    "query_key_norm_across_heads", "query_key_norm_per_head", "normalization_epsilon",
+    "query_key_norm_across_heads", "query_key_norm_per_head", "query_key_norm_after_rotation",
+    "normalization_epsilon",
 )  # fmt: skip
 ATTENTION_KEYWORDS = frozenset({
     *(field.name for field in dataclasses.fields(Attention)), *_OF_LAYER, *_NORMS_OF_HEADS,
@@ -789,8 +798,9 @@ def block_by_keywords(values: Mapping[str, Any]) -> Block:
 
 
 def _query_key_norm(values: Mapping[str, Any]) -> str | None:
-    across, each = (
-        values.get(f"query_key_norm_{end}", False) for end in ("across_heads", "per_head")
+    across, each, rotated = (
+        values.get(f"query_key_norm_{end}", False)
+        for end in ("across_heads", "per_head", "after_rotation")
     )
     wanted = values.get("query_key_norm", False)
     if across and not wanted:
@@ -805,6 +815,13 @@ def _query_key_norm(values: Mapping[str, Any]) -> str | None:
             "`query_key_norm_per_head` and `query_key_norm_across_heads` are two norms. Give "
             "one of them."
         )
+    if rotated and (across or each or not wanted):
+        raise ValueError(
+            "`query_key_norm_after_rotation` needs `query_key_norm`, and is a third norm beside "
+            "`query_key_norm_per_head` and `query_key_norm_across_heads`."
+        )
+    if rotated:
+        return "rotated"
     return "per_head" if each else "across" if across else "head" if wanted else None
 
 
@@ -821,6 +838,12 @@ def rotary(values: Mapping[str, Any]) -> Rotary | None:
                 raise ValueError(
                     f"`{name}` needs rotary_scaling='longrope', received {shorten(values[name])} "
                     "with rotary_scaling=None."
+                )
+        for name in ("rotary_attention_factor", "rotary_query_growth"):
+            if values.get(name) is not None:
+                raise ValueError(
+                    f"`{name}` needs a `rotary_scaling`, received {values[name]} with "
+                    "rotary_scaling=None."
                 )
     if values.get("position", "sinusoidal") != "rotary":
         return None
@@ -1015,6 +1038,7 @@ def _attention_values(one: Attention) -> dict[str, Any]:
         "query_key_norm": norm is not None,
         "query_key_norm_across_heads": norm == "across",
         "query_key_norm_per_head": norm == "per_head",
+        "query_key_norm_after_rotation": norm == "rotated",
         "score": one.score,
         "score_scale": one.scale,
         "position": "none",

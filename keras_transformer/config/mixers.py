@@ -105,10 +105,11 @@ class Attention(Mixer, kind="attention"):
     output_bias: bool | None = option("bias of the output projection. Defaults to `bias`.", None)
     query_key_norm: str | None = option(
         'normalization of queries and keys: `"head"` normalizes each head, with one weight for '
-        'all heads; `"across"` normalizes all heads together (OLMo 2); `"per_head"` normalizes '
-        "each head, with a weight of its own and no bias (Cohere). None disables it.",
+        'all heads; `"rotated"` does so after the rotation (Hunyuan); `"across"` normalizes all '
+        'heads together (OLMo 2); `"per_head"` normalizes each head, with a weight of its own and '
+        "no bias (Cohere). None disables it.",
         None,
-        choices=(None, "head", "across", "per_head"),
+        choices=(None, "head", "rotated", "across", "per_head"),
     )
     scale: float | None = option(
         "factor of the scores. Defaults to `head_dim ** -0.5`; T5 uses 1.", None, positive=True

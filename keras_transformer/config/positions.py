@@ -7,6 +7,7 @@ from keras_transformer.support.checking import is_number, shorten
 __all__ = ["Axial", "Learned", "Position", "Rotary", "RotaryScaling", "Rotation", "Sinusoidal"]
 
 ROTARY_SCALINGS = ("linear", "llama3", "yarn", "dynamic", "longrope")
+DIRECTIONS = ("counterclockwise", "clockwise")
 
 
 @part
@@ -159,6 +160,20 @@ class RotaryScaling(Part):
     long_factors: tuple | list | None = option(
         '`"longrope"`: divisors of the angle of each pair, in longer rows.', None
     )
+    attention_factor: float | None = option(
+        '`"yarn"` and `"longrope"`: factor of the rotated queries and keys. Defaults to '
+        '`0.1 ln(factor) + 1`, or with `"longrope"` to '
+        "`sqrt(1 + ln(factor) / ln(original_length))`.",
+        None,
+        positive=True,
+    )
+    query_growth: float | None = option(
+        "the query of position `p` is multiplied by "
+        "`1 + query_growth * ln(1 + floor(p / original_length))`, so that attention stays sharp in "
+        "long sequences (Llama 4, Ministral 3). None disables it.",
+        None,
+        positive=True,
+    )
 
     def check(self):
         if self.low_freq_factor >= self.high_freq_factor:
@@ -169,6 +184,16 @@ class RotaryScaling(Part):
             )
         if self.method == "longrope" and self.original_length == 1:
             raise ValueError("rotary_scaling='longrope' needs a `rotary_original_length` above 1.")
+        if self.attention_factor is not None and self.method not in ("yarn", "longrope"):
+            raise ValueError(
+                "`attention_factor` (`rotary_attention_factor`) needs the method 'yarn' or "
+                f"'longrope', received {self.method!r}."
+            )
+        if self.query_growth is not None and self.method == "linear" and not self.original_length:
+            raise ValueError(
+                "`query_growth` (`rotary_query_growth`) with the method 'linear' needs an "
+                "`original_length` (`rotary_original_length`)."
+            )
 
 
 @part
@@ -176,8 +201,14 @@ class Rotation(Part):
     """Base class of positions that are rotated into queries and keys.
 
     The layer has a class method `from_part(part, **options)` and an attribute `by_length`, and is
-    called with states of heads, positions and lengths, see `layers.RotaryEmbedding`.
+    called with states of heads, positions and lengths, see `layers.RotaryEmbedding`. If the part
+    `scales_queries`, it also has a method `scaled_queries(queries, positions)`.
     """
+
+    @property
+    def scales_queries(self) -> bool:
+        """Whether queries have a factor that depends on their position."""
+        return False
 
     def for_side(self, head_dim: int, max_length: int) -> "Rotation":
         """Return the rotation for heads of this width, with the values that `max_length` gives.
@@ -203,9 +234,19 @@ class Rotary(Rotation, kind="rotary"):
     interleaved: bool = option(
         "neighbouring features form a pair (GPT-J); False pairs the two halves.", False
     )
+    direction: str = option(
+        'direction of the rotation: `"counterclockwise"`, by positive angles, or `"clockwise"` '
+        "(nanochat).",
+        "counterclockwise",
+        choices=DIRECTIONS,
+    )
     scaling: RotaryScaling | None = option(
         "how the wavelengths are stretched for longer sequences.", None
     )
+
+    @property
+    def scales_queries(self):
+        return self.scaling is not None and self.scaling.query_growth is not None
 
     def for_side(self, head_dim, max_length):
         scaling, turned = self.scaling, self

@@ -10,6 +10,7 @@ NORMALIZATIONS = {
     "layer_norm_plus_one": ("gamma", "beta"),
     "rms_norm": ("scale",),
     "rms_norm_plus_one": ("scale",),
+    "rms_norm_no_weight": (),
     "batch_norm": ("gamma", "beta", "moving_mean", "moving_variance"),
 }
 

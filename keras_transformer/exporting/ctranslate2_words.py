@@ -37,9 +37,9 @@ _SAID = frozenset(
         "sinusoidal_interleaved", "sinusoidal_inclusive", "rotary_base", "rotary_dim",
         "rotary_interleaved", "rotary_scaling", "rotary_factor", "rotary_min_turns",
         "rotary_max_turns", "rotary_original_length", "rotary_truncate", "rotary_short_factors",
-        "rotary_long_factors", "alibi_scale", "relative_num_buckets", "relative_max_distance",
-        "activation", "gated", "window", "scale_logits", "logit_scale", "output_bias",
-        "logit_soft_cap", "pooler", "experts_per_token", "expert_dim",
+        "rotary_long_factors", "rotary_attention_factor", "alibi_scale", "relative_num_buckets",
+        "relative_max_distance", "activation", "gated", "window", "scale_logits", "logit_scale",
+        "output_bias", "logit_soft_cap", "pooler", "experts_per_token", "expert_dim",
     )
 )  # fmt: skip
 _OTHERS = "Use another of the formats in `exporting.FORMATS`, such as 'onnx'."
@@ -105,7 +105,7 @@ def _check_layer(layer: TransformerConfig) -> None:
         _refuse(
             "activation", layer.activation, f"It supports {', '.join(map(repr, _ACTIVATIONS))}."
         )
-    if layer.normalization == "batch_norm":
+    if layer.normalization in ("batch_norm", "rms_norm_no_weight"):
         _refuse("normalization", layer.normalization)
     if layer.score != "scaled_dot":
         _refuse("score", layer.score)

@@ -282,8 +282,8 @@ def compile_function(
 
         return torch.inference_mode()(function)
     raise RuntimeError(
-        f"Functions are compiled on the backends jax, tensorflow and torch, not on {backend!r}. Set "
-        "KERAS_BACKEND to one of them."
+        f"Functions are compiled on the backends jax, tensorflow and torch, not on {backend!r}. "
+        "Set KERAS_BACKEND to one of them."
     )
 
 

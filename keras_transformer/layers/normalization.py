@@ -35,6 +35,14 @@ class LayerNormalizationPlusOne(keras.layers.LayerNormalization):
 
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
+class RMSNormalizationNoWeight(keras.layers.RMSNormalization):
+    """Root-mean-square norm without a weight (nanochat)."""
+
+    def build(self, input_shape):
+        self.scale = None
+
+
+@keras.saving.register_keras_serializable(package="keras_transformer")
 class HeadNormalization(keras.layers.LayerNormalization):
     """LayerNorm of each head's states `(..., heads, head_dim)`, with own weights and no bias."""
 
@@ -68,6 +76,7 @@ _KINDS = {
     "layer_norm_plus_one": LayerNormalizationPlusOne,
     "rms_norm": keras.layers.RMSNormalization,
     "rms_norm_plus_one": RMSNormalizationPlusOne,
+    "rms_norm_no_weight": RMSNormalizationNoWeight,
     "batch_norm": BatchNormalization,
 }
 

@@ -331,6 +331,11 @@ class RotaryEmbedding(ChecksCall, SavesArguments, Rematerializable, keras.layers
         truncate: bool, whether `"yarn"` rounds the bounds of its interpolation to whole pairs.
         interleaved: bool, whether neighbouring features form pairs (GPT-J).
         short_factors, long_factors: list of float, the divisors of each pair for `"longrope"`.
+        attention_factor: float, factor of the rotated queries and keys for `"yarn"` and
+            `"longrope"`. Defaults to the square root of the factor of the scores above.
+        query_growth: float, `scaled_queries` multiplies the query of position `p` by
+            `1 + query_growth * ln(1 + floor(p / original_length))`. None leaves queries unchanged.
+        direction: str, `"counterclockwise"`, or `"clockwise"`, by negative angles (nanochat).
         **kwargs: as in `keras.layers.Layer`.
 
     Call arguments:
@@ -346,7 +351,8 @@ class RotaryEmbedding(ChecksCall, SavesArguments, Rematerializable, keras.layers
         ValueError: if `inputs` have another rank, `dim` exceeds the number of features or all
             features are rotated and their number is odd, an option is out of range, the scaling is
             unknown or lacks `original_length`, a factor is given without scaling, the factors are
-            not one per pair or not for `"longrope"`, or `"llama3"` has no turns between its bounds.
+            not one per pair or not for `"longrope"`, `"llama3"` has no turns between its bounds,
+            or `attention_factor` or `query_growth` lack the scaling that they belong to.
 
     Example:
     ```python
@@ -365,7 +371,8 @@ class RotaryEmbedding(ChecksCall, SavesArguments, Rematerializable, keras.layers
         name: f"rotary_{name}"
         for name in (
             "base", "dim", "scaling", "factor", "min_turns", "max_turns", "original_length",
-            "truncate", "interleaved", "short_factors", "long_factors",
+            "truncate", "interleaved", "short_factors", "long_factors", "attention_factor",
+            "query_growth", "direction",
         )
     }  # fmt: skip
     axes: ClassVar = {
@@ -387,6 +394,9 @@ class RotaryEmbedding(ChecksCall, SavesArguments, Rematerializable, keras.layers
         interleaved: bool = False,
         short_factors: Sequence[float] | None = None,
         long_factors: Sequence[float] | None = None,
+        attention_factor: float | None = None,
+        query_growth: float | None = None,
+        direction: str = "counterclockwise",
         **kwargs,
     ):
         super().__init__(**kwargs)
@@ -413,6 +423,13 @@ class RotaryEmbedding(ChecksCall, SavesArguments, Rematerializable, keras.layers
                 "`short_factors` and `long_factors` of rotary positions belong to "
                 f"scaling='longrope', which needs both. Received scaling={scaling!r}."
             )
+        if attention_factor is not None and scaling not in ("yarn", "longrope"):
+            raise ValueError(
+                "`attention_factor` of rotary positions needs scaling='yarn' or 'longrope', "
+                f"received scaling={scaling!r}."
+            )
+        if query_growth is not None and not original_length:
+            raise ValueError("`query_growth` of rotary positions needs `original_length`.")
         self.base = base
         self.dim = dim
         self.scaling = scaling
@@ -424,6 +441,9 @@ class RotaryEmbedding(ChecksCall, SavesArguments, Rematerializable, keras.layers
         self.interleaved = interleaved
         self.short_factors = short_factors
         self.long_factors = long_factors
+        self.attention_factor = attention_factor
+        self.query_growth = query_growth
+        self.direction = direction
         # Whether the angles of all tokens depend on the number of tokens.
         self.by_length = scaling in ("dynamic", "longrope")
         self.built = True  # There is nothing to build, but `quantize` requires built layers.
@@ -431,7 +451,8 @@ class RotaryEmbedding(ChecksCall, SavesArguments, Rematerializable, keras.layers
     @classmethod
     def from_part(cls, part: Rotary, **kwargs) -> "RotaryEmbedding":
         """Make the layer for a part of a config; `kwargs` are the other arguments of the layer."""
-        values = {"base": part.base, "dim": part.dim, "interleaved": part.interleaved}
+        names = ("base", "dim", "interleaved", "direction")
+        values = {name: getattr(part, name) for name in names}
         if part.scaling is not None:
             values |= part.scaling.values()
             values["scaling"] = values.pop("method")
@@ -464,10 +485,21 @@ class RotaryEmbedding(ChecksCall, SavesArguments, Rematerializable, keras.layers
             frequencies = self._of_lengths(lengths, frequencies, dim)
         angles = ops.expand_dims(_angles(positions, frequencies), 2)
         sin, cos = ops.sin(angles), ops.cos(angles)
+        sin = -sin if self.direction == "clockwise" else sin
         raised = self.raised
         if raised != 1:
             sin, cos = sin * raised, cos * raised
         return rotate(inputs, sin, cos, self.interleaved)
+
+    def scaled_queries(self, queries, positions=None):
+        """Return rotated queries `(batch, length, heads, head_dim)` times their `query_growth`.
+
+        `positions`, int `(batch or 1, length)`, default to 0, 1, 2, ...
+        """
+        positions = sequence_positions(queries) if positions is None else positions
+        lengths = ops.cast(positions // self.original_length, "float32")
+        factors = 1 + self.query_growth * ops.log(1 + lengths)
+        return queries * ops.cast(factors[:, :, None, None], queries.dtype)
 
     def frequencies(self, dim: int) -> np.ndarray:
         """Return the angle of each pair of `dim` features per position, `(pairs,)`.
@@ -519,6 +551,8 @@ class RotaryEmbedding(ChecksCall, SavesArguments, Rematerializable, keras.layers
     @property
     def raised(self) -> float:
         """Factor by which queries and keys are multiplied."""
+        if self.attention_factor is not None:
+            return self.attention_factor
         if self.factor <= 1 or self.scaling not in ("yarn", "longrope"):
             return 1.0
         if self.scaling == "yarn":

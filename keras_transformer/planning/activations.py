@@ -39,6 +39,7 @@ _OF_NORM = {
     "layer_norm_plus_one": 3,
     "rms_norm": 2,
     "rms_norm_plus_one": 2,
+    "rms_norm_no_weight": 1,
     "batch_norm": 3,
 }
 _FLOAT32 = 4

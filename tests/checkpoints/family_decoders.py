@@ -10,6 +10,7 @@ _OLMOE = {**_MOE, "num_experts": 4, "num_key_value_heads": 3}
 _QWEN_MOE = {**_MOE, "num_experts": 4, "moe_intermediate_size": 16, "head_dim": 4}
 _QWEN2_MOE = {**_QWEN_MOE, "shared_expert_intermediate_size": 10}
 _GPT_OSS = {**_MIXTRAL, "head_dim": 6, "sliding_window": 4, "swiglu_limit": 0.4}
+_LFM2 = {**LLAMA, "block_auto_adjust_ff_dim": False}
 _OPT = {
     "vocab_size": 61,
     "hidden_size": 12,
@@ -49,12 +50,26 @@ _YARN = {
     "beta_fast": 8.0,
     "original_max_position_embeddings": 16,
 }
+_GROWING = {
+    **_YARN,
+    "original_max_position_embeddings": 3,
+    "mscale": 1.0,
+    "mscale_all_dim": 1.0,
+    "llama_4_scaling_beta": 0.4,
+}
+_STILL = {
+    "rope_type": "default",
+    "original_max_position_embeddings": 16,
+    "llama_4_scaling_beta": 0.0,
+}
+_ALPHA = {"rope_type": "dynamic", "rope_theta": 50.0, "alpha": 20.0, "factor": 1.0}
 _LONGROPE = {
     "rope_type": "longrope",
     "rope_theta": 50.0,
     "short_factor": [1.0, 1.5],
     "long_factor": [2.0, 4.0],
 }
+_THETA = {"rope_type": "default", "rope_theta": 50.0}
 _LLAMA3 = {
     "rope_type": "llama3",
     "rope_theta": 500.0,
@@ -209,6 +224,98 @@ CONFIGS = {
             LLAMA,
             {**LLAMA, "num_key_value_heads": 3, "attention_bias": True, "hidden_act": "gelu"},
             {**LLAMA, "tie_word_embeddings": True, "rope_parameters": _LLAMA3},
+        ],
+    ),
+    "olmo3": (
+        "Olmo3",
+        [
+            {**LLAMA, "num_hidden_layers": 4, "sliding_window": 4}
+            | {"rope_parameters": {"full_attention": _YARN}},
+            {**LLAMA, "sliding_window": 3, "num_key_value_heads": 3, "attention_bias": True}
+            | {"layer_types": ["full_attention", "sliding_attention"], "tie_word_embeddings": True}
+            | {"rope_parameters": {"full_attention": _LLAMA3, "sliding_attention": _THETA}},
+            {**LLAMA, **WIDER, "sliding_window": 4, "hidden_act": "gelu", "rms_norm_eps": 1e-3}
+            | {"layer_types": ["sliding_attention"] * 2},
+        ],
+    ),
+    "exaone4": (
+        "Exaone4",
+        [
+            {**LLAMA, "num_hidden_layers": 4, "sliding_window": 4},
+            {**LLAMA, "sliding_window": None, "rope_parameters": _LLAMA3, "head_dim": 6}
+            | {"layer_types": ["full_attention"] * 2, "tie_word_embeddings": True},
+            {**LLAMA, "sliding_window": 3, "num_key_value_heads": 3, "hidden_act": "gelu"}
+            | {"layer_types": ["full_attention", "sliding_attention"], "rms_norm_eps": 1e-3},
+        ],
+    ),
+    "glm": (
+        "Glm",
+        [
+            {**LLAMA, **_PAD, "head_dim": 8},
+            {**LLAMA, **_PAD, "head_dim": 4, "attention_bias": False, "hidden_act": "gelu"},
+            {**LLAMA, **_PAD, "head_dim": 6, "num_key_value_heads": 3, "rms_norm_eps": 1e-3}
+            | {"rope_parameters": {"rope_theta": 50.0, "partial_rotary_factor": 1.0}}
+            | {"tie_word_embeddings": True},
+        ],
+    ),
+    "glm4": (
+        "Glm4",
+        [
+            {**LLAMA, **_PAD, "head_dim": 8},
+            {**LLAMA, **_PAD, "head_dim": 4, "attention_bias": False, "hidden_act": "gelu"},
+            {**LLAMA, **_PAD, "head_dim": 6, "num_key_value_heads": 3, "rms_norm_eps": 1e-3}
+            | {"rope_parameters": {"rope_theta": 50.0, "partial_rotary_factor": 1.0}}
+            | {"tie_word_embeddings": True},
+        ],
+    ),
+    "ernie4_5": (
+        "Ernie4_5",
+        [
+            {**LLAMA, "head_dim": 6},
+            {**LLAMA, "head_dim": 4, "num_key_value_heads": 3, "use_bias": True},
+            {**LLAMA, "head_dim": 8, "tie_word_embeddings": False, "hidden_act": "gelu"}
+            | {"rope_parameters": _YARN},
+        ],
+    ),
+    "ministral3": (
+        "Ministral3",
+        [
+            {**LLAMA, **_PAD, "head_dim": 6, "rope_parameters": _GROWING},
+            {**LLAMA, **_PAD, "head_dim": 4, "num_key_value_heads": 3, "sliding_window": 4}
+            | {"rope_parameters": {**_GROWING, "mscale": 0.7, "llama_4_scaling_beta": 0.9}},
+            {**LLAMA, **_PAD, "head_dim": 8, "tie_word_embeddings": True, "hidden_act": "gelu"}
+            | {"rope_parameters": {**_LLAMA3, "llama_4_scaling_beta": 0.5}},
+            {**LLAMA, **_PAD, "head_dim": 6, "rope_parameters": _STILL},
+        ],
+    ),
+    "hunyuan_v1_dense": (
+        "HunYuanDenseV1",
+        [
+            {**LLAMA, "head_dim": 6, "rope_parameters": _ALPHA},
+            {**LLAMA, "head_dim": 4, "num_key_value_heads": 3, "attention_bias": True}
+            | {"tie_word_embeddings": True, "rope_parameters": _YARN},
+            {**LLAMA, "head_dim": 8, "hidden_act": "gelu", "rms_norm_eps": 1e-3}
+            | {"rope_parameters": {"rope_type": "dynamic", "factor": 3.0}},
+        ],
+    ),
+    "nanochat": (
+        "NanoChat",
+        [
+            LLAMA,
+            {**LLAMA, "num_key_value_heads": 3, "attention_bias": True, "hidden_act": "gelu"}
+            | {"final_logit_softcapping": None, "rope_parameters": _YARN},
+            {**LLAMA, "tie_word_embeddings": True, "rms_norm_eps": 1e-2}
+            | {"final_logit_softcapping": 2.0},
+        ],
+    ),
+    "lfm2": (
+        "Lfm2",
+        [
+            {**_LFM2, "num_hidden_layers": 3, "full_attn_idxs": [2], "conv_bias": True},
+            {**_LFM2, "layer_types": ["full_attention", "conv"], "conv_L_cache": 5}
+            | {"tie_word_embeddings": False, "rope_parameters": _YARN, "norm_eps": 1e-3},
+            {**_LFM2, "num_key_value_heads": 3, "block_ffn_dim_multiplier": 1.3}
+            | {"block_auto_adjust_ff_dim": True, "block_multiple_of": 4},
         ],
     ),
     "smollm3": (
@@ -501,6 +608,16 @@ CONFIGS = {
             {**_PERSIMMON, "qk_layernorm": False, "hidden_act": "gelu"},
             {**_PERSIMMON, "num_attention_heads": 6, "tie_word_embeddings": True}
             | {"rope_parameters": {"rope_theta": 50.0, "partial_rotary_factor": 1.0}},
+        ],
+    ),
+    "granitemoe": (
+        "GraniteMoe",
+        [
+            {**_MIXTRAL, "embedding_multiplier": 12.0, "logits_scaling": 6.0}
+            | {"residual_multiplier": 0.22, "attention_multiplier": 0.3},
+            {**_MIXTRAL, "intermediate_size": 36, "num_local_experts": 5, "num_experts_per_tok": 3}
+            | {"attention_bias": True, "tie_word_embeddings": True},
+            {**_MIXTRAL, "num_experts_per_tok": 1, "hidden_act": "gelu", "logits_scaling": 49.0},
         ],
     ),
 }

@@ -55,13 +55,6 @@ _RELATIVE = {
             {"model_type": "llama", "rope_scaling": {"type": "longrope", "attention_factor": 2.0}},
             "attention_factor=2.0 of rope_parameters",
         ),
-        (
-            {
-                "model_type": "arcee",
-                "rope_scaling": {"type": "yarn", "factor": 2, "mscale": 1, "mscale_all_dim": 1},
-            },
-            "mscale=1 and mscale_all_dim=1 of rope_parameters are not supported",
-        ),
         ({"model_type": "smollm3", "no_rope_layers": [1, 0]}, "has 2 values for 36 layers"),
         ({"model_type": "opt", "word_embed_proj_dim": 0}, "`embedding_dim` must be at least 1"),
         ({"model_type": "opt", "layer_norm_elementwise_affine": False}, "elementwise_affine=False"),
@@ -96,6 +89,13 @@ _RELATIVE = {
         ({"model_type": "mpt", "attn_config": {"alibi": False}}, "alibi=False of attn_config"),
         ({"model_type": "mpt", "attn_config": [1]}, "attn_config must be an object"),
         ({"model_type": "roberta", "pad_token_id": "<pad>"}, "pad_token_id must be a number"),
+        (
+            {"model_type": "ministral3", "rope_parameters": {"llama_4_scaling_beta": 0.1}},
+            "llama_4_scaling_beta=0.1 is not supported with rope_type='default'",
+        ),
+        ({"model_type": "olmo3", "rope_parameters": {"rope_theta": 5.0}}, "must have 'full_att"),
+        ({"model_type": "lfm2", "layer_types": ["conv"] * 32}, "only 'full_attention', for one"),
+        ({"model_type": "lfm2", "layer_types": ["conv"]}, "must be a list of 32 names"),
         ({"model_type": "llama", "rope_theta": "10"}, "rope_theta must be a number"),
     ],
 )
@@ -126,6 +126,34 @@ OLDER = {
     },
     "phi3": {"rope_theta": 2e4, "rope_scaling": None, "partial_rotary_factor": 0.5},
     "olmo2": {"rope_theta": 5e5, "rope_scaling": None},
+    "olmo3": {
+        "rope_theta": 5e5,
+        "rope_scaling": {
+            "rope_type": "yarn",
+            "factor": 8.0,
+            "original_max_position_embeddings": 24,
+            "attention_factor": 1.2079441541679836,
+            "beta_fast": 32.0,
+            "beta_slow": 1.0,
+        },
+    },
+    "exaone4": {"sliding_window_pattern": 3, "rope_theta": 2e4},
+    "glm": {"rope_theta": 2e4, "partial_rotary_factor": 0.25},
+    "glm4": {"rope_theta": 2e4},
+    "ernie4_5": {"rope_theta": 1e4},
+    "hunyuan_v1_dense": {
+        "head_dim": 128,
+        "rope_theta": 2e4,
+        "rope_scaling": {"type": "dynamic", "alpha": 1000.0, "factor": 1.0},
+    },
+    "nanochat": {"rope_theta": 5e4},
+    "lfm2": {
+        "rope_theta": 2e6,
+        "block_ff_dim": 6912,
+        "block_ffn_dim_multiplier": 1.2,
+        "full_attn_idxs": [2, 5, 8],
+        "tie_embedding": False,
+    },
     "smollm3": {"no_rope_layer_interval": 3, "use_sliding_window": True, "sliding_window": 9},
     "bloom": {"n_embed": 96, "num_hidden_layers": 3, "num_attention_heads": 6},
     "falcon": {"rope_theta": 5e5, "num_attention_heads": 64, "hidden_size": 128},
@@ -211,6 +239,24 @@ def test_ids_that_change_what_is_computed_are_not_exported(tmp_path):
             assert json.loads((tmp_path / "ours/config.json").read_text())["pad_token_id"] == 1
     with pytest.raises(ValueError, match="pad_token_id=2 is not supported"):
         export_to_huggingface(lm, tmp_path / "no")
+
+
+def test_parts_that_no_keyword_says():
+    """A family that states some of them refuses others."""
+    family = FAMILIES["lfm2"]
+    config = family.config(families.CONFIGS["lfm2"][1][0])
+    assert not config.by_keywords
+    values = family.published_config(config)
+    assert values["layer_types"] == ["conv", "conv", "full_attention"] and values["conv_bias"]
+    first, *others = config.decoder.layers
+    wider = first.replace(mixer=first.mixer.replace(size=5))
+    for changed in (
+        {"layers": (wider, *others)},
+        {"layers": (first.replace(norm=first.norm.replace(epsilon=0.1)), *others)},
+        {"layers": (first,)},
+    ):
+        with pytest.raises(ValueError, match="A lfm2 checkpoint cannot express"):
+            family.published_config(config.replace(decoder=config.decoder.replace(**changed)))
 
 
 def test_export_to_a_named_family(tmp_path):

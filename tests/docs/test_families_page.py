@@ -200,7 +200,8 @@ def test_the_words_know_every_config_value(maker):
     # Of the sides of a dual, whose pooling is in words.
     said += ("vector_pooling", "vector_end_id", "vector_dim", "vector_bias", "bidirectional")
     said += ("projector_activation", "projector_bias")  # of a projector, which is in words
-    said += ("rotary_short_factors", "rotary_long_factors")  # numbers of longrope
+    # Numbers of longrope and yarn.
+    said += ("rotary_short_factors", "rotary_long_factors", "rotary_attention_factor")
     unsaid = {
         name
         for name in OPTIONS

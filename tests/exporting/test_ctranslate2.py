@@ -34,6 +34,7 @@ DECODERS = {
     "linear": {**ROTARY, "rotary_scaling": "linear", "rotary_factor": 4.0},
     "yarn": {
         **ROTARY, "rotary_scaling": "yarn", "rotary_factor": 4.0, "rotary_original_length": 16,
+        "rotary_attention_factor": 1.3,
     },
     "dynamic": {**ROTARY, "rotary_scaling": "dynamic", "rotary_factor": 4.0},
     "longrope": {
@@ -112,6 +113,9 @@ REFUSED = {
     "window": {"layer_pattern": [{"window": 4}, {"window": 8}]},
     "alibi_scale": {"position": "alibi", "alibi_scale": 0.3},
     "position": {"position": "relative"},
+    "normalization": {"normalization": "rms_norm_no_weight"},
+    "rotary_direction": {"rotary_direction": "clockwise"},
+    "rotary_query_growth": {"rotary_scaling": "yarn", "rotary_query_growth": 0.1},
     "alibi_rounded": {"position": "alibi", "alibi_rounded": True},
 }
 

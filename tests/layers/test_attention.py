@@ -188,6 +188,21 @@ def test_norms_across_heads():
         assert_close(states, expected)
 
 
+def test_a_norm_after_the_rotation():
+    options = {"query_key_norm": "rms_norm", "num_key_value_heads": 2, "rotary": {"base": 50.0}}
+    layer = attention(**options, query_key_norm_after_rotation=True)
+    _, projections = layer(X, return_projections=True)
+    for name, norm, dense in (
+        ("queries", layer.query_norm, layer.query_dense),
+        ("keys", layer.key_norm, layer.key_dense),
+    ):
+        heads = numpy(dense(X)).reshape(BATCH, LENGTH, -1, HEAD_DIM)
+        rotated = numpy(layer.rotary_embedding(heads))
+        expected = rotated / np.sqrt((rotated**2).mean(-1, keepdims=True) + 1e-6)
+        expected = (expected * numpy(norm.scale)).transpose(0, 2, 1, 3)
+        assert_close(projections[name], expected)
+
+
 def test_a_norm_for_each_head():
     options = {"query_key_norm": "layer_norm", "num_key_value_heads": 2}
     layer = attention(**options, query_key_norm_per_head=True)

@@ -76,6 +76,9 @@ def test_the_order_of_the_sublayers(normalize_first, normalize_output, normaliza
     )
 
     def norm(x, sublayer):
+        if normalization == "rms_norm_no_weight":
+            assert not sublayer.weights
+            return x / np.sqrt((x**2).mean(-1, keepdims=True) + 1e-6)
         if normalization.startswith("rms_norm"):
             scale = numpy(sublayer.scale) + (normalization == "rms_norm_plus_one")
             return x / np.sqrt((x**2).mean(-1, keepdims=True) + 1e-6) * scale

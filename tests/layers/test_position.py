@@ -106,6 +106,35 @@ def test_rotary_of_neighbouring_features():
     assert_close(result, expected, atol=1e-5)
 
 
+def test_rotary_clockwise():
+    """By negative angles: back from where the usual rotation goes."""
+    x, positions = random(2, 5, 3, 8), np.array([[0, 1, 2, 3, 4], [7, 3, 90, 0, 1]])
+    there = RotaryEmbedding()(x, positions=positions)
+    clockwise = RotaryEmbedding(direction="clockwise")
+    assert_close(clockwise(there, positions=positions), x, atol=1e-5)
+    angles = positions[..., None] / 10000 ** (np.arange(0, 8, 2) / 8)
+    turned = (x[..., :4] + 1j * x[..., 4:]) * np.exp(-1j * angles)[:, :, None]
+    expected = np.concatenate([turned.real, turned.imag], axis=-1).astype("float32")
+    assert_close(clockwise(x, positions=positions), expected, atol=1e-5)
+
+
+def test_factors_of_rotated_queries():
+    options = {"scaling": "yarn", "factor": 4.0, "original_length": 3}
+    rotary = RotaryEmbedding(**options, attention_factor=1.5, query_growth=0.4)
+    x, positions = random(2, 4, 3, 8), np.array([[0, 2, 3, 9], [1, 5, 6, 300]])
+    usual = RotaryEmbedding(**options)
+    raised = numpy(usual(x)) * 1.5 / (0.1 * np.log(4) + 1)
+    assert_close(rotary(x), raised, atol=1e-5)
+    growth = 1 + 0.4 * np.log(1 + positions // 3)
+    queries = keras.ops.convert_to_tensor(x)
+    assert_close(rotary.scaled_queries(queries, positions), x * growth[..., None, None])
+    assert_close(rotary.scaled_queries(queries)[:, :3], x[:, :3])
+    with pytest.raises(ValueError, match="`attention_factor` of rotary positions needs scaling="):
+        RotaryEmbedding(attention_factor=1.5)
+    with pytest.raises(ValueError, match="`query_growth` of rotary positions needs `original_len"):
+        RotaryEmbedding(query_growth=0.4)
+
+
 _FACTORS = {"short_factors": [1.0, 1.5, 2.0, 2.5], "long_factors": [2.0, 4.0, 5.0, 9.0]}
 
 

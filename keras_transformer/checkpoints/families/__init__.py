@@ -12,8 +12,11 @@ from keras_transformer.checkpoints.families.decoders.bloom import BLOOM
 from keras_transformer.checkpoints.families.decoders.codegen import CODEGEN
 from keras_transformer.checkpoints.families.decoders.cohere import COHERE
 from keras_transformer.checkpoints.families.decoders.cohere2 import COHERE2
+from keras_transformer.checkpoints.families.decoders.ernie4_5 import ERNIE4_5
+from keras_transformer.checkpoints.families.decoders.exaone4 import EXAONE4
 from keras_transformer.checkpoints.families.decoders.falcon import FALCON
 from keras_transformer.checkpoints.families.decoders.gemma import GEMMA, GEMMA2, GEMMA3
+from keras_transformer.checkpoints.families.decoders.glm import GLM, GLM4
 from keras_transformer.checkpoints.families.decoders.gpt import GPT, GPT2
 from keras_transformer.checkpoints.families.decoders.gpt_bigcode import GPT_BIGCODE
 from keras_transformer.checkpoints.families.decoders.gpt_neo import GPT_NEO
@@ -21,12 +24,18 @@ from keras_transformer.checkpoints.families.decoders.gpt_neox import GPT_NEOX
 from keras_transformer.checkpoints.families.decoders.gpt_oss import GPT_OSS
 from keras_transformer.checkpoints.families.decoders.gptj import GPTJ
 from keras_transformer.checkpoints.families.decoders.granite import GRANITE
+from keras_transformer.checkpoints.families.decoders.granitemoe import GRANITEMOE
 from keras_transformer.checkpoints.families.decoders.helium import HELIUM
+from keras_transformer.checkpoints.families.decoders.hunyuan import HUNYUAN_V1_DENSE
+from keras_transformer.checkpoints.families.decoders.lfm2 import LFM2
 from keras_transformer.checkpoints.families.decoders.llama import LLAMA, MISTRAL, QWEN2, QWEN3
+from keras_transformer.checkpoints.families.decoders.ministral3 import MINISTRAL3
 from keras_transformer.checkpoints.families.decoders.mixtral import MIXTRAL
 from keras_transformer.checkpoints.families.decoders.mpt import MPT
+from keras_transformer.checkpoints.families.decoders.nanochat import NANOCHAT
 from keras_transformer.checkpoints.families.decoders.nemotron import NEMOTRON
 from keras_transformer.checkpoints.families.decoders.olmo2 import OLMO2
+from keras_transformer.checkpoints.families.decoders.olmo3 import OLMO3
 from keras_transformer.checkpoints.families.decoders.olmoe import OLMOE
 from keras_transformer.checkpoints.families.decoders.opt import OPT
 from keras_transformer.checkpoints.families.decoders.persimmon import PERSIMMON
@@ -99,6 +108,7 @@ FAMILIES = {
         GPT_NEOX,
         LLAMA,
         MISTRAL,
+        MINISTRAL3,
         QWEN2,
         QWEN3,
         GEMMA,
@@ -106,6 +116,14 @@ FAMILIES = {
         GEMMA3,
         PHI3,
         OLMO2,
+        OLMO3,
+        EXAONE4,
+        GLM,
+        GLM4,
+        ERNIE4_5,
+        HUNYUAN_V1_DENSE,
+        NANOCHAT,
+        LFM2,
         SMOLLM3,
         MIXTRAL,
         OLMOE,
@@ -132,6 +150,7 @@ FAMILIES = {
         SEED_OSS,
         NEMOTRON,
         PERSIMMON,
+        GRANITEMOE,
         T5,
         MT5,
         T5GEMMA,

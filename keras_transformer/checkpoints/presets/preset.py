@@ -13,6 +13,7 @@ from keras_transformer.checkpoints.other_formats import is_keras_hub, what_it_is
 from keras_transformer.checkpoints.presets.hub import DESCRIPTION_FILES, WEIGHT_FILES, HubName
 from keras_transformer.checkpoints.presets.publishing import Stamp, current_folder, stamp
 from keras_transformer.checkpoints.presets.sentence_transformers import read_embedder
+from keras_transformer.checkpoints.text_models import TextCheckpoint, has_text_model, text_config
 from keras_transformer.checkpoints.weights.safetensors_io import Checkpoint, no_weights
 from keras_transformer.config import TransformerConfig
 from keras_transformer.support.notebook import html_table, model_rows
@@ -83,8 +84,8 @@ class Preset(os.PathLike):
         )
 
     @functools.cached_property
-    def config(self) -> dict[str, Any]:
-        """Content of `config.json`, in our format or Hugging Face's."""
+    def _config_file(self) -> dict[str, Any]:
+        """Content of `config.json` as it is."""
         path = self.file(CONFIG_FILE)
         if not path.is_file():
             names = os.listdir(self.directory) + (self.hub.files() if self.hub else [])
@@ -92,7 +93,15 @@ class Preset(os.PathLike):
                 f"The preset {self.name!r} has no {CONFIG_FILE} in {self.directory}: no model can "
                 f"be made from it.{what_it_is(names)}"
             )
-        values = read_json(path)
+        return read_json(path)
+
+    @functools.cached_property
+    def config(self) -> dict[str, Any]:
+        """Content of `config.json`, in our format or Hugging Face's.
+
+        If only the text model of a folder is read, this is the text model's config.
+        """
+        path, values = self.file(CONFIG_FILE), self._config_file
         if is_keras_hub(values):
             from keras_transformer.checkpoints import keras_hub
 
@@ -103,6 +112,13 @@ class Preset(os.PathLike):
                     f"{path} is not the config of a preset: it has neither 'format' (written by "
                     "save_to_preset) nor 'model_type' (Hugging Face)."
                 )
+            if has_text_model(values):
+                _LOGGER.warning(
+                    "%r has a model of images and texts, %s. Only its text model is loaded.",
+                    self.name,
+                    values["model_type"],
+                )
+                return text_config(values)
         elif values["format"] != FORMAT or values.get("format_version") not in (1, FORMAT_VERSION):
             raise ValueError(
                 f"{path} has format {values['format']!r}, version "
@@ -215,7 +231,7 @@ class Preset(os.PathLike):
     @functools.cached_property
     def checkpoint(self) -> Checkpoint:
         """Headers of the weights, see `Checkpoint`."""
-        kind = Checkpoint
+        kind = TextCheckpoint if has_text_model(self.weights._config_file) else Checkpoint
         if self.weights.is_keras_hub:
             from keras_transformer.checkpoints.keras_hub import KerasHubCheckpoint as kind
         return kind(self.weights.directory)

@@ -308,6 +308,8 @@ class MultiHeadAttention(ChecksCall, SavesArguments, Rematerializable, keras.lay
         queries = self._normalized_and_rotated(
             self.query_dense(query), self.num_heads, self.query_norm, rotation
         )
+        if self.rotary is not None and self.rotary.scales_queries:
+            queries = self.rotary_embedding.scaled_queries(queries, positions)
         if own_keys or value is not None:
             rotation["positions"] = key_positions
             keys, values = self._keys_and_values(query, value, key, rotation)
@@ -477,9 +479,12 @@ class MultiHeadAttention(ChecksCall, SavesArguments, Rematerializable, keras.lay
         return row_lengths(sequence_positions(keys) if positions is None else positions, padding)
 
     def _normalized_and_rotated(self, states, heads, norm, rotation):
-        states = self._normalized(states, heads, norm)
+        rotated = self.attention.query_key_norm == "rotated"
+        before, after = (None, norm) if rotated else (norm, None)
+        states = self._normalized(states, heads, before)
         rotate = self.rotary_embedding
-        return states if rotate is None else call_unchecked(rotate, states, **rotation)
+        states = states if rotate is None else call_unchecked(rotate, states, **rotation)
+        return states if after is None else after(states)
 
     def _normalized(self, states, heads, norm):
         """Split states into heads, and normalize them if there is a norm."""

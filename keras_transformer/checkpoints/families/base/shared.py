@@ -175,7 +175,7 @@ def rotary(
         share = number(options, "partial_rotary_factor", None, float)
         ours = {
             "rotary_base": number(options, "rope_theta", None, float),
-            "rotary_dim": None if share == 1 else int(_head_dim(values, default_head_dim) * share),
+            "rotary_dim": None if share == 1 else int(head_dim(values, default_head_dim) * share),
         }
         if kind == "default":
             return ours
@@ -201,6 +201,8 @@ def rotary(
             # precedence.
             original = {"original_max_position_embeddings": config.rotary_original_length}
             return {"rope_parameters": options | original, **original}
+        if config.rotary_attention_factor is not None:
+            options["attention_factor"] = config.rotary_attention_factor
         if config.rotary_scaling in _TURNS:
             low, high = _TURNS[config.rotary_scaling]
             options |= {low: config.rotary_min_turns, high: config.rotary_max_turns}
@@ -233,18 +235,33 @@ def _read_stretch(values: Values, options: Values, kind: str) -> dict[str, Any]:
     if kind == "dynamic":
         return ours | {"rotary_original_length": longest}
     low, high = _TURNS[kind]
-    if options.get("mscale") and options.get("mscale_all_dim"):  # one alone has no effect
-        both = " and ".join(f"{name}={options[name]!r}" for name in ("mscale", "mscale_all_dim"))
-        raise ValueError(f"{both} of rope_parameters are not supported together.")
-    raised = options.get("attention_factor")
-    if raised is not None and raised != 0.1 * math.log(ours["rotary_factor"]) + 1:
-        raise ValueError(f"attention_factor={raised!r} of rope_parameters is not supported.")
+    if kind == "yarn":
+        ours["rotary_attention_factor"] = _read_attention_factor(options, ours["rotary_factor"])
+    for name in ("mscale", "mscale_all_dim", "attention_factor") if kind != "yarn" else ():
+        if options.get(name):
+            raise ValueError(f"{name}={options[name]!r} of rope_parameters is not supported.")
     return ours | {
         "rotary_min_turns": number(options, low, 1.0, float),
         "rotary_max_turns": number(options, high, 32.0 if kind == "yarn" else None, float),
         "rotary_original_length": _read_original_length(values, options, longest),
         "rotary_truncate": options.get("truncate", True),
     }
+
+
+def _read_attention_factor(options: Values, factor: float) -> float | None:
+    """Return YaRN's factor of queries and keys. None stands for the usual factor."""
+
+    def raised(share: float) -> float:
+        return 0.1 * share * math.log(factor) + 1 if factor > 1 else 1.0
+
+    names = ("mscale", "mscale_all_dim")
+    shares = [number(options, name, None, float) for name in names if options.get(name)]
+    found = options.get("attention_factor")
+    if found is not None:
+        found = number(options, "attention_factor", None, float)
+    elif len(shares) == 2:  # one alone has no effect
+        found = raised(shares[0]) / raised(shares[1])
+    return None if found == raised(1.0) else found
 
 
 def _read_original_length(values: Values, options: Values, longest: Any) -> int:
@@ -268,7 +285,8 @@ def _read_longrope(values: Values, options: Values, longest: Any) -> dict[str, A
     }
 
 
-def _head_dim(values: Values, default: int | None) -> int:
+def head_dim(values: Values, default: int | None) -> int:
+    """Return the width of a head: `head_dim`, or the share of each head in `hidden_size`."""
     if values.get("head_dim") is not None or "hidden_size" not in values:
         return number(values, "head_dim", default)
     width, heads = (number(values, name, None) for name in ("hidden_size", "num_attention_heads"))
