@@ -256,6 +256,11 @@ RANGES = {
     },
     "bart": _BART,
     "mbart": {**_BART, "decoder_start_token_id": [None, 0, 2, 3]},
+    "m2m_100": {
+        **_without(_BART, "classifier_dropout"),
+        "decoder_start_token_id": [None, 2, 3],
+        "bos_token_id": [5],
+    },
     "pegasus": _without(_BART, "classifier_dropout"),
     "marian": {
         **_without(_BART, "classifier_dropout", "bos_token_id"),

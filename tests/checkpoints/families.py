@@ -37,6 +37,7 @@ LANGUAGE_MODELS = {
     "t5": "T5ForConditionalGeneration",
     "bart": "BartForConditionalGeneration",
     "mbart": "MBartForConditionalGeneration",
+    "m2m_100": "M2M100ForConditionalGeneration",
     "mt5": "MT5ForConditionalGeneration",
     "pegasus": "PegasusForConditionalGeneration",
     "t5gemma": "T5GemmaForConditionalGeneration",

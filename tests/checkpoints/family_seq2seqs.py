@@ -107,6 +107,22 @@ CONFIGS = {
             {**_BART, "decoder_attention_heads": 2, "decoder_ffn_dim": 28},
         ],
     ),
+    "m2m_100": (
+        "M2M100",
+        [
+            {**_BART, "max_position_embeddings": 66},
+            {
+                **_BART,
+                "scale_embedding": False,
+                "activation_function": "gelu",
+                "pad_token_id": 4,
+                "decoder_attention_heads": 2,
+                "decoder_ffn_dim": 28,
+            },
+            {**_BART, "d_model": 40, "encoder_attention_heads": 5, "decoder_attention_heads": 5},
+            {**_BART, "tie_word_embeddings": False, "encoder_ffn_dim": 28},
+        ],
+    ),
     "pegasus": (
         "Pegasus",
         [

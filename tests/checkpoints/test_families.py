@@ -332,6 +332,7 @@ _GENERATING = [
     "t5gemma",
     "bart",
     "mbart",
+    "m2m_100",
     "marian",
     "pegasus",
     "encoder-decoder",

@@ -74,6 +74,10 @@ _RELATIVE = {
             {"model_type": "marian", "vocab_size": 9, "decoder_vocab_size": 8},
             "`share_embeddings` needs sides of one `vocabulary_size`",
         ),
+        (
+            {"model_type": "m2m_100", "pad_token_id": 2},
+            "decoder_start_token_id=2 is the padding token",
+        ),
         ({"model_type": "roberta", "pad_token_id": "<pad>"}, "pad_token_id must be a number"),
         ({"model_type": "llama", "rope_theta": "10"}, "rope_theta must be a number"),
     ],

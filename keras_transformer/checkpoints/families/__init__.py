@@ -46,6 +46,7 @@ from keras_transformer.checkpoints.families.joined.vision_encoder_decoder import
 from keras_transformer.checkpoints.families.seq2seq.bart import BART, MARIAN
 from keras_transformer.checkpoints.families.seq2seq.led import LED
 from keras_transformer.checkpoints.families.seq2seq.longt5 import LONGT5
+from keras_transformer.checkpoints.families.seq2seq.m2m_100 import M2M_100
 from keras_transformer.checkpoints.families.seq2seq.mbart import MBART, PEGASUS
 from keras_transformer.checkpoints.families.seq2seq.mt5 import MT5
 from keras_transformer.checkpoints.families.seq2seq.t5 import T5
@@ -115,6 +116,7 @@ FAMILIES = {
         T5GEMMA,
         BART,
         MBART,
+        M2M_100,
         MARIAN,
         LED,
         LONGT5,
