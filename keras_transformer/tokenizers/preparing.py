@@ -170,3 +170,11 @@ def prepare_spaces(
     steps = steps or [normalizers.Replace(old, new) for old, new in unruled]
     backend.normalizer = normalizers.Sequence([*steps, normalizers.Replace(Regex(" {2,}"), " ")])
     set_words(backend, at_white_space=False)
+
+
+def prepare_nllb(backend: tokenizers.Tokenizer, folder: Folder) -> None:
+    """Prepare as `prepare_spaces`, but change nothing in texts if the file has no rules."""
+    if folder.charsmap:
+        prepare_spaces(backend, folder)
+    else:
+        set_words(backend, at_white_space=False)

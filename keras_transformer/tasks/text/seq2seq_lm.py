@@ -25,6 +25,7 @@ from keras_transformer.tasks.heads.vocabulary_head import VocabularyHead
 from keras_transformer.tasks.text.generator import PromptFormat, engine_inputs, scoring_inputs
 from keras_transformer.tasks.text.language_model import LanguageModel
 from keras_transformer.tokenizers import Tokenizer
+from keras_transformer.tokenizers.languages import check_languages
 from keras_transformer.training import Denoising, SpanCorruption
 from keras_transformer.training.objectives import generator_of
 
@@ -41,12 +42,49 @@ class SourceFormat(PromptFormat):
 
     takes_guidance = True
 
+    def __init__(self, task: keras.Model, source: str | None = None, target: str | None = None):
+        super().__init__(task)
+        self.source, self.target = source, target
+        self._start_ids: tuple[int, ...] | None = None  # None: the task's `start_id`
+
+    def of_languages(self, source, target, constrained=False):
+        tokenizer = self.task.tokenizer
+        check_languages(tokenizer, source, target)
+        found = type(self)(self.task, source, target)
+        if target is None:
+            found.takes_ids = source is None
+            return found
+        languages, token = tokenizer.languages, tokenizer.languages.ids[target]
+        found.takes_ids = source is None and languages.target != "source"
+        if languages.target == "start":
+            found._start_ids, found.first_ids = (token,), ()
+        elif languages.target == "forced" and constrained:
+            # The text of a constraint begins after the language.
+            found._start_ids, found.first_ids = (self.task.start_id, token), ()
+        elif languages.target == "forced":
+            found.first_ids = (token,)
+        return found
+
+    @property
+    def start_ids(self) -> tuple[int, ...]:
+        """The ids that the decoder starts from."""
+        return (self.task.start_id,) if self._start_ids is None else self._start_ids
+
+    def encode(self, texts):
+        tokenizer = tokenizer_of(self.task)
+        if self.source is None and self.target is None:
+            return tokenizer.encode_batch(texts)
+        return tokenizer.languages.encode(tokenizer, texts, self.source, self.target)
+
+    def positions_before(self, prompt):
+        return len(self.start_ids) - 1
+
     def engine_inputs(self, ids, mask):
-        return engine_inputs(ids, mask, self.task.start_id)
+        return engine_inputs(ids, mask, *self.start_ids)
 
     def scoring_inputs(self, prompts, continuations):
-        config = self.task.backbone.config
-        return scoring_inputs(config, prompts, continuations, self.task.start_id, self.task.pad_id)
+        config, pad_id = self.task.backbone.config, self.task.pad_id
+        return scoring_inputs(config, prompts, continuations, pad_id, *self.start_ids)
 
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
@@ -100,6 +138,12 @@ class Seq2SeqLM(LanguageModel):
         self.start_id = self.pad_id if start_id is None else start_id
         most = backbone.config.vocabulary_size - 1
         self.start_id = check_int("start_id", self.start_id, at_least=0, at_most=most)
+
+    @property
+    def languages(self) -> tuple[str, ...]:
+        """The names of the languages that `generate` takes as `source` and `target`."""
+        found = None if self.tokenizer is None else self.tokenizer.languages
+        return () if found is None else found.names
 
     def make_dataset(
         self, x, y=None, sample_weight=None, *, objective=None, **options
