@@ -245,7 +245,16 @@ class Seq2SeqLM(LanguageModel):
         return dataset
 
     @reads
-    def score(self, sources, targets, per_token: bool = False, global_positions=None):
+    def score(
+        self,
+        sources,
+        targets,
+        per_token: bool = False,
+        global_positions=None,
+        *,
+        source: str | None = None,
+        target: str | None = None,
+    ):
         """Return the log-probability of targets, including their end, given their sources.
 
         Args:
@@ -253,6 +262,9 @@ class Seq2SeqLM(LanguageModel):
             targets: one for each source.
             per_token: bool, return the log-probability of each token of the target.
             global_positions: as in `generate`, for the sources.
+            source: str, the language of the sources, as in `generate`.
+            target: str, the language of the targets. If they begin with its token, that is scored
+                too.
 
         Returns:
             The natural logarithm of each target's probability, float64 `(targets,)`; a float for a
@@ -261,12 +273,13 @@ class Seq2SeqLM(LanguageModel):
         Raises:
             ValueError: if the numbers of sources and targets differ, or one is empty.
         """
-        rows, as_text, single = self.generator.prompt_ids(sources, "sources")
+        generator = self.generator.of_languages(source, target)
+        rows, as_text, single = generator.prompt_ids(sources, "sources")
         if as_text:
             texts = [targets] if isinstance(targets, str) else text_rows(targets, "targets")
             for place, text in enumerate(texts):
                 check_text(f"targets[{place}]", text)
-            targets = self._encode_targets(texts)
+            targets = self._encode_targets(texts, generator)
         else:
             targets = self.generator.prompt_ids(targets, "targets")[0]
         check_equal(rows, targets, ("sources", "targets"))
@@ -277,16 +290,15 @@ class Seq2SeqLM(LanguageModel):
                 self.backbone.check_ids(**{f"{name}[{place}]": np.asarray(row)})
         targets = with_end(targets, self.end_ids[0] if self.end_ids else None)
         further = self.generator.global_inputs(global_positions, rows, "sources")
-        return self.generator.scores(
-            list(zip(rows, targets, strict=True)), per_token, single, further
-        )
+        return generator.scores(list(zip(rows, targets, strict=True)), per_token, single, further)
 
     def _first(self) -> list[int]:
         """Return the ids that begin every target, such as the language token of mBART-50."""
         return list(self.published_rules().forced_prefix)
 
-    def _encode_targets(self, texts):
-        first = self._first()
+    def _encode_targets(self, texts, generator=None):
+        rules = (self.generator if generator is None else generator).published_rules()
+        first = rules.forced_prefix
         return [[*first, *row] for row in tokenizer_of(self).encode_targets(texts)]
 
 
