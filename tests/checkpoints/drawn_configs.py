@@ -240,6 +240,7 @@ RANGES = {
     },
     "t5": _T5,
     "mt5": _T5,
+    "umt5": _T5,
     "longt5": {
         **_T5,
         "local_radius": [1, 2, 3, 5],

@@ -38,6 +38,7 @@ LANGUAGE_MODELS = {
     "bart": "BartForConditionalGeneration",
     "mbart": "MBartForConditionalGeneration",
     "m2m_100": "M2M100ForConditionalGeneration",
+    "umt5": "UMT5ForConditionalGeneration",
     "mt5": "MT5ForConditionalGeneration",
     "pegasus": "PegasusForConditionalGeneration",
     "t5gemma": "T5GemmaForConditionalGeneration",

@@ -57,6 +57,20 @@ CONFIGS = {
             {**_T5, "feed_forward_proj": "relu", "relative_attention_num_buckets": 8},
         ],
     ),
+    "umt5": (
+        "UMT5",
+        [
+            _T5,
+            {**_T5, "feed_forward_proj": "gated-silu", "num_decoder_layers": 1},
+            {
+                **_T5,
+                "num_decoder_layers": 3,
+                "feed_forward_proj": "relu",
+                "relative_attention_num_buckets": 8,
+                "relative_attention_max_distance": 9,
+            },
+        ],
+    ),
     "t5gemma": (
         "T5Gemma",
         [

@@ -51,6 +51,7 @@ from keras_transformer.checkpoints.families.seq2seq.mbart import MBART, PEGASUS
 from keras_transformer.checkpoints.families.seq2seq.mt5 import MT5
 from keras_transformer.checkpoints.families.seq2seq.t5 import T5
 from keras_transformer.checkpoints.families.seq2seq.t5gemma import T5GEMMA
+from keras_transformer.checkpoints.families.seq2seq.umt5 import UMT5
 from keras_transformer.checkpoints.families.series.chronos_bolt import CHRONOS_BOLT
 from keras_transformer.checkpoints.families.series.patchtst import PATCHTST
 from keras_transformer.checkpoints.families.speech.ast import AST
@@ -113,6 +114,7 @@ FAMILIES = {
         GRANITE,
         T5,
         MT5,
+        UMT5,
         T5GEMMA,
         BART,
         MBART,

@@ -34,9 +34,9 @@ def _write_positions(config: TransformerConfig) -> dict[str, Any]:
 
 
 def _read_start(values: Values) -> dict[str, Any]:
-    # Transformers' `generate` starts with this token if the config says that there is none.
-    none, other = values.get("decoder_start_token_id", 2) is None, values.get("bos_token_id", 0)
-    return {"start_id": other} if none and isinstance(other, int) else {}
+    # Transformers' `generate` starts with this token if the config gives null for the other.
+    said, other = values.get("decoder_start_token_id", 2), values.get("bos_token_id", 0)
+    return {"start_id": other} if said is None and isinstance(other, int) else {}
 
 
 M2M_100 = dataclasses.replace(
