@@ -86,6 +86,7 @@ _CLASS_OF_MODEL = {
     "albert": "AlbertTokenizer",
     "bart": "RobertaTokenizer",
     "bert": "BertTokenizer",
+    "blenderbot": "BlenderbotTokenizer",
     "clip": "CLIPTokenizer",
     "deberta-v2": "DebertaV2Tokenizer",
     "distilbert": "BertTokenizer",

@@ -47,10 +47,10 @@ def prepare_gpt(backend: tokenizers.Tokenizer, folder: Folder) -> None:
     backend.decoder = decoders.BPEDecoder(suffix="</w>")
 
 
-def prepare_bytes(backend: tokenizers.Tokenizer, folder: Folder) -> None:
+def prepare_bytes(backend: tokenizers.Tokenizer, folder: Folder, prefix: bool = False) -> None:
     """Split into GPT-2's words, spelled in bytes."""
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(
-        add_prefix_space=folder.flag("add_prefix_space", False)
+        add_prefix_space=folder.flag("add_prefix_space", prefix)
     )
     backend.decoder = decoders.ByteLevel()
 

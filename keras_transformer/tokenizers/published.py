@@ -260,6 +260,12 @@ CLASSES = {
     "ElectraTokenizer": _BERT,
     "RobertaTokenizer": _ROBERTA,
     "BartTokenizer": _ROBERTA,
+    "BlenderbotTokenizer": dataclasses.replace(
+        _GPT2,
+        tokens=_ROBERTA_TOKENS,
+        flags={"mask_token": {"lstrip": True, "normalized": False}},
+        prepare=functools.partial(preparing.prepare_bytes, prefix=True),
+    ),
     "GPT2Tokenizer": _GPT2,
     "GPTNeoXTokenizer": dataclasses.replace(
         _GPT2,

@@ -262,6 +262,7 @@ RANGES = {
         "decoder_start_token_id": [None, 2, 3],
         "bos_token_id": [5],
     },
+    "blenderbot": _without(_BART, "classifier_dropout"),
     "pegasus": _without(_BART, "classifier_dropout"),
     "marian": {
         **_without(_BART, "classifier_dropout", "bos_token_id"),

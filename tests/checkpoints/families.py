@@ -37,6 +37,7 @@ LANGUAGE_MODELS = {
     "t5": "T5ForConditionalGeneration",
     "bart": "BartForConditionalGeneration",
     "mbart": "MBartForConditionalGeneration",
+    "blenderbot": "BlenderbotForConditionalGeneration",
     "m2m_100": "M2M100ForConditionalGeneration",
     "umt5": "UMT5ForConditionalGeneration",
     "mt5": "MT5ForConditionalGeneration",

@@ -121,6 +121,21 @@ CONFIGS = {
             {**_BART, "decoder_attention_heads": 2, "decoder_ffn_dim": 28},
         ],
     ),
+    "blenderbot": (
+        "Blenderbot",
+        [
+            _BART,
+            {
+                **_BART,
+                "scale_embedding": True,
+                "activation_function": "relu",
+                "decoder_attention_heads": 2,
+                "decoder_ffn_dim": 28,
+            },
+            {**_BART, "d_model": 40, "encoder_attention_heads": 5, "decoder_attention_heads": 5},
+            {**_BART, "tie_word_embeddings": False, "encoder_layers": 1},
+        ],
+    ),
     "m2m_100": (
         "M2M100",
         [

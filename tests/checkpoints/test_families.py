@@ -340,6 +340,7 @@ _GENERATING = [
     "bart",
     "mbart",
     "m2m_100",
+    "blenderbot",
     "marian",
     "pegasus",
     "encoder-decoder",

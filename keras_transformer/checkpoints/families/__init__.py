@@ -44,6 +44,7 @@ from keras_transformer.checkpoints.families.joined.vision_encoder_decoder import
     VISION_ENCODER_DECODER,
 )
 from keras_transformer.checkpoints.families.seq2seq.bart import BART, MARIAN
+from keras_transformer.checkpoints.families.seq2seq.blenderbot import BLENDERBOT
 from keras_transformer.checkpoints.families.seq2seq.led import LED
 from keras_transformer.checkpoints.families.seq2seq.longt5 import LONGT5
 from keras_transformer.checkpoints.families.seq2seq.m2m_100 import M2M_100
@@ -119,6 +120,7 @@ FAMILIES = {
         BART,
         MBART,
         M2M_100,
+        BLENDERBOT,
         MARIAN,
         LED,
         LONGT5,
