@@ -108,7 +108,8 @@ def absolute_positions(family: Family) -> str:
             f"learned, from row {config.position_offset}" if config.position_offset else "learned"
         )
     if config.position == "relative":
-        return f"relative, {config.relative_num_buckets} buckets"
+        own = " in each layer" if config.relative_tables == "own" else ""
+        return f"relative, {config.relative_num_buckets} buckets{own}"
     if config.position == "sinusoidal":
         words = "sinusoidal" if config.sinusoidal_interleaved else "sinusoidal, sines first"
         words += ", of Tensor2Tensor" if config.sinusoidal_inclusive else ""

@@ -124,6 +124,16 @@ def test_values_that_follow_from_others():
         ({"alibi_rounded": True}, "`alibi_rounded` need position='alibi'"),
         ({"position": "relative", "relative_bias": False}, "False and position='relative' contra"),
         ({"position": "alibi", "relative_bias": True}, "True and position='alibi' contradict"),
+        (
+            {
+                "position": "relative",
+                "relative_tables": "own",
+                "window": 2,
+                "global_block_size": 2,
+            },
+            "relative_tables='own' cannot be combined with `global_block_size`",
+        ),
+        ({"relative_tables": "each"}, "`relative_tables` must be one of 'own', 'shared'.*'each'"),
         ({"grid_bias": "own"}, "`grid_bias` needs a stem of patches with a class token"),
         ({"score_scale": 2.0, "score": "dot"}, "needs score='scaled_dot', received score='dot'"),
         ({"disentangled": "both"}, "`disentangled` must be one of None, 'shared', 'own'.*'both'"),

@@ -11,6 +11,7 @@ from keras_transformer.cli.command import above_0, option, positive, say
 from keras_transformer.cli.lines import Asking, Rows, asking, load, pairs, show_texts
 from keras_transformer.support.checking import load_json
 from keras_transformer.support.files import read_file
+from keras_transformer.tokenizers.languages import check_languages
 from keras_transformer.tokenizers.moses import text_forms
 
 _MAX_SCHEMA = 4 * 2**20  # bytes
@@ -130,21 +131,30 @@ such as transformer_tiny_en_de, the text is converted to that form, and the outp
 but stays lowercased. That preset has only seen descriptions of images: "A man rides a bike." works,
 news does not. Its --regex and --choice are lowercased too.
 
+A model of many languages takes them as --source and --target, by the names of its tokens: deu_Latn
+(NLLB), de (M2M100, MADLAD), de_DE (mBART), deu (Marian). MADLAD and Marian only take --target.
+
 examples:
   keras-transformer translate --preset transformer_tiny_en_de "A man rides a bike."
   keras-transformer translate --preset transformer_tiny_en_de < english.txt > german.txt
   keras-transformer translate --preset transformer_tiny_en_de --n-best 3 --format json "A dog."
   keras-transformer translate --preset transformer_tiny_en_de --regex "ein hund.*" "A dog runs."
+  keras-transformer translate --preset mbart50_large_multi --source de_DE --target en_XX "Ein Hund."
 """,
+    option("--source", "the language of the texts", metavar="LANGUAGE"),
+    option("--target", "the language to translate to", metavar="LANGUAGE"),
     *_writing("default 5", 128),
     found="translations",
 )
 def _translate(options: argparse.Namespace) -> Asking:
     options.beams = options.beams or max(5, options.n_best)
-    arguments = _arguments(options)
-    source = kt.checkpoints.resolve_preset(options.preset)
-    split, join = forms(source)
-    task = load("Seq2SeqLM", source)
+    languages = {"source": options.source, "target": options.target}
+    arguments = _arguments(options) | languages
+    preset = kt.checkpoints.resolve_preset(options.preset)
+    split, join = forms(preset)
+    if options.source is not None or options.target is not None:  # before weights are downloaded
+        check_languages(kt.Tokenizer.from_preset(preset), **languages)
+    task = load("Seq2SeqLM", preset)
     arguments["rules"] = _rules(task, options, options.choice and split(options.choice))
 
     def find(texts):

@@ -117,7 +117,8 @@ _SCALING = {
     "rotary_attention_factor": "attention_factor",
     "rotary_query_growth": "query_growth",
 }
-_RELATIVE = {"relative_num_buckets": "num_buckets", "relative_max_distance": "max_distance"}
+_BUCKETS = {"relative_num_buckets": "num_buckets", "relative_max_distance": "max_distance"}
+_RELATIVE = {**_BUCKETS, "relative_tables": "tables"}
 _ALIBI = {"alibi_scale": "scale", "alibi_rounded": "rounded"}
 _WINDOW = {
     "window": "size",
@@ -878,7 +879,7 @@ def score_bias(values: Mapping[str, Any]) -> ScoreBias | None:
             raise ValueError(
                 "`disentangled` cannot be combined with another position bias on the scores."
             )
-        own = _taken(values, _RELATIVE)
+        own = _taken(values, _BUCKETS)
         found.append(Disentangled(projections=values["disentangled"], **own))
     return found[0] if found else None
 
@@ -1049,9 +1050,9 @@ def _attention_values(one: Attention) -> dict[str, Any]:
         "block_size": None,
     }
     if isinstance(bias, RelativeBias):
-        values["position"] = "relative"
-    if isinstance(bias, (RelativeBias, Disentangled)):
-        values |= _given(bias, _RELATIVE)
+        values |= {"position": "relative", **_given(bias, _RELATIVE)}
+    elif isinstance(bias, Disentangled):
+        values |= _given(bias, _BUCKETS)
     elif isinstance(bias, ALiBi):
         values |= {"position": "alibi", **_given(bias, _ALIBI)}
     if one.position is not None:

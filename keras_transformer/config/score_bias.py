@@ -41,6 +41,12 @@ class RelativeBias(ScoreBias, kind="relative"):
     max_distance: int = option(
         "distance from which the last bucket is used.", 128, of="side", least=1
     )
+    tables: str = option(
+        'a table of the biases for each layer, `"own"` (UMT5), or one `"shared"` by all.',
+        "shared",
+        of="side",
+        choices=("own", "shared"),
+    )
 
     def check(self):
         if not 2 <= self.num_buckets // 2 < self.max_distance:
@@ -51,7 +57,8 @@ class RelativeBias(ScoreBias, kind="relative"):
             )
 
     def weights(self, norm):
-        return weight_of("relative_bias/embeddings", "num_buckets", "num_heads")
+        layers = ("num_layers",) if self.tables == "own" else ()
+        return weight_of("relative_bias/embeddings", *layers, "num_buckets", "num_heads")
 
     @property
     def sizes(self):

@@ -196,6 +196,12 @@ class Side(Part):
                 f"The layers have num_heads={sorted(heads)}, but the bias {bias} is shared by all "
                 "layers."
             )
+        groups = any(getattr(mixer.pattern, "group_size", None) for mixer in attentions)
+        if isinstance(bias, RelativeBias) and bias.tables == "own" and groups:
+            raise ValueError(
+                "relative_tables='own' cannot be combined with `global_block_size`, whose groups "
+                "have one table of their own."
+            )
         stem = self.input
         of_patches = isinstance(stem, PatchStemConfig) and stem.num_tokens == 1
         if isinstance(bias, GridBias) and not of_patches:

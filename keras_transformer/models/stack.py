@@ -256,7 +256,7 @@ class Stack(keras.layers.Layer):
         elif run.cache is not None and run.cache.source.shape[1] != 0:
             options["cross_visibility"] = AttentionMask(run.cache.source)
         x = inputs
-        biases, of_parts = self._biases(x, run)
+        bias_of = self._biases(x, run)
         if self.relative_embedding is not None:
             queries = sequence_positions(x) if run.positions is None else run.positions
             options["relative"] = self.relative_embedding(queries, queries)
@@ -265,28 +265,39 @@ class Stack(keras.layers.Layer):
             if first_only and i == len(self.order) - 1:
                 options["first_only"] = True
             block = self.blocks[block]
-            in_part = block.pattern is not None and of_parts is not None
-            bias = of_parts if in_part else biases[run.group]
-            bias = bias if on_grid is None else on_grid[i % len(on_grid)]
+            bias = bias_of(block, i) if on_grid is None else on_grid[i % len(on_grid)]
             # The first block checks what the stem made; the others get the same.
             x = run(block, x, checked=i > 0, bias=bias, **options)
         x = x if self.final_norm is None else self.final_norm(x)
         return run.outputs(x, encoder_padding_mask)
 
     def _biases(self, x, run: ForwardContext):
-        """Return the bias of all pairs in each cache group, and the bias of windowed blocks."""
-        biases, of_parts = dict.fromkeys(run.visibilities), None
+        """Return a function from a block and its number to the position bias of its scores.
+
+        It is the bias of all pairs, or in windowed blocks one that is computed for their pairs.
+        """
         if self.position_bias is None:
-            return biases, None
-        if run.cache is None and "attention" not in run.collected:
-            of_parts = LazyBias(self.position_bias, run.positions, self.group_bias)
-            if all(block.pattern is not None for block in self.blocks):
-                return biases, of_parts
+            return lambda block, number: None
+        in_parts = run.cache is None and "attention" not in run.collected
+        own = getattr(self.position_bias, "num_layers", None) is not None
         queries = sequence_positions(x) if run.positions is None else run.positions
-        for group, visibility in run.visibilities.items():
-            keys = visibility.key_positions
-            biases[group] = self.position_bias(queries, queries if keys is None else keys)
-        return biases, of_parts
+
+        @functools.cache
+        def lazy(table: int | None) -> LazyBias:
+            return LazyBias(self.position_bias, run.positions, self.group_bias, table)
+
+        @functools.cache
+        def whole(group: int | None, table: int | None):
+            keys = run.visibilities[group].key_positions
+            return lazy(table).of(queries, queries if keys is None else keys)
+
+        def bias_of(block, number: int):
+            table = number if own else None
+            return (
+                lazy(table) if in_parts and block.pattern is not None else whole(run.group, table)
+            )
+
+        return bias_of
 
     def rematerialized_call(self, layer_call, *args, **kwargs):
         return layer_call  # Recomputing all blocks at once saves nothing: each does it itself.

@@ -22,6 +22,7 @@ TOKENIZER_FILE = "tokenizer.json"
 CONFIG_FILE = "tokenizer_config.json"
 CHAT_FILE = "chat_template.jinja"
 MARIAN_FILES = ("source.spm", "target.spm", "vocab.json")
+M2M100_FILES = ("sentencepiece.bpe.model", "vocab.json")
 # Files that hold a tokenizer, and files with more information about it.
 TOKENIZER_FILES = (
     TOKENIZER_FILE,
@@ -85,6 +86,7 @@ _CLASS_OF_MODEL = {
     "albert": "AlbertTokenizer",
     "bart": "RobertaTokenizer",
     "bert": "BertTokenizer",
+    "blenderbot": "BlenderbotTokenizer",
     "clip": "CLIPTokenizer",
     "codegen": "GPT2Tokenizer",
     "deberta-v2": "DebertaV2Tokenizer",
@@ -95,6 +97,7 @@ _CLASS_OF_MODEL = {
     "gpt_neo": "GPT2Tokenizer",
     "gpt_neox": "GPTNeoXTokenizer",
     "hubert": "Wav2Vec2CTCTokenizer",
+    "m2m_100": "M2M100Tokenizer",
     "marian": "MarianTokenizer",
     "mbart": "MBartTokenizer",
     "mistral": GENERIC,
@@ -173,10 +176,12 @@ class Folder:
 
     @property
     def format(self) -> str | None:
-        """`"marian"` or `"ctc"` if that subclass of `Tokenizer` reads the files, otherwise None."""
+        """`"marian"`, `"m2m100"` or `"ctc"` if that subclass of `Tokenizer` reads the files."""
         marian = self.class_name == "MarianTokenizer" or self.tokenizer_json is None
         if marian and self.has(*MARIAN_FILES):
             return "marian"
+        if self.class_name == "M2M100Tokenizer" and self.has(*M2M100_FILES):
+            return "m2m100"
         named = self.class_name == "Wav2Vec2CTCTokenizer"
         return "ctc" if named and self.tokenizer_json is None and self.has("vocab.json") else None
 
@@ -305,7 +310,7 @@ class Folder:
             for name, token in self.tokens.items()
             if token
         ]
-        further = self._further_tokens()
+        further = self.further_tokens()
         for token in [*named, *(usual if further is None else further)]:
             if not token.content or token.content in known:
                 continue
@@ -345,13 +350,13 @@ class Folder:
         if not all(isinstance(index, int) for index in listed.values()):
             raise ValueError(f"{str(path)!r} must map each token to its id, an integer.")
         special = {_content(self.values.get(name)) for name in TOKEN_NAMES}
-        special.update(token.content for token in self._further_tokens() or ())
+        special.update(token.content for token in self.further_tokens() or ())
         return {
             index: AddedToken(token, normalized=token not in special, special=token in special)
             for token, index in listed.items()
         }
 
-    def _further_tokens(self) -> list[AddedToken] | None:
+    def further_tokens(self) -> list[AddedToken] | None:
         """Return special tokens beyond the named ones, or `None` if no file mentions any."""
         # The newer name first.
         for name in ("extra_special_tokens", "additional_special_tokens"):

@@ -47,10 +47,10 @@ def prepare_gpt(backend: tokenizers.Tokenizer, folder: Folder) -> None:
     backend.decoder = decoders.BPEDecoder(suffix="</w>")
 
 
-def prepare_bytes(backend: tokenizers.Tokenizer, folder: Folder) -> None:
+def prepare_bytes(backend: tokenizers.Tokenizer, folder: Folder, prefix: bool = False) -> None:
     """Split into GPT-2's words, spelled in bytes."""
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(
-        add_prefix_space=folder.flag("add_prefix_space", False)
+        add_prefix_space=folder.flag("add_prefix_space", prefix)
     )
     backend.decoder = decoders.ByteLevel()
 
@@ -177,3 +177,11 @@ def prepare_xglm(backend: tokenizers.Tokenizer, folder: Folder) -> None:
     prepare_spaces(backend, folder)
     if not folder.flag("add_prefix_space", True):
         set_words(backend, "never", at_white_space=False)
+
+
+def prepare_nllb(backend: tokenizers.Tokenizer, folder: Folder) -> None:
+    """Prepare as `prepare_spaces`, but change nothing in texts if the file has no rules."""
+    if folder.charsmap:
+        prepare_spaces(backend, folder)
+    else:
+        set_words(backend, at_white_space=False)

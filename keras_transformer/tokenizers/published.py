@@ -129,19 +129,41 @@ def _clip_template(backend: tokenizers.Tokenizer, folder: Folder) -> None:
 _BERT_TEMPLATE = _around(TEMPLATES["bert"], "cls_token", "sep_token")
 
 
+def source_language(
+    backend: tokenizers.Tokenizer, folder: Folder, default: str, spelling: str = "{}"
+) -> str:
+    """Return the token of the source language that a folder names, or else of `default`."""
+    code = folder.values.get("src_lang") or default
+    if not isinstance(code, str) or backend.token_to_id(spelling.format(code)) is None:
+        raise ValueError(
+            f"'src_lang' is {code!r} in {folder.where}, which is not in the vocabulary."
+        )
+    return spelling.format(code)
+
+
 def _language_template(first: bool) -> Setter:
     """Return a setter for a template with the code of the source language, by default English."""
 
     def set_template(backend: tokenizers.Tokenizer, folder: Folder) -> None:
-        code = folder.values.get("src_lang") or "en_XX"
-        if not isinstance(code, str) or backend.token_to_id(code) is None:
-            raise ValueError(
-                f"'src_lang' is {code!r} in {folder.where}, which is not in the vocabulary."
-            )
         (end,) = folder.needed(backend, "eos_token")
-        set_language(backend, code, end, first)
+        set_language(backend, source_language(backend, folder, "en_XX"), end, first)
 
     return set_template
+
+
+def _nllb_template(backend: tokenizers.Tokenizer, folder: Folder) -> None:
+    (end,) = folder.needed(backend, "eos_token")
+    first = not folder.flag("legacy_behaviour", False)
+    set_language(backend, source_language(backend, folder, "eng_Latn"), end, first)
+
+
+def nllb_pieces(pieces: SentencePieceModel, folder: Folder) -> models.Model:
+    """Return a model of Fairseq's four special tokens, the pieces, the languages and the mask."""
+    names = [folder.tokens[name] for name in ("bos_token", "pad_token", "eos_token", "unk_token")]
+    further = [token.content for token in folder.further_tokens() or ()]
+    tokens = dict.fromkeys([*names, *pieces.pieces[3:], *further, folder.tokens["mask_token"]])
+    vocabulary = {token: index for index, token in enumerate(filter(None, tokens))}
+    return models.BPE(vocabulary, pieces.merges(), unk_token=names[3], fuse_unk=True)
 
 
 # Classes
@@ -250,6 +272,12 @@ CLASSES = {
     "ElectraTokenizer": _BERT,
     "RobertaTokenizer": _ROBERTA,
     "BartTokenizer": _ROBERTA,
+    "BlenderbotTokenizer": dataclasses.replace(
+        _GPT2,
+        tokens=_ROBERTA_TOKENS,
+        flags={"mask_token": {"lstrip": True, "normalized": False}},
+        prepare=functools.partial(preparing.prepare_bytes, prefix=True),
+    ),
     "GPT2Tokenizer": _GPT2,
     "CodeGenTokenizer": _GPT2,
     "GPTNeoXTokenizer": dataclasses.replace(
@@ -329,6 +357,18 @@ CLASSES = {
     ),
     "MBartTokenizer": _mbart(CODES_25, False, lambda backend, folder: preparing.set_words(backend)),
     "MBart50Tokenizer": _mbart(CODES_50, True, preparing.prepare_spaces),
+    "NllbTokenizer": Published(
+        model=models.BPE,
+        files=("sentencepiece.bpe.model",),
+        tokens=_ROBERTA_TOKENS,
+        prepare=preparing.prepare_nllb,
+        template=_nllb_template,
+        own_template=True,
+        options={**_BPE_OPTIONS, "fuse_unk": True},
+        names_unknown=True,
+        flags={"mask_token": {"lstrip": True, "normalized": True}},
+        from_pieces=nllb_pieces,
+    ),
     "PegasusTokenizer": Published(
         model=models.Unigram,
         files=("spiece.model",),

@@ -12,6 +12,7 @@ from keras_transformer.support.foreign_names import hint_on_foreign_arguments
 from keras_transformer.support.notebook import html_table
 from keras_transformer.tokenizers.backend import copy_backend, refusing
 from keras_transformer.tokenizers.bounds import segment_count
+from keras_transformer.tokenizers.languages import Languages, languages_of
 from keras_transformer.tokenizers.symbols import of_symbols
 
 
@@ -169,6 +170,11 @@ class Vocabulary:
     def segment_count(self) -> int:
         """Number of segments: the highest segment id plus one, and at least 2."""
         return segment_count(self._backend)
+
+    @cached_property
+    def languages(self) -> Languages | None:
+        """The languages that the vocabulary has tokens for; `None` without any."""
+        return languages_of(self)
 
     def get_vocabulary(self) -> dict[str, int]:
         """Return all tokens, including special ones, with their ids."""

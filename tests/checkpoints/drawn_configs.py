@@ -240,6 +240,7 @@ RANGES = {
     },
     "t5": _T5,
     "mt5": _T5,
+    "umt5": _T5,
     "longt5": {
         **_T5,
         "local_radius": [1, 2, 3, 5],
@@ -256,6 +257,12 @@ RANGES = {
     },
     "bart": _BART,
     "mbart": {**_BART, "decoder_start_token_id": [None, 0, 2, 3]},
+    "m2m_100": {
+        **_without(_BART, "classifier_dropout"),
+        "decoder_start_token_id": [None, 2, 3],
+        "bos_token_id": [5],
+    },
+    "blenderbot": _without(_BART, "classifier_dropout"),
     "pegasus": _without(_BART, "classifier_dropout"),
     "marian": {
         **_without(_BART, "classifier_dropout", "bos_token_id"),

@@ -57,6 +57,20 @@ CONFIGS = {
             {**_T5, "feed_forward_proj": "relu", "relative_attention_num_buckets": 8},
         ],
     ),
+    "umt5": (
+        "UMT5",
+        [
+            _T5,
+            {**_T5, "feed_forward_proj": "gated-silu", "num_decoder_layers": 1},
+            {
+                **_T5,
+                "num_decoder_layers": 3,
+                "feed_forward_proj": "relu",
+                "relative_attention_num_buckets": 8,
+                "relative_attention_max_distance": 9,
+            },
+        ],
+    ),
     "t5gemma": (
         "T5Gemma",
         [
@@ -105,6 +119,37 @@ CONFIGS = {
             },
             {**_BART, "scale_embedding": True, "activation_function": "relu"},
             {**_BART, "decoder_attention_heads": 2, "decoder_ffn_dim": 28},
+        ],
+    ),
+    "blenderbot": (
+        "Blenderbot",
+        [
+            _BART,
+            {
+                **_BART,
+                "scale_embedding": True,
+                "activation_function": "relu",
+                "decoder_attention_heads": 2,
+                "decoder_ffn_dim": 28,
+            },
+            {**_BART, "d_model": 40, "encoder_attention_heads": 5, "decoder_attention_heads": 5},
+            {**_BART, "tie_word_embeddings": False, "encoder_layers": 1},
+        ],
+    ),
+    "m2m_100": (
+        "M2M100",
+        [
+            {**_BART, "max_position_embeddings": 66},
+            {
+                **_BART,
+                "scale_embedding": False,
+                "activation_function": "gelu",
+                "pad_token_id": 4,
+                "decoder_attention_heads": 2,
+                "decoder_ffn_dim": 28,
+            },
+            {**_BART, "d_model": 40, "encoder_attention_heads": 5, "decoder_attention_heads": 5},
+            {**_BART, "tie_word_embeddings": False, "encoder_ffn_dim": 28},
         ],
     ),
     "pegasus": (

@@ -141,7 +141,12 @@ def test_export_is_the_way_back(tmp_path, both):
 
 @pytest.mark.parametrize(
     ("model_type", "number"),
-    [("t5", 1), *(("longt5", i) for i in range(3)), *(("t5gemma", i) for i in range(4))],
+    [
+        ("t5", 1),
+        ("umt5", 0),
+        *(("longt5", i) for i in range(3)),
+        *(("t5gemma", i) for i in range(4)),
+    ],
 )
 def test_encoders_alone(tmp_path, model_type, number):
     """The same states, and the way back."""
@@ -190,6 +195,7 @@ _WITH_GRADIENTS = [
     "nanochat",
     "lfm2",
     "t5",
+    "umt5",
     "t5gemma",
     "bart",
     "mbart",
@@ -356,9 +362,12 @@ _GENERATING = [
     "granitemoe",
     "t5",
     "mt5",
+    "umt5",
     "t5gemma",
     "bart",
     "mbart",
+    "m2m_100",
+    "blenderbot",
     "marian",
     "pegasus",
     "encoder-decoder",
@@ -380,7 +389,7 @@ def test_greedy_decoding_is_the_same(tmp_path, model_type, number):
     reference.generation_config.eos_token_id = None
     reference.generation_config.forced_eos_token_id = None
     reference.config.eos_token_id = None
-    if model_type in ("t5", "mt5"):
+    if model_type in ("t5", "mt5", "umt5"):
         reference.generation_config.decoder_start_token_id = 0
     task = Seq2SeqLM if kind_of(model_type) == "seq2seq" else CausalLM
     model = task.from_preset(saved(reference, tmp_path))

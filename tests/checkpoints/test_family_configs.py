@@ -88,6 +88,10 @@ _RELATIVE = {
         ({"model_type": "mpt", "attn_config": {"clip_qkv": 6.0}}, "clip_qkv=6.0 of attn_config"),
         ({"model_type": "mpt", "attn_config": {"alibi": False}}, "alibi=False of attn_config"),
         ({"model_type": "mpt", "attn_config": [1]}, "attn_config must be an object"),
+        (
+            {"model_type": "m2m_100", "pad_token_id": 2},
+            "decoder_start_token_id=2 is the padding token",
+        ),
         ({"model_type": "roberta", "pad_token_id": "<pad>"}, "pad_token_id must be a number"),
         (
             {"model_type": "ministral3", "rope_parameters": {"llama_4_scaling_beta": 0.1}},

@@ -190,6 +190,20 @@ def test_stored_waves_are_those_that_are_computed(tmp_path, model_type):
         kt.Backbone.from_preset(tmp_path)
 
 
+def test_stored_waves_with_a_row_for_the_padding(tmp_path):
+    """Older releases stored the table of M2M100 too, from the position 0."""
+    model = families.make("m2m_100", 0, "Model")
+    model.save_pretrained(tmp_path)
+    table = model.encoder.embed_positions.weights.numpy()
+    assert not table[1].any()
+    name = "encoder.embed_positions.weights"
+    changed(tmp_path, {name: table})
+    kt.Backbone.from_preset(tmp_path)
+    changed(tmp_path, {name: np.roll(table, 1, axis=0)})
+    with pytest.raises(ValueError, match=f"{name}.*is computed from the config"):
+        kt.Backbone.from_preset(tmp_path)
+
+
 def test_one_tensor_under_two_names_has_one_value(tmp_path):
     families.make("t5", 0, "Model").save_pretrained(tmp_path)
     shared = changed(tmp_path)["shared.weight"]

@@ -129,6 +129,7 @@ CHANGES = {
     "relative_bias": ("encoder", {}, True),
     "relative_num_buckets": ("encoder", RELATIVE, 4),
     "relative_max_distance": ("encoder", RELATIVE, 8),
+    "relative_tables": ("encoder", RELATIVE, "own"),
     "grid_bias": ("encoder", {}, "shared"),
     "disentangled": ("encoder", {}, "own"),
     "share_embeddings": ("seq2seq", {}, False),

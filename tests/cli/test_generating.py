@@ -52,6 +52,26 @@ def test_translate_n_best(run, folder):
     assert "--n-best 3 needs --beams 3 or more" in run(*arguments, "--beams", 2, "x")[2]
 
 
+def test_translate_between_languages(run, folder, tmp_path):
+    languages = ["<2de>", "<2fr>"]
+    tokenizer = kt.Tokenizer.train(TEXTS, vocabulary_size=300, special_tokens=languages)
+    translator = kt.Seq2SeqLM(kt.models.Seq2Seq(tiny_config("seq2seq", tokenizer)), tokenizer)
+    translator.save_to_preset(tmp_path / "translator")
+    arguments = ("translate", "--preset", tmp_path / "translator", "--max-new-tokens", 4)
+    code, out, _ = run(*arguments, "--beams", 1, "--target", "fr", "--format", "json", LINES[0])
+    (found,) = json.loads(out)["translations"]
+    expected = translator.generate(LINES[0], 4, "greedy", target="fr")
+    assert (code, found["text"]) == (0, expected)
+    # Before the weights are read, which are gone.
+    (tmp_path / "translator" / "model.safetensors").unlink()
+    code, out, errors = run(*arguments, "--target", "german", LINES[0])
+    assert (code, out) == (2, "")
+    assert "`target` is 'german', which is not a language of this model. It knows de, fr." in errors
+    assert "leave out `source`" in run(*arguments, "--source", "de", LINES[0])[2]
+    plain = run("translate", "--preset", folder / "plain", "--source", "de", LINES[0])
+    assert plain[0] == 2 and "This model has no tokens for languages" in plain[2]
+
+
 def test_translate_with_constraints(run, folder, tmp_path):
     arguments = ("translate", "--preset", folder / "plain", "--max-new-tokens", 9, "--beams", 1)
     code, out, _ = run(*arguments, "--regex", "two (dogs|bike)", stdin=f"{LINES[0]}\n\nx\n")

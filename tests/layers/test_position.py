@@ -210,6 +210,19 @@ def test_relative_bias_by_row():
         assert_close(layer(rows[i : i + 1], rows[i : i + 1])[0], result[i])
 
 
+def test_relative_bias_of_layers():
+    """Each layer has the bias of its own table."""
+    positions = np.arange(7)[None]
+    layer, one = RelativePositionBias(2, 8, 20, num_layers=3), RelativePositionBias(2, 8, 20)
+    layer.build()
+    tables = random(3, 8, 2)
+    layer.embeddings.assign(tables)
+    one.build()
+    for number, table in enumerate(tables):
+        one.embeddings.assign(table)
+        assert_close(layer(positions, positions, layer=number), one(positions, positions))
+
+
 @pytest.mark.parametrize(
     "values",
     [

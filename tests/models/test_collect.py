@@ -50,6 +50,15 @@ def test_both_sides_of_a_seq2seq():
     assert found["cross_attention"][0].shape == (2, backbone.config.num_heads, 3, 5)
 
 
+def test_windows_and_a_table_of_biases_for_each_layer():
+    """Without the attention, the bias is computed for the pairs within the windows only."""
+    values = {"position": "relative", "relative_tables": "own", "window": 2}
+    backbone = small_backbone("encoder", max_sequence_length=48, vocabulary_size=12, **values)
+    inputs = {"token_ids": 3 + np.arange(48).reshape(1, 48) % 9}
+    output, _ = backbone(inputs, collect=("attention",))
+    assert_close(backbone(inputs), output)
+
+
 def test_with_a_cache():
     backbone = small_backbone("decoder")
     whole, expected = backbone({"token_ids": IDS}, collect=("states",))

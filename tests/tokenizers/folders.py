@@ -20,12 +20,15 @@ from tests.tokenizers.piece_folders import (
     llama_json,
     llama_legacy,
     llama_no_prefix,
+    madlad,
     mbart,
     mbart50,
     mistral,
     mistral_pieces,
     moonshine,
     mt5,
+    nllb,
+    nllb_legacy,
     pegasus,
     t5,
     xglm,
@@ -114,6 +117,25 @@ def bart(folder: Path) -> None:
     write_json(folder, "config.json", {"model_type": "bart"})
     config = {"tokenizer_class": "BartTokenizer", "add_prefix_space": True}
     write_json(folder, "tokenizer_config.json", config)
+
+
+def blenderbot(folder: Path) -> None:
+    roberta(folder)
+    write_json(folder, "config.json", {"model_type": "blenderbot"})
+    mask = {"content": "<mask>", "lstrip": True, "normalized": False, "__type": "AddedToken"}
+    write_json(folder, "tokenizer_config.json", {"mask_token": mask, "eos_token": "</s>"})
+
+
+def blenderbot_json(folder: Path) -> None:
+    """With the end of a text, as published."""
+    roberta_json(folder)
+    backend = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
+    backend.post_processor = processors.TemplateProcessing(
+        single="$A </s>", special_tokens=[("</s>", 2)]
+    )
+    backend.save(str(folder / "tokenizer.json"))
+    write_json(folder, "config.json", {"model_type": "blenderbot"})
+    write_json(folder, "tokenizer_config.json", {"tokenizer_class": "BlenderbotTokenizer"})
 
 
 def gpt2(folder: Path) -> None:
@@ -292,9 +314,10 @@ def modernbert(folder: Path) -> None:
 
 FAMILIES = [
     *(bert, bert_json, bert_cased, distilbert, electra),
-    *(roberta, roberta_json, bart, gpt2, gpt2_added, codegen, gpt, clip, clip_json),
+    *(roberta, roberta_json, bart, blenderbot, blenderbot_json, gpt2, gpt2_added, codegen, gpt),
+    *(clip, clip_json),
     *(albert, albert_accents, deberta, deberta_words, xlm_roberta, xglm, t5, mt5),
-    *(mbart, mbart50, pegasus),
+    *(mbart, mbart50, nllb, nllb_legacy, madlad, pegasus),
     *(llama, llama_legacy, llama_no_prefix, llama_json, moonshine, mistral, mistral_pieces),
     *(llama3, llama3_named_llama, smollm, qwen2, qwen3_json, neox, modernbert),
 ]

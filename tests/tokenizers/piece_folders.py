@@ -7,6 +7,7 @@ import pytest
 import tokenizers
 from tokenizers import normalizers
 
+from keras_transformer.tokenizers.languages import M2M100_CODES
 from keras_transformer.tokenizers.sentencepiece_file import parse_sentencepiece
 from tests.tokenizers.folder_parts import REAL, sentencepiece, train_pieces, write_json
 
@@ -76,6 +77,59 @@ def mbart50(folder: Path) -> None:
     write_json(folder, "special_tokens_map.json", {"mask_token": mask})
     values = {"tokenizer_class": "MBart50Tokenizer", "src_lang": "de_DE"}
     write_json(folder, "tokenizer_config.json", values)
+
+
+NLLB_LANGUAGES = ("ace_Arab", "deu_Latn", "eng_Latn", "fra_Latn", "zho_Hant")
+M2M100_MASK = {"content": "<mask>", "lstrip": True, "normalized": True, "single_word": False}
+
+
+def nllb_pieces(folder: Path, **config) -> None:
+    """The older files, of which release 5 of Transformers does not read the languages."""
+    train_pieces(folder, "sentencepiece.bpe.model", model_type="bpe")
+    write_json(folder, "config.json", {"model_type": "m2m_100"})
+    tokens = {"mask_token": M2M100_MASK, "additional_special_tokens": [*NLLB_LANGUAGES]}
+    write_json(folder, "special_tokens_map.json", tokens)
+    write_json(folder, "tokenizer_config.json", {"tokenizer_class": "NllbTokenizer", **config})
+
+
+def nllb(folder: Path, **config) -> None:
+    """A `tokenizer.json` as published, in which the languages and the mask are added tokens."""
+    nllb_pieces(folder, **config)
+    theirs = transformers.AutoTokenizer.from_pretrained(folder)
+    (folder / "sentencepiece.bpe.model").unlink()
+    values = json.loads(theirs.backend_tokenizer.to_str()) | {"added_tokens": []}
+    backend = tokenizers.Tokenizer.from_str(json.dumps(values))
+    names = ["<s>", "<pad>", "</s>", "<unk>", *NLLB_LANGUAGES]
+    tokens = [tokenizers.AddedToken(name, normalized=False) for name in names]
+    mask = tokenizers.AddedToken("<mask>", lstrip=True, normalized=True)
+    backend.add_special_tokens([*tokens, mask])
+    backend.save(str(folder / "tokenizer.json"))
+
+
+def nllb_legacy(folder: Path) -> None:
+    nllb(folder, src_lang="deu_Latn", legacy_behaviour=True)
+
+
+def m2m100(folder: Path, languages=M2M100_CODES["m2m100"], **config) -> None:
+    train_pieces(folder, "sentencepiece.bpe.model", model_type="bpe")
+    model = sentencepiece.SentencePieceProcessor(model_file=str(folder / "sentencepiece.bpe.model"))
+    pieces = [model.id_to_piece(i) for i in range(model.get_piece_size())]
+    tokens = dict.fromkeys(["<s>", "<pad>", "</s>", "<unk>", *pieces[::-1]])
+    write_json(folder, "vocab.json", {token: index for index, token in enumerate(tokens)})
+    write_json(folder, "config.json", {"model_type": "m2m_100"})
+    further = [f"__{code}__" for code in languages]
+    write_json(folder, "special_tokens_map.json", {"additional_special_tokens": further})
+    write_json(folder, "tokenizer_config.json", config)
+
+
+def madlad(folder: Path) -> None:
+    """MADLAD-400: a T5 with a word for each language before the text."""
+    options = {"pad_id": 1, "eos_id": 2, "unk_id": 0, "bos_id": -1}
+    languages = ["<2de>", "<2en>", "<2zh_Latn>"]
+    train_pieces(folder, "spiece.model", user_defined_symbols=languages, **options)
+    write_json(folder, "config.json", {"model_type": "t5"})
+    config = {"tokenizer_class": "T5Tokenizer", "extra_ids": 0, "eos_token": "</s>"}
+    write_json(folder, "tokenizer_config.json", config)
 
 
 def pegasus(folder: Path) -> None:

@@ -5,15 +5,19 @@ import json
 import pytest
 
 from keras_transformer.tokenizers import Tokenizer
+from keras_transformer.tokenizers.languages import M2M100_CODES
 from tests.tokenizers.folder_parts import REAL, write_json
 from tests.tokenizers.folders import FAMILIES, bert, clip, gpt, gpt2, roberta, transformers
 from tests.tokenizers.nasty import NASTY
 from tests.tokenizers.piece_folders import (
     albert,
     deberta,
+    m2m100,
     marian,
     mbart,
     mbart50,
+    nllb,
+    nllb_pieces,
     siglip,
     t5,
     xglm,
@@ -224,7 +228,67 @@ def test_a_deeply_nested_file(tmp_path):
         Tokenizer.from_files(tmp_path)
 
 
-# Marian, whose tokenizer is Python code over the SentencePiece library
+# M2M100 and Marian, whose tokenizers are Python code over the SentencePiece library
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"language_codes": "wmt21", "src_lang": "de"}], ids=["usual", "wmt"]
+)
+@pytest.mark.filterwarnings("ignore:Recommended")
+def test_m2m100_equals_transformers(options, tmp_path):
+    m2m100(tmp_path, M2M100_CODES[options.get("language_codes", "m2m100")], **options)
+    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    ours = Tokenizer.from_files(tmp_path)
+    texts = [*TEXTS, "__en__ a", "a __de__ b", "a__zh__", "__xx__ c", "äöüß", "<unk> b <pad></s>"]
+    assert ours.encode_batch(texts) == theirs(texts)["input_ids"]
+    plain = theirs(texts, add_special_tokens=False)["input_ids"]
+    assert ours.encode_batch(texts, special_tokens=False) == ours.encode_targets(texts) == plain
+    pairs = texts[::-1]
+    assert ours.encode_batch(texts, pairs) == theirs(texts, pairs)["input_ids"]
+    assert ours.decode_batch(plain) == theirs.batch_decode(plain, skip_special_tokens=True)
+    assert (ours.pad_id, ours.start_id, ours.end_id, ours.unknown_id) == (1, 0, 2, 3)
+    assert ours.vocabulary_size == len(theirs)
+
+    ours.save(tmp_path / "saved")
+    (tmp_path / "saved" / "config.json").write_bytes((tmp_path / "config.json").read_bytes())
+    loaded = Tokenizer.from_files(tmp_path / "saved")
+    again = transformers.AutoTokenizer.from_pretrained(tmp_path / "saved")
+    assert type(again) is type(theirs)
+    assert loaded.encode_batch(texts) == ours.encode_batch(texts) == again(texts)["input_ids"]
+    assert loaded._roles == ours._roles
+    assert loaded.languages == ours.languages
+
+
+def test_m2m100_files(tmp_path):
+    m2m100(tmp_path)
+    ours = Tokenizer.from_files(tmp_path)
+    with pytest.raises(ValueError, match="does not support M2M100"):
+        ours.to_tensorflow()
+    # Languages that no file lists are known all the same.
+    (tmp_path / "special_tokens_map.json").unlink()
+    assert Tokenizer.from_files(tmp_path).encode_batch(NASTY) == ours.encode_batch(NASTY)
+    write_json(tmp_path, "tokenizer_config.json", {"src_lang": "xx"})
+    with pytest.raises(ValueError, match="'src_lang' is 'xx' in .*not in the vocabulary"):
+        Tokenizer.from_files(tmp_path)
+    write_json(tmp_path, "tokenizer_config.json", {"language_codes": "x"})
+    with pytest.raises(ValueError, match="'language_codes' must be one of 'm2m100', 'wmt21'"):
+        Tokenizer.from_files(tmp_path)
+    (tmp_path / "vocab.json").unlink()
+    with pytest.raises(ValueError, match="is a 'M2M100Tokenizer', which has rules"):
+        Tokenizer.from_files(tmp_path)
+
+
+def test_nllb_of_older_files(tmp_path):
+    (tmp_path / "json").mkdir()
+    nllb(tmp_path / "json")
+    expected = Tokenizer.from_files(tmp_path / "json")
+    nllb_pieces(tmp_path)
+    ours = Tokenizer.from_files(tmp_path)
+    assert ours.encode_batch(TEXTS) == expected.encode_batch(TEXTS)
+    assert ours.get_vocabulary() == expected.get_vocabulary()
+    (tmp_path / "special_tokens_map.json").unlink()
+    with pytest.raises(ValueError, match="'src_lang' is 'eng_Latn' in .*not in the vocabulary"):
+        Tokenizer.from_files(tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -64,12 +64,15 @@ from keras_transformer.checkpoints.families.joined.vision_encoder_decoder import
     VISION_ENCODER_DECODER,
 )
 from keras_transformer.checkpoints.families.seq2seq.bart import BART, MARIAN
+from keras_transformer.checkpoints.families.seq2seq.blenderbot import BLENDERBOT
 from keras_transformer.checkpoints.families.seq2seq.led import LED
 from keras_transformer.checkpoints.families.seq2seq.longt5 import LONGT5
+from keras_transformer.checkpoints.families.seq2seq.m2m_100 import M2M_100
 from keras_transformer.checkpoints.families.seq2seq.mbart import MBART, PEGASUS
 from keras_transformer.checkpoints.families.seq2seq.mt5 import MT5
 from keras_transformer.checkpoints.families.seq2seq.t5 import T5
 from keras_transformer.checkpoints.families.seq2seq.t5gemma import T5GEMMA
+from keras_transformer.checkpoints.families.seq2seq.umt5 import UMT5
 from keras_transformer.checkpoints.families.series.chronos_bolt import CHRONOS_BOLT
 from keras_transformer.checkpoints.families.series.patchtst import PATCHTST
 from keras_transformer.checkpoints.families.speech.ast import AST
@@ -153,9 +156,12 @@ FAMILIES = {
         GRANITEMOE,
         T5,
         MT5,
+        UMT5,
         T5GEMMA,
         BART,
         MBART,
+        M2M_100,
+        BLENDERBOT,
         MARIAN,
         LED,
         LONGT5,

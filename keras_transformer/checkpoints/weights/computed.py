@@ -59,6 +59,18 @@ def _waves(config: TransformerConfig, name: str, array: np.ndarray) -> Iterator[
         yield np.stack(parts, axis).reshape(array.shape)
 
 
+def _counted_waves(config: TransformerConfig, name: str, array: np.ndarray) -> Iterator[np.ndarray]:
+    """Yield the table of M2M100 from its row 0, in which the row of the padding is zero."""
+    side = _side(config, name)
+    if side.position == "sinusoidal" and side.sinusoidal_inclusive and array.ndim == 2:
+        half = array.shape[1] // 2
+        frequencies = 10_000.0 ** -(np.arange(half) / (half - 1))
+        angles = np.arange(len(array))[:, None] * frequencies
+        table = np.concatenate([np.sin(angles), np.cos(angles)], axis=-1)
+        table[side.position_offset - 1] = 0
+        yield table
+
+
 def _grid(config: TransformerConfig, name: str, array: np.ndarray) -> Iterator[np.ndarray]:
     side = _side(config, name)
     if side.grid_bias is not None:
@@ -70,6 +82,7 @@ COMPUTED: Mapping[str, Callable[[TransformerConfig, str, np.ndarray], Iterator[n
     "*position_ids": _counted,
     "*rotary_emb*.inv_freq": _rotary,
     "*.embed_positions.weight": _waves,
+    "*.embed_positions.weights": _counted_waves,
     "*attn.bias": _causal,
     "*attention.bias": _causal,
     "*.causal_mask": _causal,
@@ -95,7 +108,7 @@ def check_computed(
     array = checkpoint.read_any(name)
     expected = _maker(canonical)
     relative, absolute = _ROUNDING.get(checkpoint[name].dtype, (1e-4, 0.0))
-    if expected is _waves:  # sines of large angles, which float32 rounds
+    if expected in (_waves, _counted_waves):  # sines of large angles, which float32 rounds
         relative, absolute = 0.0, max(relative, 1e-3)
     for values in expected(config, canonical, array):
         if values.shape == array.shape and np.allclose(array, values, relative, absolute):

@@ -9,12 +9,15 @@ import numpy as np
 
 Info = TypeVar("Info")
 
-# StableLM also has a norm for each head, and BEiT a bias for each layer.
+# StableLM also has a norm for each head, and BEiT and UMT5 a bias for each layer.
 _OF_AN_EXPERT = re.compile(
-    r"(.*(?:\.experts|_layernorm\.norms|layer(?=\.[0-9]+\.attention\.attention\.relative_position)))"
+    r"(.*(?:\.experts|_layernorm\.norms|layer(?=\.[0-9]+\.attention\.attention\.relative_position)"
+    r"|block(?=\.[0-9]+\.layer\.0\.SelfAttention\.relative_attention_bias\.)))"
     r"\.([0-9]+)\.(.+)",
     re.DOTALL,
 )
+# The bias of T5 alone, which all layers share, is in the first layer.
+_SHARED_BIAS = "block.*.layer.0.SelfAttention.relative_attention_bias."
 # Values of 4-bit numbers: one bit for the sign, two for the exponent, one for the mantissa.
 _HALF = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6], "float32")
 _NUMBERS = np.concatenate([_HALF, -_HALF])
@@ -49,6 +52,9 @@ def gathered(tensors: Mapping[str, Info]) -> dict[str, Info]:
     for name in [name for name, info in found.items() if info.dtype == "MXFP4"]:
         del found[f"{name}_scales"]
     for name, numbers in experts.items():
+        if list(numbers) == [0] and _SHARED_BIAS in name:
+            found[numbers[0]] = tensors[numbers[0]]
+            continue
         found[name] = _together(name, [tensors[numbers[i]] for i in sorted(numbers)], numbers)
     return found
 

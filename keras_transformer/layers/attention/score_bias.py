@@ -35,11 +35,14 @@ class RelativePositionBias(ChecksCall, SavesArguments, keras.layers.Layer):
         max_distance: int, distance from which on all distances share the last bucket.
         bidirectional: bool, False for causal attention, where keys are never ahead of the query.
         embeddings_initializer: initializer of the biases.
+        num_layers: int, number of attention layers, each with its own table. None makes one table
+            that all layers share.
         **kwargs: as in `keras.layers.Layer`.
 
     Call arguments:
         query_positions: int `(batch or 1, query_length)`.
         key_positions: int `(batch or 1, key_length)`.
+        layer: int, the number of the attention layer, with `num_layers`.
 
     Returns:
         Float `(batch or 1, num_heads, query_length, key_length)`.
@@ -57,7 +60,8 @@ class RelativePositionBias(ChecksCall, SavesArguments, keras.layers.Layer):
     assert RelativePositionBias(num_heads=2)(positions, positions).shape == (1, 2, 5, 5)
     ```
 
-    Source: Raffel et al. 2019, "T5", section 2.1.
+    Source: Raffel et al. 2019, "T5", section 2.1; a table for each layer: Chung et al. 2023,
+    "UniMax".
     """
 
     option_rules: ClassVar = {
@@ -74,10 +78,12 @@ class RelativePositionBias(ChecksCall, SavesArguments, keras.layers.Layer):
         max_distance: int = 128,
         bidirectional: bool = True,
         embeddings_initializer="glorot_uniform",
+        num_layers: int | None = None,
         **kwargs,
     ):
         super().__init__(**kwargs)
         self.num_heads = num_heads
+        self.num_layers = num_layers
         self.num_buckets = num_buckets
         self.max_distance = max_distance
         self.bidirectional = bidirectional
@@ -97,18 +103,21 @@ class RelativePositionBias(ChecksCall, SavesArguments, keras.layers.Layer):
         """Make the layer for a part of a config; `kwargs` are the other arguments of the layer."""
         kwargs.pop("embeddings_initializer", None)
         sizes = (side.num_heads, part.num_buckets, part.max_distance)
-        return cls(*sizes, bidirectional=not causal, name=name, **kwargs)
+        layers = side.num_layers if part.tables == "own" else None
+        return cls(*sizes, bidirectional=not causal, num_layers=layers, name=name, **kwargs)
 
     def build(self, query_positions_shape=None, key_positions_shape=None):
+        layers = () if self.num_layers is None else (self.num_layers,)
         self.embeddings = self.add_weight(
             name="embeddings",
-            shape=(self.num_buckets, self.num_heads),
+            shape=(*layers, self.num_buckets, self.num_heads),
             initializer=self.embeddings_initializer,
         )
 
-    def call(self, query_positions, key_positions):
+    def call(self, query_positions, key_positions, layer: int = 0):
         distance = _distances(query_positions, key_positions)
-        bias = look_up(self.embeddings, self._bucket(ops.cast(distance, "int32")))
+        table = self.embeddings if self.num_layers is None else self.embeddings[layer]
+        bias = look_up(table, self._bucket(ops.cast(distance, "int32")))
         return ops.transpose(ops.cast(bias, self.compute_dtype), (0, 3, 1, 2))
 
     def _bucket(self, distance):
@@ -210,11 +219,18 @@ class LazyBias:
         layer: layer that maps the positions `(batch or 1, length)` of queries and keys to a bias.
         positions: int `(batch or 1, length)`. None means 0, 1, 2, ...
         of_groups: a similar layer, for the groups of `global_block_size`.
+        number: int, the number of the attention layer, for a `layer` with a table for each.
     """
 
     layer: keras.layers.Layer
     positions: Any
     of_groups: keras.layers.Layer | None = None
+    number: int | None = None
+
+    def of(self, query_positions, key_positions):
+        """Return the bias of pairs of positions, int `(batch or 1, length)` each."""
+        options = {} if self.number is None else {"layer": self.number}
+        return self.layer(query_positions, key_positions, **options)
 
     @property
     def read_variables(self) -> list:
@@ -225,7 +241,7 @@ class LazyBias:
     def materialize(self, states, queries: int | None = None):
         """Return the bias of all pairs, or of the first `queries`, for `(batch, length, dim)`."""
         positions = sequence_positions(states) if self.positions is None else self.positions
-        return self.layer(positions[:, :queries], positions)
+        return self.of(positions[:, :queries], positions)
 
 
 def check_mask_and_bias(

@@ -378,10 +378,10 @@ class Sparse(NamedTuple):
             return None
         if bias.positions is not None:
             positions = ops.broadcast_to(bias.positions, (self.batch, self.length))
-            return bias.layer(self.queries(positions), self.keys(positions))
+            return bias.of(self.queries(positions), self.keys(positions))
         size, before, span = self.blocks.size, self.blocks.before, self.blocks.span
         places = ops.arange(span * size, dtype="int32")[None] * self.step
-        return bias.layer(places[:, before * size : (before + 1) * size], places)
+        return bias.of(places[:, before * size : (before + 1) * size], places)
 
     def queries(self, x):
         """Cut `(batch, length, ...)` into `(rows, size, ...)`."""
@@ -482,7 +482,7 @@ def attend_from_global(attend: Callable, queries, keys, values, visibility: Atte
         query_pack = gathered(query_pack, places)
     if isinstance(bias, LazyBias):
         whole = slots if bias.positions is None else bias.positions
-        bias = bias.layer(places if bias.positions is None else gathered(whole, places), whole)
+        bias = bias.of(places if bias.positions is None else gathered(whole, places), whole)
     elif bias is not None:
         bias = ops.swapaxes(gathered(ops.swapaxes(bias, 1, 2), places), 1, 2)
     seen = AttentionMask(visibility.padding, query_pack, key_pack, explicit=explicit)
@@ -529,7 +529,7 @@ def global_keys(
     if bias is not None:
         queries = slots if bias.positions is None else bias.positions
         positions = places if bias.positions is None else gathered(bias.positions, places)
-        added = ops.transpose(bias.layer(queries, positions), (0, 2, 1, 3))
+        added = ops.transpose(bias.of(queries, positions), (0, 2, 1, 3))
         shape = (sparse.batch, sparse.length, *added.shape[2:])
         added = ops.transpose(sparse.queries(ops.broadcast_to(added, shape)), (0, 2, 1, 3))
     return ExtraKeys(

@@ -69,7 +69,7 @@ class MediaSourceFormat(PromptFormat):
         task = self.task
         config, pad_id = task.backbone.config, task.pad_id
         if task.asks_encoder:
-            return scoring_inputs(config, prompts, continuations, task.start_id, pad_id)
+            return scoring_inputs(config, prompts, continuations, pad_id, task.start_id)
         rows = [[*p, *c[:-1]] for p, c in zip(prompts, continuations, strict=True)]
         ids, mask = pad_for(config.sides[-1], rows, pad_id)
         first = np.array([len(prompt) - 1 for prompt in prompts], "int64")

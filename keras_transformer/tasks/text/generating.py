@@ -51,17 +51,18 @@ class GenerationCall:
     """One call of `generate` with `prompts` as lists of ids; other arguments as for `generate`.
 
     `further` holds additional inputs of the backbone by name, with a row for each prompt. `most`
-    caps the number of new tokens of each prompt, in addition to the common limit.
+    caps the number of new tokens of each prompt, in addition to the common limit. `generator` is
+    the task's, or the one of other languages.
     """
 
     def __init__(
         self, task, prompts: list[list[int]], *, further, max_new_tokens=None, sampler=None,
         batch_size=32, max_length=None, stop=None, rules=None, constraint=None, num_samples=1,
         seed=None, cache_dtype=None, verbose=False, most: Sequence[int] | None = None,
-        guidance_scale=None, negative_prompts: Sequence[list[int]] | None = None,
+        guidance_scale=None, negative_prompts: Sequence[list[int]] | None = None, generator=None,
     ):  # fmt: skip
-        self.task, self.generator = task, task.generator
-        generator = self.generator
+        self.task = task
+        self.generator = generator = task.generator if generator is None else generator
         self.prompts = prompts
         self.sampler = sampler = generator.sampler if sampler is None else samplers.get(sampler)
         given, rules = rules, _with_constraint(generator, rules, constraint)
@@ -391,6 +392,11 @@ def _with_constraint(generator, rules: Rules | None, constraint) -> Rules | None
     if rules is not None and rules.automaton is not None:
         return rules
     published = generator.published_rules()
+    if rules is not None and rules.forced_prefix and generator.format.first_ids:
+        raise ValueError(
+            "The translation begins with the token of its `target`: give either `target` or rules "
+            "with a `forced_prefix`, not both."
+        )
     if rules is not None:
         forced = {"forced_prefix": (), "forced_end": None}
         missing = [name for name, none in forced.items() if getattr(rules, name) == none]

@@ -1,5 +1,7 @@
 """The text generator of a task: prompts, `generate`, samplers, constraints and scores."""
 
+import copy
+import dataclasses
 import weakref
 from collections.abc import Sequence
 from typing import Any, ClassVar
@@ -45,6 +47,8 @@ class PromptFormat:
     """
 
     continues_prompts: ClassVar[bool] = False  # whether the generated text continues the prompt
+    takes_ids: bool = True  # whether prompts may be ids, and not only texts
+    first_ids: tuple[int, ...] | None = None  # ids that texts begin with; None: the checkpoint's
     takes_guidance: ClassVar[bool] = False  # whether `generate` has a `guidance_scale`
     most_new_tokens: int = 64  # if neither the caller nor the checkpoint gives a limit
 
@@ -62,6 +66,19 @@ class PromptFormat:
     def decode(self, prompts: list[list[int]], continuations: list[list[int]]) -> list[str]:
         """Return the texts of ids that were generated for prompts."""
         return tokenizer_of(self.task).decode_batch(continuations)
+
+    def of_languages(
+        self, source: str | None, target: str | None, constrained: bool = False
+    ) -> "PromptFormat":
+        """Return the format of sources and targets of these languages.
+
+        `constrained` tells whether a constraint describes the whole generated text. Raises
+        ValueError if the model does not know the languages.
+        """
+        raise ValueError(
+            "`source` and `target` are the languages of a translation model, a `Seq2SeqLM`: "
+            "leave them out here."
+        )
 
     def engine_inputs(self, ids: np.ndarray, mask: np.ndarray) -> dict[str, np.ndarray]:
         """Return the inputs that generation starts from; `ids` and `mask` are `(rows, length)`."""
@@ -136,6 +153,16 @@ class Generator:
         if kwargs.get("jit_compile", "auto") != "auto":
             self.compile_steps = kwargs["jit_compile"]
 
+    def of_languages(
+        self, source: str | None, target: str | None, constrained: bool = False
+    ) -> "Generator":
+        """Return a generator of translations between two languages, see `PromptFormat`."""
+        if source is None and target is None:
+            return self
+        generator = copy.copy(self)
+        generator.format = self.format.of_languages(source, target, constrained)
+        return generator
+
     def generate(self, prompts, options: dict, negative_prompts, global_positions, **how):
         """Return the result of `generate` for prompts.
 
@@ -161,7 +188,7 @@ class Generator:
         if explain is not None:
             check_explained_texts(self, rows, [[] for _ in rows], explain, further)
         return_details = return_details or explain is not None
-        call = GenerationCall(self.task, rows, further=further, **options)
+        call = GenerationCall(self.task, rows, further=further, generator=self, **options)
         whole = call.num_samples > 1 or return_details or return_prompt
         if stream and (whole or self.tokenizer is None):
             raise ValueError(
@@ -191,9 +218,10 @@ class Generator:
     ) -> TokenAutomaton:
         """Compile a constraint, see `LanguageModel.constraint`."""
         tokenizer = tokenizer_of(self.task)
-        if self._constraints is None:
-            self._constraints = Constraints.from_tokenizer(tokenizer, self.continues_prompts)
-        return self._constraints.make(regex, choices, json_schema)
+        shared = self.task.generator  # a generator of other languages is a copy of it
+        if shared._constraints is None:
+            shared._constraints = Constraints.from_tokenizer(tokenizer, self.continues_prompts)
+        return shared._constraints.make(regex, choices, json_schema)
 
     def _with_steps(self, prompt, completion: Completion, how, further, place) -> Completion:
         """Add the explanation of the steps that generated a completion, including its end id."""
@@ -272,8 +300,10 @@ class Generator:
         self._sampler = sampler
 
     def published_rules(self) -> Rules:
-        """Return the rules of the checkpoint's generation config."""
-        return published.rules_of(self.backbone.generation_config, self.continues_prompts)
+        """Return the rules of the checkpoint's generation config, and of the target's language."""
+        rules = published.rules_of(self.backbone.generation_config, self.continues_prompts)
+        first = self.format.first_ids
+        return rules if first is None else dataclasses.replace(rules, forced_prefix=first)
 
     def published_guidance(self) -> float:
         """Return the checkpoint's `guidance_scale`; 1 means no guidance."""
@@ -317,7 +347,13 @@ class Generator:
                 f"`{name}` must be a string, a list of strings, or lists of token ids, received "
                 f"{str(prompts)[:60]!r} of type {type(prompts).__name__}."
             )
-        if all(is_int(token) for token in rows):
+        alone = all(is_int(token) for token in rows)
+        if not self.format.takes_ids and (alone or not isinstance(rows[0], str)):
+            raise ValueError(
+                f"`{name}` must be texts here: ids already have the tokens of their languages. "
+                "Give texts, or leave out `source` and `target`."
+            )
+        if alone:
             return [[int(token) for token in rows]], False, True
         if all(isinstance(row, (list, tuple, np.ndarray)) for row in rows):
             for place, row in enumerate(rows):
@@ -352,23 +388,23 @@ def of_generator(name: str) -> property:
     )
 
 
-def engine_inputs(ids: np.ndarray, mask: np.ndarray, start_id: int) -> dict[str, np.ndarray]:
+def engine_inputs(ids: np.ndarray, mask: np.ndarray, *start_ids: int) -> dict[str, np.ndarray]:
     """Return the inputs that generation starts from; `ids` and `mask` are `(prompts, length)`."""
     return {
         "encoder_token_ids": ids,
         "encoder_padding_mask": mask,
-        "decoder_token_ids": np.full((len(ids), 1), start_id, "int32"),
+        "decoder_token_ids": np.tile(np.array([start_ids], "int32"), (len(ids), 1)),
     }
 
 
 def scoring_inputs(
-    config: TransformerConfig, prompts: list, continuations: list, start_id: int, pad_id: int
+    config: TransformerConfig, prompts: list, continuations: list, pad_id: int, *start_ids: int
 ) -> tuple[dict[str, np.ndarray], np.ndarray]:
     """Return the inputs for scoring whole texts, and the position where each row's scores begin."""
     reads, writes = config.sides[-2:]
-    before = [[start_id, *row[:-1]] for row in continuations]
+    before = [[*start_ids, *row[:-1]] for row in continuations]
     inputs = {}
     for name, side, rows in (("encoder", reads, prompts), ("decoder", writes, before)):
         ids, mask = pad_for(side, rows, pad_id)
         inputs |= {f"{name}_token_ids": ids, f"{name}_padding_mask": mask}
-    return inputs, np.zeros((len(prompts),), "int64")
+    return inputs, np.full((len(prompts),), len(start_ids) - 1, "int64")

@@ -72,6 +72,8 @@ class LanguageModel(Task):
         batch_size: int = 32,
         return_prompt: bool = False,
         *,
+        source: str | None = None,
+        target: str | None = None,
         max_length: int | None = None,
         stop=None,
         rules: Rules | None = None,
@@ -102,6 +104,11 @@ class LanguageModel(Task):
                 `"speculative"`, or a sampler object. Defaults to the compiled one.
             batch_size: int, the number of prompts decoded together.
             return_prompt: bool, put the prompt before its continuation.
+            source: str, the language of the texts, such as `"deu_Latn"`; one of the `languages` of
+                a translation model. Defaults to the tokenizer's. A model that finds out the
+                language of the source (MADLAD, Marian) takes none.
+            target: str, the language to translate to. Defaults to the one that the checkpoint's
+                generation config forces, if any.
             max_length: int, the most tokens of prompt and continuation, or of a translation.
             stop: a string or token id that ends a text, or a list of them. It is not part of the
                 result.
@@ -137,8 +144,9 @@ class LanguageModel(Task):
             several prompts, a list with the result for each.
 
         Raises:
-            ValueError: if the model cannot take the prompts, ids, lengths or options, or a
-                `guidance_scale` is combined with speculative decoding or contrastive search.
+            ValueError: if the model cannot take the prompts, ids, lengths or options, does not know
+                a language, or a `guidance_scale` is combined with speculative decoding or
+                contrastive search.
             FloatingPointError: if logits are NaN.
         """
         options = {
@@ -147,7 +155,9 @@ class LanguageModel(Task):
             "num_samples": num_samples, "seed": seed, "cache_dtype": cache_dtype,
             "verbose": verbose, "guidance_scale": guidance_scale,
         }  # fmt: skip
-        return self.generator.generate(
+        constrained = constraint is not None or getattr(rules, "automaton", None) is not None
+        generator = self.generator.of_languages(source, target, constrained)
+        return generator.generate(
             prompts, options, negative_prompts, global_positions, return_prompt=return_prompt,
             stream=stream, return_details=return_details, explain=explain,
         )  # fmt: skip

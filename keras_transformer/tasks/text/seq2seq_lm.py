@@ -25,6 +25,7 @@ from keras_transformer.tasks.heads.vocabulary_head import VocabularyHead
 from keras_transformer.tasks.text.generator import PromptFormat, engine_inputs, scoring_inputs
 from keras_transformer.tasks.text.language_model import LanguageModel
 from keras_transformer.tokenizers import Tokenizer
+from keras_transformer.tokenizers.languages import check_languages
 from keras_transformer.training import Denoising, SpanCorruption
 from keras_transformer.training.objectives import generator_of
 
@@ -41,12 +42,49 @@ class SourceFormat(PromptFormat):
 
     takes_guidance = True
 
+    def __init__(self, task: keras.Model, source: str | None = None, target: str | None = None):
+        super().__init__(task)
+        self.source, self.target = source, target
+        self._start_ids: tuple[int, ...] | None = None  # None: the task's `start_id`
+
+    def of_languages(self, source, target, constrained=False):
+        tokenizer = self.task.tokenizer
+        check_languages(tokenizer, source, target)
+        found = type(self)(self.task, source, target)
+        if target is None:
+            found.takes_ids = source is None
+            return found
+        languages, token = tokenizer.languages, tokenizer.languages.ids[target]
+        found.takes_ids = source is None and languages.target != "source"
+        if languages.target == "start":
+            found._start_ids, found.first_ids = (token,), ()
+        elif languages.target == "forced" and constrained:
+            # The text of a constraint begins after the language.
+            found._start_ids, found.first_ids = (self.task.start_id, token), ()
+        elif languages.target == "forced":
+            found.first_ids = (token,)
+        return found
+
+    @property
+    def start_ids(self) -> tuple[int, ...]:
+        """The ids that the decoder starts from."""
+        return (self.task.start_id,) if self._start_ids is None else self._start_ids
+
+    def encode(self, texts):
+        tokenizer = tokenizer_of(self.task)
+        if self.source is None and self.target is None:
+            return tokenizer.encode_batch(texts)
+        return tokenizer.languages.encode(tokenizer, texts, self.source, self.target)
+
+    def positions_before(self, prompt):
+        return len(self.start_ids) - 1
+
     def engine_inputs(self, ids, mask):
-        return engine_inputs(ids, mask, self.task.start_id)
+        return engine_inputs(ids, mask, *self.start_ids)
 
     def scoring_inputs(self, prompts, continuations):
-        config = self.task.backbone.config
-        return scoring_inputs(config, prompts, continuations, self.task.start_id, self.task.pad_id)
+        config, pad_id = self.task.backbone.config, self.task.pad_id
+        return scoring_inputs(config, prompts, continuations, pad_id, *self.start_ids)
 
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
@@ -100,6 +138,12 @@ class Seq2SeqLM(LanguageModel):
         self.start_id = self.pad_id if start_id is None else start_id
         most = backbone.config.vocabulary_size - 1
         self.start_id = check_int("start_id", self.start_id, at_least=0, at_most=most)
+
+    @property
+    def languages(self) -> tuple[str, ...]:
+        """The names of the languages that `generate` takes as `source` and `target`."""
+        found = None if self.tokenizer is None else self.tokenizer.languages
+        return () if found is None else found.names
 
     def make_dataset(
         self, x, y=None, sample_weight=None, *, objective=None, **options
@@ -201,7 +245,16 @@ class Seq2SeqLM(LanguageModel):
         return dataset
 
     @reads
-    def score(self, sources, targets, per_token: bool = False, global_positions=None):
+    def score(
+        self,
+        sources,
+        targets,
+        per_token: bool = False,
+        global_positions=None,
+        *,
+        source: str | None = None,
+        target: str | None = None,
+    ):
         """Return the log-probability of targets, including their end, given their sources.
 
         Args:
@@ -209,6 +262,9 @@ class Seq2SeqLM(LanguageModel):
             targets: one for each source.
             per_token: bool, return the log-probability of each token of the target.
             global_positions: as in `generate`, for the sources.
+            source: str, the language of the sources, as in `generate`.
+            target: str, the language of the targets. If they begin with its token, that is scored
+                too.
 
         Returns:
             The natural logarithm of each target's probability, float64 `(targets,)`; a float for a
@@ -217,12 +273,13 @@ class Seq2SeqLM(LanguageModel):
         Raises:
             ValueError: if the numbers of sources and targets differ, or one is empty.
         """
-        rows, as_text, single = self.generator.prompt_ids(sources, "sources")
+        generator = self.generator.of_languages(source, target)
+        rows, as_text, single = generator.prompt_ids(sources, "sources")
         if as_text:
             texts = [targets] if isinstance(targets, str) else text_rows(targets, "targets")
             for place, text in enumerate(texts):
                 check_text(f"targets[{place}]", text)
-            targets = self._encode_targets(texts)
+            targets = self._encode_targets(texts, generator)
         else:
             targets = self.generator.prompt_ids(targets, "targets")[0]
         check_equal(rows, targets, ("sources", "targets"))
@@ -233,16 +290,15 @@ class Seq2SeqLM(LanguageModel):
                 self.backbone.check_ids(**{f"{name}[{place}]": np.asarray(row)})
         targets = with_end(targets, self.end_ids[0] if self.end_ids else None)
         further = self.generator.global_inputs(global_positions, rows, "sources")
-        return self.generator.scores(
-            list(zip(rows, targets, strict=True)), per_token, single, further
-        )
+        return generator.scores(list(zip(rows, targets, strict=True)), per_token, single, further)
 
     def _first(self) -> list[int]:
         """Return the ids that begin every target, such as the language token of mBART-50."""
         return list(self.published_rules().forced_prefix)
 
-    def _encode_targets(self, texts):
-        first = self._first()
+    def _encode_targets(self, texts, generator=None):
+        rules = (self.generator if generator is None else generator).published_rules()
+        first = rules.forced_prefix
         return [[*first, *row] for row in tokenizer_of(self).encode_targets(texts)]
 
 
