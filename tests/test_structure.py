@@ -247,10 +247,11 @@ def check_description(config):
     }
     assert {v.dtype for v in real.values()} == {backbone.variable_dtype}
     assert backbone.count_params() == count_parameters(config)
-    # What adapters stand beside in blocks and heads: the kernels but those of scores and experts.
+    # What adapters stand beside in blocks and heads: the kernels but those of scores, of experts
+    # and of convolutions over tokens.
     dense = (x for x in backbone._flatten_layers() if isinstance(x, keras.layers.Dense))
     kernels = {layer.kernel.path.removeprefix(f"{backbone.path}/") for layer in dense}
-    others = ("/score/", "/expert_", "/input_")
+    others = ("/score/", "/expert_", "/input_", "/short_convolution/")
     assert {path for path in kernels if "/input_" not in path} == {
         path
         for path in described

@@ -272,10 +272,12 @@ class ShortConvolution(Mixer, kind="short_convolution"):
         return self
 
     def weights(self, name, norm, inputs="hidden_dim"):
-        bias = weight_of(f"{name}/convolution/bias", "hidden_dim") if self.bias else ()
+        # Not "convolution", the name of the layer of an encoder's block, whose kernel is a matrix.
+        convolution = f"{name}/short_convolution"
+        bias = weight_of(f"{convolution}/bias", "hidden_dim") if self.bias else ()
         return (
             *dense_of(f"{name}/input", "hidden_dim", "gated_dim", self.bias),
-            *weight_of(f"{name}/convolution/kernel", "kernel_size", "hidden_dim"),
+            *weight_of(f"{convolution}/kernel", "kernel_size", "hidden_dim"),
             *bias,
             *dense_of(f"{name}/output", "hidden_dim", "hidden_dim", self.bias),
         )

@@ -94,7 +94,7 @@ class GatedShortConvolution(ChecksCall, SavesArguments, Rematerializable, keras.
         self.input_dense.build(inputs_shape)
         with no_inner_remat():
             self.convolution = _Convolution(
-                self.part.size, self.part.bias, name="convolution", dtype=self.dtype_policy
+                self.part.size, self.part.bias, name="short_convolution", dtype=self.dtype_policy
             )
         self.convolution.build(inputs_shape)
         self.output_dense = self._projection(dim, "output")

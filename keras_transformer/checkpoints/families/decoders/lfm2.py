@@ -39,7 +39,9 @@ _LAYER = {
     "feed_forward/output": "feed_forward.w2",
     "feed_forward_norm": "ffn_norm",
 }
-_KERNEL, _BIAS = (f"decoder/layer_{{i}}/mixer/convolution/{name}" for name in ("kernel", "bias"))
+_KERNEL, _BIAS = (
+    f"decoder/layer_{{i}}/mixer/short_convolution/{name}" for name in ("kernel", "bias")
+)
 _TENSORS = (
     WeightLine(_KERNEL, "layers.{i}.conv.conv.weight", depthwise=True),
     WeightLine(_BIAS, "layers.{i}.conv.conv.bias"),
