@@ -34,6 +34,8 @@ from keras_transformer.tokenizers.sentencepiece_file import parse_sentencepiece
 
 # Classes without rules of their own: their files say everything.
 _GENERIC_CLASSES = (GENERIC, "TokenizersBackend", "PythonBackend", "MarianTokenizer")
+# Classes with rules that no file contains, and these rules.
+_RULES_OF_PROGRAMS = {"RoFormerTokenizer": "finds words with the dictionary of the program jieba"}
 # Replacements of "clean_up_tokenization_spaces" in decoded text, in this order.
 _CLEAN_UP = (
     *((f" {mark}", mark) for mark in ".?!,"),
@@ -44,6 +46,13 @@ _CLEAN_UP = (
 
 def read_folder(folder: Folder) -> tokenizers.Tokenizer:
     """Return the backend from `tokenizer.json`, or from the older files of a published class."""
+    rules = _RULES_OF_PROGRAMS.get(folder.class_name)
+    if rules is not None:
+        raise ValueError(
+            f"The tokenizer in {str(folder.path)!r} is a {folder.class_name!r}, which {rules}. No "
+            "file of a tokenizer contains that. Load the model by `Backbone.from_preset`, make the "
+            "task from it, and give it token ids."
+        )
     read = _read_older_files if folder.tokenizer_json is None else _read_tokenizer_json
     backend = read(folder)
     backend.encode_special_tokens = folder.flag("split_special_tokens", False)

@@ -97,7 +97,7 @@ def make(model_type, number, suffix, seed=0, **values):
     random = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            if "embed_positions" in name and model_type in ("marian", "pegasus"):
+            if "embed_positions" in name and model_type in ("marian", "pegasus", "roformer"):
                 continue
             norm = "norm" in name.lower() or "ln_" in name
             offset = 1.0 if norm and name.endswith("weight") else 0.0

@@ -177,4 +177,44 @@ CONFIGS = {
             {**_DEBERTA, "conv_kernel_size": 1, "conv_act": "silu", "layer_norm_eps": 1e-3},
         ],
     ),
+    "roformer": (
+        "RoFormer",
+        [
+            {**_BERT, "embedding_size": 7},
+            {**_BERT, **WIDER, "hidden_act": "relu", "layer_norm_eps": 1e-3},
+            {**_BERT, "embedding_size": 20, "type_vocab_size": 3, "tie_word_embeddings": False},
+        ],
+    ),
+    "xlm-roberta-xl": (
+        "XLMRobertaXL",
+        [
+            _BERT,
+            {**_BERT, **WIDER, "hidden_act": "gelu_new", "pad_token_id": 4},
+            {**_BERT, "type_vocab_size": 3, "layer_norm_eps": 1e-3, "tie_word_embeddings": False},
+        ],
+    ),
+    "megatron-bert": (
+        "MegatronBert",
+        [
+            _BERT,
+            {**_BERT, **WIDER, "hidden_act": "relu", "layer_norm_eps": 1e-3},
+            {**_BERT, "hidden_act": "silu", "type_vocab_size": 5, "tie_word_embeddings": False},
+        ],
+    ),
+    "data2vec-text": (
+        "Data2VecText",
+        [
+            _BERT,
+            {**_BERT, **WIDER, "hidden_act": "relu", "pad_token_id": 4},
+            {**_BERT, "type_vocab_size": 1, "tie_word_embeddings": False},
+        ],
+    ),
+    "roberta-prelayernorm": (
+        "RobertaPreLayerNorm",
+        [
+            _BERT,
+            {**_BERT, **WIDER, "hidden_act": "gelu_new", "pad_token_id": 0},
+            {**_BERT, "type_vocab_size": 3, "layer_norm_eps": 1e-3, "tie_word_embeddings": False},
+        ],
+    ),
 }

@@ -104,7 +104,8 @@ def test_heads_are_written_back(tmp_path, model_type, task, number):
     model = kt.Task.from_preset(tmp_path / "theirs")
     export_to_huggingface(model, tmp_path / "ours")
     again, info = type(reference).from_pretrained(tmp_path / "ours", output_loading_info=True)
-    assert not info["missing_keys"] and not info["mismatched_keys"], info
+    missing = [n for n in info["missing_keys"] if "embed_positions" not in n]  # it computes these
+    assert not missing and not info["mismatched_keys"], info
     assert again.config.model_type == model_type
     if task.endswith("Classifier"):
         assert again.config.id2label == LABELS

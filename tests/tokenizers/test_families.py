@@ -6,7 +6,16 @@ import pytest
 
 from keras_transformer.tokenizers import Tokenizer
 from tests.tokenizers.folder_parts import REAL, write_json
-from tests.tokenizers.folders import FAMILIES, bert, clip, gpt, gpt2, roberta, transformers
+from tests.tokenizers.folders import (
+    FAMILIES,
+    bert,
+    bert_json,
+    clip,
+    gpt,
+    gpt2,
+    roberta,
+    transformers,
+)
 from tests.tokenizers.nasty import NASTY
 from tests.tokenizers.piece_folders import (
     albert,
@@ -188,6 +197,16 @@ def test_values_of_a_wrong_kind(name, values, tmp_path):
     (t5 if "extra_ids" in values else bert)(tmp_path)
     write_json(tmp_path, name, values)
     with pytest.raises(ValueError, match=r"\.json|must be|not a WordPiece"):
+        Tokenizer.from_files(tmp_path)
+
+
+@pytest.mark.parametrize("make", [bert, bert_json])
+def test_a_class_whose_rules_no_file_contains(make, tmp_path):
+    """RoFormer's words are jieba's, in whose place its files name BERT's."""
+    make(tmp_path)
+    (tmp_path / "tokenizer_config.json").unlink(missing_ok=True)
+    write_json(tmp_path, "config.json", {"model_type": "roformer"})
+    with pytest.raises(ValueError, match="jieba.*by `Backbone.from_preset`.*give it token ids"):
         Tokenizer.from_files(tmp_path)
 
 

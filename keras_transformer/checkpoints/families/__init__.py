@@ -34,10 +34,21 @@ from keras_transformer.checkpoints.families.encoders.deberta_v2 import DEBERTA_V
 from keras_transformer.checkpoints.families.encoders.distilbert import DISTILBERT
 from keras_transformer.checkpoints.families.encoders.electra import ELECTRA
 from keras_transformer.checkpoints.families.encoders.longformer import LONGFORMER
+from keras_transformer.checkpoints.families.encoders.megatron_bert import MEGATRON_BERT
 from keras_transformer.checkpoints.families.encoders.modernbert import MODERNBERT
 from keras_transformer.checkpoints.families.encoders.mpnet import MPNET
 from keras_transformer.checkpoints.families.encoders.nomic_bert import NOMIC_BERT
-from keras_transformer.checkpoints.families.encoders.roberta import CAMEMBERT, ROBERTA, XLM_ROBERTA
+from keras_transformer.checkpoints.families.encoders.roberta import (
+    CAMEMBERT,
+    DATA2VEC_TEXT,
+    ROBERTA,
+    XLM_ROBERTA,
+)
+from keras_transformer.checkpoints.families.encoders.roberta_pre_norm import (
+    ROBERTA_PRE_NORM,
+    XLM_ROBERTA_XL,
+)
+from keras_transformer.checkpoints.families.encoders.roformer import ROFORMER
 from keras_transformer.checkpoints.families.joined.blip import BLIP
 from keras_transformer.checkpoints.families.joined.encoder_decoder import ENCODER_DECODER
 from keras_transformer.checkpoints.families.joined.vision_encoder_decoder import (
@@ -83,6 +94,11 @@ FAMILIES = {
         LONGFORMER,
         BIG_BIRD,
         DEBERTA_V2,
+        ROFORMER,
+        XLM_ROBERTA_XL,
+        MEGATRON_BERT,
+        DATA2VEC_TEXT,
+        ROBERTA_PRE_NORM,
         GPT,
         GPT2,
         GPT_NEOX,

@@ -48,12 +48,21 @@ def _rotary(config: TransformerConfig, name: str, array: np.ndarray) -> Iterator
 
 def _waves(config: TransformerConfig, name: str, array: np.ndarray) -> Iterator[np.ndarray]:
     side = _side(config, name)
-    if side.position == "sinusoidal" and array.ndim == 2 and array.shape[1] % 2 == 0:
-        positions = np.arange(len(array)) + side.position_offset
-        angles = positions[:, None] * RotaryEmbedding().frequencies(array.shape[1])
-        parts = [np.sin(angles), np.cos(angles)]
+    if array.ndim != 2 or array.shape[1] % 2:
+        return
+    if side.position == "sinusoidal":
+        parts = _sines(np.arange(len(array)) + side.position_offset, array.shape[1])
         axis = -1 if side.sinusoidal_interleaved else -2
         yield np.stack(parts, axis).reshape(array.shape)
+    elif side.position == "rotary":  # the sines of all angles of a head, then the cosines
+        parts = _sines(np.arange(len(array)), array.shape[1], side.rotary_base)
+        yield np.concatenate(parts, axis=1)
+
+
+def _sines(positions: np.ndarray, width: int, base: float = 10000.0) -> list[np.ndarray]:
+    """Return the sines and the cosines of positions, each `(positions, width // 2)`."""
+    angles = positions[:, None] * RotaryEmbedding(base).frequencies(width)
+    return [np.sin(angles), np.cos(angles)]
 
 
 def _grid(config: TransformerConfig, name: str, array: np.ndarray) -> Iterator[np.ndarray]:
