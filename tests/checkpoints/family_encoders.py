@@ -14,6 +14,7 @@ _MPNET = {**_BERT, "pad_token_id": 1}
 _MODERN = {**_MPNET, "local_attention": 4}
 _LONGFORMER = {**_BERT, "attention_window": 4, "pad_token_id": 1}
 _BIG_BIRD = {**_BERT, "block_size": 2, "num_random_blocks": 1, "sep_token_id": 3}
+_EUROBERT = {**_BERT, "num_key_value_heads": 1, "head_dim": 4, "pad_token_id": 0}
 _DEBERTA = {
     **_BERT,
     "relative_attention": True,
@@ -175,6 +176,29 @@ CONFIGS = {
             {**_DEBERTA, "conv_kernel_size": 3, "conv_act": "gelu", "position_buckets": 4},
             {**_DEBERTA, **WIDER, "conv_kernel_size": 5, "num_hidden_layers": 1},
             {**_DEBERTA, "conv_kernel_size": 1, "conv_act": "silu", "layer_norm_eps": 1e-3},
+        ],
+    ),
+    "eurobert": (
+        "EuroBert",
+        [
+            _EUROBERT,
+            {
+                **_EUROBERT,
+                **WIDER,
+                "num_key_value_heads": 5,
+                "head_dim": 6,
+                "hidden_act": "gelu",
+                "rope_parameters": {"rope_theta": 70.0},
+                "classifier_pooling": "mean",
+                "tie_word_embeddings": True,
+            },
+            {
+                **_EUROBERT,
+                "attention_bias": True,
+                "mlp_bias": True,
+                "rms_norm_eps": 1e-3,
+                "classifier_pooling": "bos",
+            },
         ],
     ),
     "roformer": (

@@ -33,10 +33,23 @@ CASES = [
     if task in family.heads
 ]
 # Options of heads that only one of a family's configs has.
-FURTHER = [(*case, 1) for case in CASES if case[0] in ("modernbert", "deberta-v2")]
+FURTHER = [(*case, 1) for case in CASES if case[0] in ("modernbert", "deberta-v2", "eurobert")]
 # Without ties a masked language model has two biases, of which one is added.
-_UNTIED = ("bert", "roberta", "distilbert", "albert", "electra", "nomic_bert", "big_bird")
-OF_ONE = [*((name, "MaskedLM", 2) for name in _UNTIED), ("big_bird", "TextClassifier", 2)]
+_UNTIED = (
+    "bert",
+    "roberta",
+    "distilbert",
+    "albert",
+    "electra",
+    "nomic_bert",
+    "big_bird",
+    "eurobert",
+    "roformer",
+)
+OF_ONE = [
+    *((name, "MaskedLM", 2) for name in _UNTIED),
+    *((name, "TextClassifier", 2) for name in ("big_bird", "eurobert")),
+]
 LABELS = {0: "O", 1: "B-PER", 2: "I-PER"}
 
 

@@ -25,6 +25,8 @@ MASKED = [
     "The café José opened in [MASK] Paulo was playing (unbelievably) good jazz .",
 ]
 
+IDS = np.array([[2, 9, 3, 7]])
+
 
 @pytest.fixture(scope="module")
 def pair():
@@ -74,6 +76,7 @@ def test_other_widths_and_activations():
         "hidden_bias": True,
         "mask_rate": 0.15,
         "normalization_epsilon": None,
+        "projection": "transformed",
     }
     states = np.asarray(keras.ops.convert_to_numpy(backbone({"token_ids": np.array([[2, 9, 3]])})))
     head = {name: np.asarray(keras.ops.convert_to_numpy(v)) for name, v in task.head.items()}
@@ -86,6 +89,35 @@ def test_other_widths_and_activations():
     expected = hidden @ table.T + head["output_bias/bias"]
     found = task.predict({"token_ids": np.array([[2, 9, 3]])}, verbose=0)
     np.testing.assert_allclose(found, expected, atol=1e-4)
+
+
+@pytest.mark.each_backend
+def test_a_projection_without_a_transform(tmp_path):
+    """The logits are the backbone's, for `predict`, `fit` and in a preset."""
+    words = tokenizer()
+    values = {"tie_embeddings": False, "output_bias": True}
+    backbone = kt.models.Encoder(config("encoder", words, **values))
+    task = randomized(kt.MaskedLM(backbone, words, projection="linear"))
+    assert not task.head and task.head_shapes(backbone.config, {"projection": "linear"}) == {}
+    expected = keras.ops.convert_to_numpy(backbone.logits(backbone({"token_ids": IDS})))
+    np.testing.assert_allclose(task.predict({"token_ids": IDS}, verbose=0), expected, atol=1e-5)
+    task.save_to_preset(tmp_path)
+    again = kt.MaskedLM.from_preset(tmp_path)
+    assert again.projection == "linear"
+    np.testing.assert_allclose(again.predict({"token_ids": IDS}, verbose=0), expected, atol=1e-5)
+    task.compile(keras.optimizers.Adam(1e-2), task.loss)
+    history = task.fit(MASKED, epochs=4, shuffle=False, verbose=0).history["loss"]
+    assert history[-1] < history[0]
+
+
+def test_a_projection_has_no_options_of_a_transform():
+    words = tokenizer()
+    backbone = kt.models.Encoder(config("encoder", words))
+    for option in ({"hidden_activation": "tanh"}, {"hidden_bias": False}, {"block_norm": True}):
+        with pytest.raises(ValueError, match="are for projection='transformed'"):
+            kt.MaskedLM(backbone, projection="linear", **option)
+    with pytest.raises(ValueError, match="`projection` must be one of 'transformed', 'linear'"):
+        kt.MaskedLM(backbone, projection="dense")
 
 
 def test_fillings_of_bert(pair, tmp_path):

@@ -33,6 +33,7 @@ from keras_transformer.checkpoints.families.encoders.big_bird import BIG_BIRD
 from keras_transformer.checkpoints.families.encoders.deberta_v2 import DEBERTA_V2
 from keras_transformer.checkpoints.families.encoders.distilbert import DISTILBERT
 from keras_transformer.checkpoints.families.encoders.electra import ELECTRA
+from keras_transformer.checkpoints.families.encoders.eurobert import EUROBERT
 from keras_transformer.checkpoints.families.encoders.longformer import LONGFORMER
 from keras_transformer.checkpoints.families.encoders.megatron_bert import MEGATRON_BERT
 from keras_transformer.checkpoints.families.encoders.modernbert import MODERNBERT
@@ -94,6 +95,7 @@ FAMILIES = {
         LONGFORMER,
         BIG_BIRD,
         DEBERTA_V2,
+        EUROBERT,
         ROFORMER,
         XLM_ROBERTA_XL,
         MEGATRON_BERT,

@@ -13,7 +13,13 @@ from keras_transformer.layers.embedding import VocabularyBias
 from keras_transformer.layers.remat import no_inner_remat
 from keras_transformer.models.backbone import Backbone
 from keras_transformer.models.runtime.read_write_lock import reads
-from keras_transformer.support.checking import check_bool, check_int, check_number, shorten
+from keras_transformer.support.checking import (
+    check_bool,
+    check_choice,
+    check_int,
+    check_number,
+    shorten,
+)
 from keras_transformer.support.columns import text_alone
 from keras_transformer.tasks.base.head import PER_TOKEN, softmax
 from keras_transformer.tasks.base.pooling import states_at
@@ -49,15 +55,21 @@ class Filling(NamedTuple):
     text: str
 
 
+PROJECTIONS = ("transformed", "linear")
+
+
 class MaskedTokenHead(VocabularyHead):
-    """The head of `MaskedLM`: a hidden layer, then logits with a vocabulary bias.
+    """The head of `MaskedLM`: a hidden layer and logits with a vocabulary bias, or logits alone.
 
     Args:
         task: as for `Head`.
-        hidden_activation, normalization_epsilon, hidden_bias, block_norm: as for `MaskedLM`.
+        hidden_activation, normalization_epsilon, hidden_bias, block_norm, projection: as for
+            `MaskedLM`.
     """
 
-    options = ("hidden_activation", "normalization_epsilon", "hidden_bias", "block_norm")
+    options = (
+        "hidden_activation", "normalization_epsilon", "hidden_bias", "block_norm", "projection",
+    )  # fmt: skip
     published_as = ("ForMaskedLM",)
     further_inputs = ("mask_positions",)
     predict_options: ClassVar = {**PER_TOKEN, "masked": False}
@@ -69,9 +81,11 @@ class MaskedTokenHead(VocabularyHead):
         normalization_epsilon: float | None,
         hidden_bias: bool,
         block_norm: bool,
+        projection: str = "transformed",
     ):
         super().__init__(task)
         config = task.backbone.config
+        self.projection = check_choice("projection", projection, PROJECTIONS)
         self.normalization_epsilon = check_number(
             "normalization_epsilon", normalization_epsilon, above=0, none=True
         )
@@ -79,6 +93,16 @@ class MaskedTokenHead(VocabularyHead):
         self.hidden_bias = check_bool("hidden_bias", hidden_bias)
         self.block_norm = check_bool("block_norm", block_norm)
         values = {name: getattr(self, name) for name in self.options}
+        self.hidden = self.output_bias = None
+        if self.projection == "linear":
+            given = hidden_activation is not None or normalization_epsilon is not None
+            if given or block_norm or not hidden_bias:
+                raise ValueError(
+                    "`hidden_activation`, `normalization_epsilon`, `hidden_bias` and `block_norm` "
+                    "are for projection='transformed', received projection='linear'."
+                )
+            self.keep(output_bias=None)
+            return
         used = self.weight_values(config, values)
         self.hidden = HiddenLayer(
             self,
@@ -97,14 +121,14 @@ class MaskedTokenHead(VocabularyHead):
         self.keep(output_bias=bias)
 
     @property
-    def vocabulary_bias(self) -> VocabularyBias:
+    def vocabulary_bias(self) -> VocabularyBias | None:
         return self.output_bias
 
     def projected_states(self, states, inputs):
         positions = inputs.get("mask_positions")
         if positions is not None:
             states = states_at(states, positions)
-        return self.hidden(states)
+        return states if self.hidden is None else self.hidden(states)
 
     def usual(self) -> dict[str, Any]:
         return {**super().usual(), "optimizer": FineTuningAdamW()}
@@ -112,7 +136,10 @@ class MaskedTokenHead(VocabularyHead):
     @classmethod
     def weight_values(cls, config: TransformerConfig, values: Mapping[str, Any]) -> dict[str, Any]:
         epsilon = values.get("normalization_epsilon") or config.normalization_epsilon
+        if values.get("projection") == "linear":
+            return {"projection": "linear"}
         return {
+            "projection": "transformed",
             "hidden_activation": values.get("hidden_activation") or config.activation,
             "normalization_epsilon": epsilon,
             "hidden_bias": values.get("hidden_bias", True),
@@ -123,6 +150,8 @@ class MaskedTokenHead(VocabularyHead):
     def weight_shapes(
         cls, config: TransformerConfig, values: Mapping[str, Any]
     ) -> dict[str, tuple[int, ...]]:
+        if values.get("projection") == "linear":
+            return {}
         bias, norm = values.get("hidden_bias", True), _norm_of(config, values)
         hidden = hidden_of_head("transform", "embedding_dim", bias, norm)
         return shapes_of((*hidden, *OUTPUT_BIAS), config)
@@ -137,7 +166,8 @@ class MaskedLM(Task):
     """An encoder that predicts masked tokens from the tokens on both sides.
 
     The head is a dense layer, an activation, a normalization, the token embedding as output
-    projection, and a vocabulary bias.
+    projection, and a vocabulary bias. With `projection="linear"` the logits are those of the
+    backbone, as in a decoder.
 
     `fit` masks tokens of each text (see `training.MaskedTokens`), different ones in each epoch
     unless `shuffle=False`. Logits and loss are computed for the masked tokens only.
@@ -153,6 +183,8 @@ class MaskedLM(Task):
         hidden_bias: bool, whether the head's dense layer has a bias.
         block_norm: bool, use the blocks' kind of normalization in the head (ModernBERT). Defaults
             to LayerNorm.
+        projection: str, what makes logits of the states: `"transformed"`, the layers above (BERT),
+            or `"linear"`, the output projection alone (EuroBERT).
 
     Call arguments:
         inputs: dict with `token_ids`, `padding_mask` and optionally `segment_ids`, as for
@@ -164,8 +196,8 @@ class MaskedLM(Task):
         `(batch, count, vocabulary_size)`.
 
     Raises:
-        ValueError: if the activation is unknown, a rate is out of range, or the kind of backbone
-            is wrong.
+        ValueError: if the activation or projection is unknown, a rate is out of range, or the kind
+            of backbone is wrong.
 
     Example:
     ```python
@@ -189,6 +221,7 @@ class MaskedLM(Task):
         "mask_rate",
         "hidden_bias",
         "block_norm",
+        "projection",
     )
 
     # Values of the head.
@@ -196,6 +229,7 @@ class MaskedLM(Task):
     normalization_epsilon: float | None
     hidden_bias: bool
     block_norm: bool
+    projection: str
 
     def __init__(
         self,
@@ -207,6 +241,7 @@ class MaskedLM(Task):
         name: str | None = None,
         hidden_bias: bool = True,
         block_norm: bool = False,
+        projection: str = "transformed",
     ):
         super().__init__(backbone, tokenizer, name=name)
         self.mask_rate = check_number("mask_rate", mask_rate, above=0, below=1)
@@ -215,6 +250,7 @@ class MaskedLM(Task):
             normalization_epsilon=normalization_epsilon,
             hidden_bias=hidden_bias,
             block_norm=block_norm,
+            projection=projection,
         )
 
     def make_dataset(
