@@ -51,7 +51,11 @@ SIDES = ("encoder", "decoder")
 POSITIONS = ("none", "sinusoidal", "learned", "rotary", "relative", "alibi")
 
 # Flat name of each value of a part -> its name within the part.
-_TOKENS = {"vocabulary_size": "vocabulary_size", "segment_vocabulary_size": "segments"}
+_TOKENS = {
+    "vocabulary_size": "vocabulary_size",
+    "segment_vocabulary_size": "segments",
+    "dropped_token_id": "dropped_id",
+}
 _SIDE = {
     "hidden_dim": "hidden_dim",
     "num_layers": "num_layers",
@@ -101,7 +105,12 @@ _SINUSOIDAL = {
     "sinusoidal_interleaved": "interleaved",
     "sinusoidal_inclusive": "inclusive",
 }
-_ROTARY = {"rotary_base": "base", "rotary_dim": "dim", "rotary_interleaved": "interleaved"}
+_ROTARY = {
+    "rotary_base": "base",
+    "rotary_dim": "dim",
+    "rotary_interleaved": "interleaved",
+    "rotary_precision": "precision",
+}
 _SCALING = {
     "rotary_scaling": "method",
     "rotary_factor": "factor",

@@ -211,6 +211,11 @@ class Side(Part):
                 "`stem` needs an encoder with vocabulary_size=0, also as a side of kind='seq2seq' "
                 f"or 'dual': `encoder={{'stem': ...}}`. Received kind={kind!r}."
             )
+        if getattr(self.input, "dropped_id", None) is not None and not encoder:
+            raise ValueError(
+                "`dropped_token_id` needs kind='encoder', which reads whole texts, received "
+                f"kind={kind!r}."
+            )
         if self.position is not None:
             self.position.check_side(self.added_dim, kind)
         projection = {"encoder": "sum", "decoder": "tokens"}

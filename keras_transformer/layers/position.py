@@ -10,6 +10,7 @@ import numpy as np
 from keras import ops
 
 from keras_transformer.config import ROTARY_SCALINGS, Axial, Learned, Rotary, Side, Sinusoidal
+from keras_transformer.config.positions import PRECISIONS
 from keras_transformer.kernels.indexing import look_up
 from keras_transformer.kernels.rotary import rotate
 from keras_transformer.layers.arguments import ChecksCall, SavesArguments, checked_options
@@ -330,6 +331,8 @@ class RotaryEmbedding(ChecksCall, SavesArguments, Rematerializable, keras.layers
         original_length: int, the longest sequence in training.
         truncate: bool, whether `"yarn"` rounds the bounds of its interpolation to whole pairs.
         interleaved: bool, whether neighbouring features form pairs (GPT-J).
+        precision: str, `"float32"`, or `"float16"` to round the angles per position to it (ESM-2).
+            Without scaling only.
         short_factors, long_factors: list of float, the divisors of each pair for `"longrope"`.
         **kwargs: as in `keras.layers.Layer`.
 
@@ -365,7 +368,7 @@ class RotaryEmbedding(ChecksCall, SavesArguments, Rematerializable, keras.layers
         name: f"rotary_{name}"
         for name in (
             "base", "dim", "scaling", "factor", "min_turns", "max_turns", "original_length",
-            "truncate", "interleaved", "short_factors", "long_factors",
+            "truncate", "interleaved", "precision", "short_factors", "long_factors",
         )
     }  # fmt: skip
     axes: ClassVar = {
@@ -385,6 +388,7 @@ class RotaryEmbedding(ChecksCall, SavesArguments, Rematerializable, keras.layers
         original_length: int | None = None,
         truncate: bool = True,
         interleaved: bool = False,
+        precision: str = "float32",
         short_factors: Sequence[float] | None = None,
         long_factors: Sequence[float] | None = None,
         **kwargs,
@@ -407,6 +411,16 @@ class RotaryEmbedding(ChecksCall, SavesArguments, Rematerializable, keras.layers
                 "scaling='llama3' of rotary positions needs `min_turns` below `max_turns`, "
                 f"received {min_turns} and {max_turns}."
             )
+        if precision not in PRECISIONS:
+            raise ValueError(
+                f"`precision` must be one of {', '.join(map(repr, PRECISIONS))}, received "
+                f"{precision!r}."
+            )
+        if scaling is not None and precision != "float32":
+            raise ValueError(
+                f"precision={precision!r} and scaling={scaling!r} of rotary positions cannot be "
+                "combined."
+            )
         given = [x is not None for x in (short_factors, long_factors)]
         if given != [scaling == "longrope"] * 2:
             raise ValueError(
@@ -422,6 +436,7 @@ class RotaryEmbedding(ChecksCall, SavesArguments, Rematerializable, keras.layers
         self.original_length = original_length
         self.truncate = truncate
         self.interleaved = interleaved
+        self.precision = precision
         self.short_factors = short_factors
         self.long_factors = long_factors
         # Whether the angles of all tokens depend on the number of tokens.
@@ -431,7 +446,7 @@ class RotaryEmbedding(ChecksCall, SavesArguments, Rematerializable, keras.layers
     @classmethod
     def from_part(cls, part: Rotary, **kwargs) -> "RotaryEmbedding":
         """Make the layer for a part of a config; `kwargs` are the other arguments of the layer."""
-        values = {"base": part.base, "dim": part.dim, "interleaved": part.interleaved}
+        values = {name: getattr(part, name) for name in ("base", "dim", "interleaved", "precision")}
         if part.scaling is not None:
             values |= part.scaling.values()
             values["scaling"] = values.pop("method")
@@ -475,6 +490,8 @@ class RotaryEmbedding(ChecksCall, SavesArguments, Rematerializable, keras.layers
         If the angles depend on the length of a row, these are the angles of short rows.
         """
         frequencies = _frequencies(dim, self.base)
+        if self.precision == "float16":
+            return frequencies.astype("float32").astype("float16").astype("float64")
         if self.scaling is None or self.by_length:
             return frequencies
         kept = np.zeros(len(frequencies))  # share of a frequency that is not divided

@@ -90,6 +90,7 @@ _CLASS_OF_MODEL = {
     "deberta-v2": "DebertaV2Tokenizer",
     "distilbert": "BertTokenizer",
     "electra": "BertTokenizer",
+    "esm": "EsmTokenizer",
     "gpt2": "GPT2Tokenizer",
     "gpt_neox": "GPTNeoXTokenizer",
     "hubert": "Wav2Vec2CTCTokenizer",

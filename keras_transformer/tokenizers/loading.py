@@ -154,7 +154,7 @@ def _read_older_files(folder: Folder) -> tokenizers.Tokenizer:
             vocabulary, merges = _read_vocab_and_merges(folder.path)
             model = models.BPE(vocabulary, merges, **cls.model_options(folder))
         else:
-            model = models.WordPiece(_read_vocab_txt(folder.path), **cls.model_options(folder))
+            model = cls.model(_read_vocab_txt(folder.path), **cls.model_options(folder))
         backend = _build(cls, model, folder, more)
         try_out(backend)
         return backend

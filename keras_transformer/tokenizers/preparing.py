@@ -3,6 +3,7 @@
 Source: Transformers 5.23, `models/*/tokenization_*.py`.
 """
 
+import re
 from collections.abc import Callable, Sequence
 
 import tokenizers
@@ -26,6 +27,7 @@ _QWEN2_WORD = (
 _CLIP_WORD = (
     r"<\|startoftext\|>|<\|endoftext\|>|'s|'t|'re|'ve|'m|'ll|'d|[\p{L}]+|[\p{N}]|[^\s\p{L}\p{N}]+"
 )
+_MOST_LETTERS = 1_000
 _STRIP = decoders.Replace(Regex(rf"\A{SPACES}|{SPACES}\z"), "")
 
 
@@ -38,6 +40,22 @@ def prepare_bert(backend: tokenizers.Tokenizer, folder: Folder) -> None:
     )
     backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     backend.decoder = decoders.WordPiece()
+
+
+def prepare_tokens(backend: tokenizers.Tokenizer, folder: Folder) -> None:
+    """Split at white space, and around each token of the vocabulary, the longest first (ESM)."""
+    tokens = sorted(filter(None, backend.get_vocab()), key=len, reverse=True)
+    if len(tokens) > _MOST_LETTERS:
+        raise ValueError(
+            f"{folder.where} has {len(tokens):,} tokens, but an alphabet of proteins at most "
+            f"{_MOST_LETTERS:,}."
+        )
+    backend.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(SPACES), behavior="removed"),
+            pre_tokenizers.Split(Regex("|".join(map(re.escape, tokens))), behavior="isolated"),
+        ]
+    )
 
 
 def prepare_gpt(backend: tokenizers.Tokenizer, folder: Folder) -> None:

@@ -326,6 +326,21 @@ CLASSES = {
         from_pieces=pegasus_pieces,
         further=pegasus_tokens,
     ),
+    "EsmTokenizer": Published(
+        model=models.WordLevel,
+        files=("vocab.txt",),
+        tokens={
+            "unk_token": "<unk>",
+            "cls_token": "<cls>",
+            "pad_token": "<pad>",
+            "mask_token": "<mask>",
+            "eos_token": "<eos>",
+        },
+        prepare=preparing.prepare_tokens,
+        template=_around(TEMPLATES["bert"], "cls_token", "eos_token"),
+        own_template=True,
+        names_unknown=True,
+    ),
     "LlamaTokenizer": Published(
         model=models.BPE,
         files=("tokenizer.model",),

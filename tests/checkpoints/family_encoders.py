@@ -15,6 +15,13 @@ _MODERN = {**_MPNET, "local_attention": 4}
 _LONGFORMER = {**_BERT, "attention_window": 4, "pad_token_id": 1}
 _BIG_BIRD = {**_BERT, "block_size": 2, "num_random_blocks": 1, "sep_token_id": 3}
 _EUROBERT = {**_BERT, "num_key_value_heads": 1, "head_dim": 4, "pad_token_id": 0}
+_ESM = {
+    **{name: value for name, value in _BERT.items() if name != "type_vocab_size"},
+    "position_embedding_type": "rotary",
+    "token_dropout": True,
+    "mask_token_id": 28,
+    "pad_token_id": 1,
+}
 _DEBERTA = {
     **_BERT,
     "relative_attention": True,
@@ -199,6 +206,21 @@ CONFIGS = {
                 "rms_norm_eps": 1e-3,
                 "classifier_pooling": "bos",
             },
+        ],
+    ),
+    "esm": (
+        "Esm",
+        [
+            _ESM,
+            {
+                **_ESM,
+                **WIDER,
+                "hidden_size": 20,
+                "position_embedding_type": "absolute",
+                "emb_layer_norm_before": True,
+                "pad_token_id": 4,
+            },
+            {**_ESM, "token_dropout": False, "rope_theta": 70.0, "layer_norm_eps": 1e-3},
         ],
     ),
     "roformer": (

@@ -11,6 +11,8 @@ from tests.tokenizers.folders import (
     bert,
     bert_json,
     clip,
+    esm,
+    esm_named,
     gpt,
     gpt2,
     roberta,
@@ -197,6 +199,24 @@ def test_values_of_a_wrong_kind(name, values, tmp_path):
     (t5 if "extra_ids" in values else bert)(tmp_path)
     write_json(tmp_path, name, values)
     with pytest.raises(ValueError, match=r"\.json|must be|not a WordPiece"):
+        Tokenizer.from_files(tmp_path)
+
+
+PROTEINS = [
+    "MKTAYIAKQRQISFVKSHFSRQ", "M K T\tLLA", "MQI<mask>TL <cls>K", "mkM", "<null_1><null_12><nul",
+    "A.-(B)XLAL", "ABCDEFGHIJKLMNOPQRSTUVWXYZ", "<maskL>", "\x1cM\x85K\u3000",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("make", [esm, esm_named])
+def test_proteins(make, tmp_path):
+    make(tmp_path)
+    ours = Tokenizer.from_files(tmp_path)
+    assert_same(ours, transformers.AutoTokenizer.from_pretrained(tmp_path), PROTEINS)
+    ids = ours.encode("MKTA")
+    assert [ours.id_to_token(i) for i in ids] == ["<cls>", "M", "K", "T", "A", "<eos>"]
+    (tmp_path / "vocab.txt").write_text("\n".join(map(str, range(2_000))))
+    with pytest.raises(ValueError, match="has 2,000 tokens, but an alphabet of proteins at most"):
         Tokenizer.from_files(tmp_path)
 
 

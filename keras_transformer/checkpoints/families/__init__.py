@@ -33,6 +33,7 @@ from keras_transformer.checkpoints.families.encoders.big_bird import BIG_BIRD
 from keras_transformer.checkpoints.families.encoders.deberta_v2 import DEBERTA_V2
 from keras_transformer.checkpoints.families.encoders.distilbert import DISTILBERT
 from keras_transformer.checkpoints.families.encoders.electra import ELECTRA
+from keras_transformer.checkpoints.families.encoders.esm import ESM
 from keras_transformer.checkpoints.families.encoders.eurobert import EUROBERT
 from keras_transformer.checkpoints.families.encoders.longformer import LONGFORMER
 from keras_transformer.checkpoints.families.encoders.megatron_bert import MEGATRON_BERT
@@ -96,6 +97,7 @@ FAMILIES = {
         BIG_BIRD,
         DEBERTA_V2,
         EUROBERT,
+        ESM,
         ROFORMER,
         XLM_ROBERTA_XL,
         MEGATRON_BERT,

@@ -54,15 +54,20 @@ def _waves(config: TransformerConfig, name: str, array: np.ndarray) -> Iterator[
         parts = _sines(np.arange(len(array)) + side.position_offset, array.shape[1])
         axis = -1 if side.sinusoidal_interleaved else -2
         yield np.stack(parts, axis).reshape(array.shape)
-    elif side.position == "rotary":  # the sines of all angles of a head, then the cosines
-        parts = _sines(np.arange(len(array)), array.shape[1], side.rotary_base)
-        yield np.concatenate(parts, axis=1)
+    elif side.position == "rotary":
+        yield rotary_sines(side)
 
 
 def _sines(positions: np.ndarray, width: int, base: float = 10000.0) -> list[np.ndarray]:
     """Return the sines and the cosines of positions, each `(positions, width // 2)`."""
     angles = positions[:, None] * RotaryEmbedding(base).frequencies(width)
     return [np.sin(angles), np.cos(angles)]
+
+
+def rotary_sines(config: TransformerConfig) -> np.ndarray:
+    """Return the sines, then the cosines of a head's angles, `(max_sequence_length, head_dim)`."""
+    positions = np.arange(config.max_sequence_length)
+    return np.concatenate(_sines(positions, config.head_dim, config.rotary_base), axis=1)
 
 
 def _grid(config: TransformerConfig, name: str, array: np.ndarray) -> Iterator[np.ndarray]:

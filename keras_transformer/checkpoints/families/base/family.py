@@ -7,6 +7,8 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import numpy as np
+
 from keras_transformer.checkpoints.heads import TASKS, Conversion, Values
 from keras_transformer.checkpoints.weights.safetensors_io import Checkpoint
 from keras_transformer.checkpoints.weights.tables import Names, WeightLine, expand
@@ -67,6 +69,8 @@ class Family:
     weights: tuple[WeightLine, ...]
     # Further lines, if the families of its sides are known only from the config.
     of_config: Callable[[TransformerConfig], tuple[WeightLine, ...]] | None = None
+    # Tensors of the bare model that it computes and its checkpoints hold, for a config.
+    computed: Callable[[TransformerConfig], Mapping[str, np.ndarray]] | None = None
     heads: Mapping[str, PublishedHead] = dataclasses.field(
         default_factory=dict
     )  # by the name of our task

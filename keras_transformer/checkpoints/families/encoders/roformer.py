@@ -20,6 +20,7 @@ from keras_transformer.checkpoints.families.encoders.bert import (
     LAYER,
     OLDER_NORMS,
 )
+from keras_transformer.checkpoints.weights.computed import rotary_sines
 from keras_transformer.checkpoints.weights.tables import Names, layers, output_matrix
 
 _ONCE = {ours: theirs for ours, theirs in EMBEDDINGS.items() if "position" not in ours}
@@ -48,6 +49,9 @@ ROFORMER = dataclasses.replace(
         classifier={"output": "classifier.out_proj", "hidden": "classifier.dense"},
         hidden=hidden_activation("hidden_act", "gelu"),
     ),
+    computed=lambda config: {
+        "encoder.embed_positions.weight": rotary_sines(config).astype("float32")
+    },
     names=Names(prefixes=("roformer.",), suffixes=OLDER_NORMS),
     pooler=None,
 )
