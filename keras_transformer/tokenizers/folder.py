@@ -30,6 +30,7 @@ TOKENIZER_FILES = (
     "spiece.model",
     "sentencepiece.bpe.model",
     "spm.model",
+    "sentencepiece.model",
     "tokenizer.model",
 )
 FURTHER_FILES = (
@@ -91,6 +92,7 @@ _CLASS_OF_MODEL = {
     "distilbert": "BertTokenizer",
     "electra": "BertTokenizer",
     "esm": "EsmTokenizer",
+    "fnet": "FNetTokenizer",
     "gpt2": "GPT2Tokenizer",
     "gpt_neox": "GPTNeoXTokenizer",
     "hubert": "Wav2Vec2CTCTokenizer",
@@ -104,6 +106,7 @@ _CLASS_OF_MODEL = {
     "pegasus": "PegasusTokenizer",
     "qwen2": "Qwen2Tokenizer",
     "qwen3": "Qwen2Tokenizer",
+    "rembert": "RemBertTokenizer",
     "roberta": "RobertaTokenizer",
     "roberta-prelayernorm": "RobertaTokenizer",
     "roformer": "RoFormerTokenizer",

@@ -184,14 +184,16 @@ def _guess_class(folder: Folder) -> str | None:
         return "XLMRobertaTokenizer"
     if folder.has("spm.model"):
         return "DebertaV2Tokenizer"
+    if folder.has("sentencepiece.model"):
+        return "RemBertTokenizer"
     if folder.has("tokenizer.model"):
         return None
     path = folder.path
     raise FileNotFoundError(
         f"No tokenizer in {str(path)!r}{'' if path.is_dir() else ' (which is not a folder)'}. "
         "Looked for tokenizer.json, then vocab.txt, then vocab.json with merges.txt, then "
-        "spiece.model, sentencepiece.bpe.model, spm.model and tokenizer.model, and for Marian's "
-        "source.spm with target.spm and vocab.json."
+        "spiece.model, sentencepiece.bpe.model, spm.model, sentencepiece.model and "
+        "tokenizer.model, and for Marian's source.spm with target.spm and vocab.json."
     )
 
 

@@ -133,6 +133,22 @@ def prepare_albert(backend: tokenizers.Tokenizer, folder: Folder) -> None:
     backend.normalizer = normalizers.Sequence(steps)
 
 
+def prepare_rembert(backend: tokenizers.Tokenizer, folder: Folder) -> None:
+    """Write `▁` for single spaces and before a text, by default with its accents and upper case."""
+    steps = [normalizers.Replace("``", '"'), normalizers.Replace("''", '"')]
+    steps += [normalizers.Replace(Regex(" {2,}"), " ")]
+    if not folder.flag("keep_accents", True):
+        steps += [normalizers.NFKD(), normalizers.StripAccents()]
+    if folder.flag("do_lower_case", False):
+        steps += [normalizers.Lowercase()]
+    steps += charsmap_normalizers(folder.charsmap, folder.where)
+    backend.normalizer = normalizers.Sequence(steps)
+    prefix = "always" if folder.flag("add_prefix_space", True) else "never"
+    words = {"replacement": SPACE, "prepend_scheme": prefix}
+    backend.pre_tokenizer = pre_tokenizers.Metaspace(**words)
+    backend.decoder = decoders.Metaspace(**words)
+
+
 def prepare_deberta(backend: tokenizers.Tokenizer, folder: Folder) -> None:
     """Compose characters (NFC), and write `▁` for spaces; the file's rules are not used."""
     prefix = "always" if folder.flag("add_prefix_space", True) else "first"

@@ -231,6 +231,26 @@ CONFIGS = {
             {**_BERT, "embedding_size": 20, "type_vocab_size": 3, "tie_word_embeddings": False},
         ],
     ),
+    "rembert": (
+        "RemBert",
+        [
+            {**_BERT, "input_embedding_size": 7, "output_embedding_size": 17},
+            {
+                **_BERT,
+                **WIDER,
+                "input_embedding_size": 40,
+                "output_embedding_size": 9,
+                "hidden_act": "relu",
+            },
+            {
+                **_BERT,
+                "input_embedding_size": 20,
+                "output_embedding_size": 20,
+                "type_vocab_size": 3,
+                "layer_norm_eps": 1e-3,
+            },
+        ],
+    ),
     "xlm-roberta-xl": (
         "XLMRobertaXL",
         [

@@ -16,6 +16,7 @@ from tests.tokenizers.piece_folders import (
     albert_accents,
     deberta,
     deberta_words,
+    fnet,
     llama,
     llama_json,
     llama_legacy,
@@ -27,6 +28,8 @@ from tests.tokenizers.piece_folders import (
     moonshine,
     mt5,
     pegasus,
+    rembert,
+    rembert_plain,
     t5,
     xlm_roberta,
 )
@@ -303,7 +306,7 @@ FAMILIES = [
     *(bert, bert_json, bert_cased, distilbert, electra),
     *(roberta, roberta_json, bart, gpt2, gpt2_added, gpt, clip, clip_json),
     *(albert, albert_accents, deberta, deberta_words, xlm_roberta, t5, mt5),
-    *(mbart, mbart50, pegasus, esm, esm_named),
+    *(mbart, mbart50, pegasus, esm, esm_named, fnet, rembert, rembert_plain),
     *(llama, llama_legacy, llama_no_prefix, llama_json, moonshine, mistral, mistral_pieces),
     *(llama3, llama3_named_llama, smollm, qwen2, qwen3_json, neox, modernbert),
 ]

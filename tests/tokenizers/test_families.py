@@ -25,6 +25,8 @@ from tests.tokenizers.piece_folders import (
     marian,
     mbart,
     mbart50,
+    rembert,
+    rembert_pieces,
     siglip,
     t5,
     xlm_roberta,
@@ -218,6 +220,18 @@ def test_proteins(make, tmp_path):
     (tmp_path / "vocab.txt").write_text("\n".join(map(str, range(2_000))))
     with pytest.raises(ValueError, match="has 2,000 tokens, but an alphabet of proteins at most"):
         Tokenizer.from_files(tmp_path)
+
+
+def test_older_files_of_rembert(tmp_path):
+    """The same ids as of the tokenizer.json, with the tokens around a text."""
+    for make in (rembert, rembert_pieces):
+        (tmp_path / make.__name__).mkdir()
+        make(tmp_path / make.__name__)
+    newer, older = (Tokenizer.from_files(tmp_path / n) for n in ("rembert", "rembert_pieces"))
+    assert older.encode_batch(TEXTS) == newer.encode_batch(TEXTS)
+    (tmp_path / "rembert_pieces" / "config.json").unlink()
+    unnamed = Tokenizer.from_files(tmp_path / "rembert_pieces")
+    assert unnamed.encode("a dog") == newer.encode("a dog")
 
 
 @pytest.mark.parametrize("make", [bert, bert_json])

@@ -40,6 +40,7 @@ from keras_transformer.checkpoints.families.encoders.megatron_bert import MEGATR
 from keras_transformer.checkpoints.families.encoders.modernbert import MODERNBERT
 from keras_transformer.checkpoints.families.encoders.mpnet import MPNET
 from keras_transformer.checkpoints.families.encoders.nomic_bert import NOMIC_BERT
+from keras_transformer.checkpoints.families.encoders.rembert import REMBERT
 from keras_transformer.checkpoints.families.encoders.roberta import (
     CAMEMBERT,
     DATA2VEC_TEXT,
@@ -99,6 +100,7 @@ FAMILIES = {
         EUROBERT,
         ESM,
         ROFORMER,
+        REMBERT,
         XLM_ROBERTA_XL,
         MEGATRON_BERT,
         DATA2VEC_TEXT,
