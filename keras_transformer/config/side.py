@@ -233,6 +233,11 @@ class Side(Part):
                 )
             if isinstance(self.score_bias, Disentangled) and not encoder:
                 raise ValueError(f"`disentangled` needs kind='encoder', received kind={kind!r}.")
+            if block.mixer.bidirectional and not encoder:
+                raise ValueError(
+                    f"A mixer of kind {block.mixer.kind!r} reads whole texts, so it needs an "
+                    f"encoder, received kind={kind!r}."
+                )
             pattern = getattr(block.mixer, "pattern", None)
             if pattern is not None and pattern.bidirectional and not encoder:
                 raise ValueError(

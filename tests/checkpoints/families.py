@@ -30,6 +30,8 @@ OF_OTHERS = {
     **family_placed.CONFIGS,
 }
 CONFIGS = {**OF_TEXTS, **OF_OTHERS}
+# Models of theirs that mix padding with the tokens: their texts are of one length.
+WITHOUT_MASK = ("fnet",)
 LANGUAGE_MODELS = {
     "gemma3_text": "Gemma3ForCausalLM",
     "gpt2": "GPT2LMHeadModel",

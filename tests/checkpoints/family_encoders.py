@@ -22,6 +22,10 @@ _ESM = {
     "mask_token_id": 28,
     "pad_token_id": 1,
 }
+_FNET = {
+    **{name: value for name, value in _BERT.items() if name != "num_attention_heads"},
+    "pad_token_id": 0,
+}
 _DEBERTA = {
     **_BERT,
     "relative_attention": True,
@@ -281,6 +285,14 @@ CONFIGS = {
             _BERT,
             {**_BERT, **WIDER, "hidden_act": "gelu_new", "pad_token_id": 0},
             {**_BERT, "type_vocab_size": 3, "layer_norm_eps": 1e-3, "tie_word_embeddings": False},
+        ],
+    ),
+    "fnet": (
+        "FNet",
+        [
+            _FNET,
+            {**_FNET, "hidden_size": 20, "hidden_act": "relu", "layer_norm_eps": 1e-3},
+            {**_FNET, "type_vocab_size": 1, "tie_word_embeddings": False, "hidden_size": 15},
         ],
     ),
 }

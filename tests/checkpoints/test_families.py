@@ -51,6 +51,9 @@ def inputs_of(reference):
     pad_id = getattr(reference.config, "pad_token_id", None) or 0
     ids, mask = families.batch(pad_id)
     theirs = {"input_ids": ids, "attention_mask": mask}
+    if reference.config.model_type in families.WITHOUT_MASK:
+        ids, mask = ids[:1], mask[:1]
+        theirs = {"input_ids": ids}
     if not reference.config.is_encoder_decoder:
         ours = {"token_ids": ids, "padding_mask": mask}
     else:

@@ -70,6 +70,8 @@ def made(model_type, task, folder, number=0):
             ids[row, [1, 2, mask[row].sum() - 1]] = model.config.sep_token_id
         return model, (ids, mask)
     ids, mask = families.batch(model.config.pad_token_id)
+    if model_type in families.WITHOUT_MASK:
+        return model, (ids[:1], mask[:1])
     if FAMILIES[model_type].constants["kind"] == "seq2seq":  # and what else behind it
         ids[np.arange(3), mask.sum(axis=1) - [2, 2, 1]] = model.config.eos_token_id
     return model, (ids, mask)
@@ -82,6 +84,8 @@ def logits_of(model, ids, mask):
             "input_ids": torch.tensor(ids).long(),
             "attention_mask": torch.tensor(mask).long(),
         }
+        if model.config.model_type in families.WITHOUT_MASK:
+            del inputs["attention_mask"]
         if model.config.model_type == "big_bird":  # which makes segments where none are given
             inputs["token_type_ids"] = torch.zeros_like(inputs["input_ids"])
         outputs = model(**inputs)

@@ -35,6 +35,7 @@ from keras_transformer.checkpoints.families.encoders.distilbert import DISTILBER
 from keras_transformer.checkpoints.families.encoders.electra import ELECTRA
 from keras_transformer.checkpoints.families.encoders.esm import ESM
 from keras_transformer.checkpoints.families.encoders.eurobert import EUROBERT
+from keras_transformer.checkpoints.families.encoders.fnet import FNET
 from keras_transformer.checkpoints.families.encoders.longformer import LONGFORMER
 from keras_transformer.checkpoints.families.encoders.megatron_bert import MEGATRON_BERT
 from keras_transformer.checkpoints.families.encoders.modernbert import MODERNBERT
@@ -105,6 +106,7 @@ FAMILIES = {
         MEGATRON_BERT,
         DATA2VEC_TEXT,
         ROBERTA_PRE_NORM,
+        FNET,
         GPT,
         GPT2,
         GPT_NEOX,

@@ -206,7 +206,8 @@ class Family:
         both += [(*side, parts) for side in zip(config.sides, back.sides, strict=True)]
         for mine, read, compared in both:
             for name, known in OPTIONS.items():
-                own, value = getattr(mine, name), getattr(read, name)
+                # A model without attention has no values of it.
+                own, value = getattr(mine, name, None), getattr(read, name, None)
                 skipped = known["of"] not in compared or name in (*free, *_LEFT_OUT, *self.silent)
                 if not skipped and name not in SIDES and own != value:
                     raise ValueError(f"{cannot} {name}={own!r}, only {value!r}.")
