@@ -96,6 +96,7 @@ _CLASS_OF_MODEL = {
     "gpt2": "GPT2Tokenizer",
     "gpt_neox": "GPTNeoXTokenizer",
     "hubert": "Wav2Vec2CTCTokenizer",
+    "jina_embeddings_v3": "XLMRobertaTokenizer",
     "marian": "MarianTokenizer",
     "mbart": "MBartTokenizer",
     "megatron-bert": "BertTokenizer",

@@ -295,4 +295,18 @@ CONFIGS = {
             {**_FNET, "type_vocab_size": 1, "tie_word_embeddings": False, "hidden_size": 15},
         ],
     ),
+    "jina_embeddings_v3": (
+        "JinaEmbeddingsV3",
+        [
+            _MPNET,
+            {
+                **_MPNET,
+                **WIDER,
+                "hidden_act": "relu",
+                "type_vocab_size": 3,
+                "rope_parameters": {"rope_theta": 70.0, "rope_type": "linear", "factor": 2.0},
+            },
+            {**_MPNET, "layer_norm_eps": 1e-3, "tie_word_embeddings": False},
+        ],
+    ),
 }

@@ -36,6 +36,7 @@ from keras_transformer.checkpoints.families.encoders.electra import ELECTRA
 from keras_transformer.checkpoints.families.encoders.esm import ESM
 from keras_transformer.checkpoints.families.encoders.eurobert import EUROBERT
 from keras_transformer.checkpoints.families.encoders.fnet import FNET
+from keras_transformer.checkpoints.families.encoders.jina_embeddings_v3 import JINA_EMBEDDINGS_V3
 from keras_transformer.checkpoints.families.encoders.longformer import LONGFORMER
 from keras_transformer.checkpoints.families.encoders.megatron_bert import MEGATRON_BERT
 from keras_transformer.checkpoints.families.encoders.modernbert import MODERNBERT
@@ -107,6 +108,7 @@ FAMILIES = {
         DATA2VEC_TEXT,
         ROBERTA_PRE_NORM,
         FNET,
+        JINA_EMBEDDINGS_V3,
         GPT,
         GPT2,
         GPT_NEOX,
