@@ -28,6 +28,8 @@ _SWITCHES = {
     "do_stable_layer_norm": "normalization first, if the config says so",
     "conv_L_cache": "a gated short convolution in place of attention, in layers that it names",
     "conv_kernel_size": "a convolution beside the first layer, if the config has one",
+    "rope_theta": "rotary positions in place of learned ones, if the config says so",
+    "token_dropout": "masks without an embedding, if the config says so",
     "word_embed_proj_dim": "narrower tokens, projected before positions and logits, if it says so",
 }
 NORMALIZATIONS = {
@@ -236,7 +238,12 @@ def special(family: Family) -> list[str]:
         parts += ["without that of the class token"] * (not config.place_class_token)
     if family.published_type is not None:
         parts.append(f"`{family.published_type}` in configs, which name its class")
-    biases = (config.use_bias, config.attention_bias, config.attention_output_bias)
+    attends = config.flat["mixer"] == "attention"
+    if not attends:
+        parts.append("Fourier transforms without weights in place of attention")
+    biases = (config.use_bias,)
+    if attends:
+        biases += (config.attention_bias, config.attention_output_bias)
     if not any(biases):
         words = "no biases"
     elif biases == (False, True, False):
@@ -276,7 +283,8 @@ def special(family: Family) -> list[str]:
     if config.trained_residual_scale:
         parts.append("a trained factor of what a sub-layer gives")
     if config.embedding_projection:
-        parts.append("narrower embeddings, projected")
+        narrower = config.embedding_dim != config.hidden_dim
+        parts.append("narrower embeddings, projected" if narrower else "projected embeddings")
     if joined is not None and joined.projects:
         sides = [
             names_of(f.model_type for f in each) for each in (joined.encoders, joined.decoders)

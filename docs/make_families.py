@@ -144,6 +144,23 @@ NOT_COVERED = (
         "There is no such task here. The backbone loads, the head is left out.",
     ),
     NotCovered(
+        "Contacts of amino acids (ESM-2), ESMFold",
+        "There is no task for pairs of tokens. The backbone loads, and the head of contacts is "
+        "left out; a model that folds proteins is refused.",
+        ({"model_type": "esm", "is_folding_model": True},),
+    ),
+    NotCovered(
+        "Texts of RoFormer",
+        "Its tokenizer finds words with the dictionary of jieba, which no file contains. The model "
+        "loads and takes token ids.",
+    ),
+    NotCovered(
+        "GTE (`gte`), ModernBERT as a decoder (`modernbert-decoder`)",
+        "A feed-forward layer with a bias on its output alone, and a layer without bias before the "
+        "logits, are no config values.",
+        ({"model_type": "gte"}, {"model_type": "modernbert-decoder"}),
+    ),
+    NotCovered(
         "Adapters of languages (MMS), pooled adapters and weighted sums of layers of wav2vec 2.0",
         "The block has no such adapters, and a classifier reads the last states.",
         (

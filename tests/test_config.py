@@ -145,6 +145,12 @@ def test_values_that_follow_from_others():
         ({"position": "rotary", "rotary_dim": 5}, "rotary_dim=5"),
         ({"position": "rotary", "rotary_dim": 6}, "rotary_dim=6 and head_dim=4"),
         ({"rotary_scaling": "ntk"}, "`rotary_scaling` must be one of None, 'linear'.*'ntk'"),
+        (
+            {"position": "rotary", "rotary_precision": "float16", "rotary_scaling": "linear"},
+            "rotary_precision='float16' and rotary_scaling='linear' cannot be combined",
+        ),
+        ({"dropped_token_id": 10**6}, "`dropped_token_id` must be below `vocabulary_size`"),
+        ({"dropped_token_id": 1, "kind": "decoder"}, "`dropped_token_id` needs kind='encoder'"),
         ({"rotary_min_turns": 32.0}, "`rotary_max_turns`.* received 32.0 and 32.0"),
         ({"position_offset": -1}, "`position_offset` must be at least 0, received -1"),
         ({"segment_vocabulary_size": -1}, "`segment_vocabulary_size` must be at least 0.*-1"),

@@ -291,6 +291,8 @@ def test_the_heads_are_those_of_the_tasks(kind, hidden):
     options = {"num_classes": 3, **hidden}
     tasks = {kt.TextClassifier: options}
     if kind == "encoder":
+        alone = kt.MaskedLM(kt.models.build_backbone(config), projection="linear")
+        assert dict(alone.head) == kt.MaskedLM.head_shapes(config, {"projection": "linear"}) == {}
         tasks |= {kt.MaskedLM: hidden, kt.QuestionAnswerer: hidden, kt.TokenClassifier: options}
     else:
         tasks |= {kt.CausalLM: {}}

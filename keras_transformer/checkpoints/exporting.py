@@ -138,6 +138,8 @@ def _tensors(
 ) -> dict[str, np.ndarray]:
     lines = family.lines(backbone.config)
     tensors = export(lines, backbone_variables(backbone))
+    if family.computed is not None:
+        tensors |= family.computed(backbone.config)
     if task is None:
         return tensors
     # Transformers' models with a head keep the backbone under this name.

@@ -14,7 +14,7 @@ from typing import Any
 from keras_transformer.config.block import Block, Convolution, Norm, Residual
 from keras_transformer.config.feed_forward import Dense, Experts, FeedForward
 from keras_transformer.config.inputs import StemConfig, Tokens
-from keras_transformer.config.mixers import SCORES, Attention
+from keras_transformer.config.mixers import SCORES, Attention, Fourier, Mixer
 from keras_transformer.config.options import Part, check_option, option, part, refuse_unknown
 from keras_transformer.config.outputs import (
     PROJECTORS,
@@ -46,12 +46,17 @@ from keras_transformer.config.weight import NORMALIZATIONS
 from keras_transformer.support.checking import describe, nearest, printable, shorten
 from keras_transformer.support.foreign_names import check_options
 
+MIXERS = ("attention", "fourier")
 KINDS = ("encoder", "decoder", "seq2seq", "dual")
 SIDES = ("encoder", "decoder")
 POSITIONS = ("none", "sinusoidal", "learned", "rotary", "relative", "alibi")
 
 # Flat name of each value of a part -> its name within the part.
-_TOKENS = {"vocabulary_size": "vocabulary_size", "segment_vocabulary_size": "segments"}
+_TOKENS = {
+    "vocabulary_size": "vocabulary_size",
+    "segment_vocabulary_size": "segments",
+    "dropped_token_id": "dropped_id",
+}
 _SIDE = {
     "hidden_dim": "hidden_dim",
     "num_layers": "num_layers",
@@ -103,7 +108,7 @@ _SINUSOIDAL = {
 }
 _ROTARY = {
     "rotary_base": "base", "rotary_dim": "dim", "rotary_interleaved": "interleaved",
-    "rotary_direction": "direction",
+    "rotary_direction": "direction", "rotary_precision": "precision",
 }  # fmt: skip
 _SCALING = {
     "rotary_scaling": "method",
@@ -242,6 +247,12 @@ class _Keywords:
         "of a block's input, added to its output (DeBERTa v2). 0 disables it.",
         0,
         least=0,
+    )
+    mixer: str = option(
+        'the layer that exchanges information between tokens: `"attention"`, or, for encoders, '
+        '`"fourier"`, Fourier transforms without weights (FNet), which have no `num_heads`.',
+        "attention",
+        choices=MIXERS,
     )
     score: str = option(
         "score function of the attention, see `layers.MultiHeadAttention`.",
@@ -426,7 +437,9 @@ def check_names(values: Any) -> None:
             f"Unknown config values: {', '.join(unknown)}. Known are: "
             f"{', '.join(sorted(OPTIONS))}.{nearest(unknown[0], OPTIONS)}"
         )
-    missing = [name for name in _REQUIRED if name not in values]
+    attends = values.get("mixer", "attention") == "attention"
+    needed = (name for name in _REQUIRED if attends or name != "num_heads")
+    missing = [name for name in needed if name not in values]
     if missing:
         raise ValueError(f"The config lacks the values: {', '.join(missing)}.")
 
@@ -583,6 +596,9 @@ def side(values: Mapping[str, Any], kind: str) -> Side:
     """Return a side of this kind, `"encoder"` or `"decoder"`, for values by flat names."""
     block_of = block(values)
     pattern = values.get("layer_pattern")
+    own = [{"mixer": "attention", **values}, *({**values, **each} for each in pattern or ())]
+    if all(each.get("mixer", "attention") != "attention" for each in own):
+        _refuse_attention(values)
     layers = []
     if pattern is not None and not pattern:
         raise ValueError("`layer_pattern` must have a dict for each layer, received ().")
@@ -664,7 +680,7 @@ def block(values: Mapping[str, Any]) -> Block:
     if values.get("convolution_size"):
         convolution = Convolution(**_taken(values, _CONVOLUTION))
     return Block(
-        mixer=attention(values),
+        mixer=_mixer(values),
         feed_forward=feed_forward(values),
         norm=Norm(**_taken(values, _NORM)),
         residual=Residual(order=_order(values), **_taken(values, _RESIDUAL)),
@@ -700,6 +716,33 @@ def _order(values: Mapping[str, Any]) -> str:
     if chosen not in _ORDERS:
         raise ValueError("`parallel_residual` and `normalize_output` cannot be combined.")
     return _ORDERS[chosen]
+
+
+# Options of an attention beside those of its table, and the values of `position` that belong to it.
+_FURTHER_OF_ATTENTION = (
+    *_ROTARY, *PATTERN, "attention_bias", "query_key_norm", "score", "score_scale",
+    "relative_bias", "grid_bias", "disentangled",
+)  # fmt: skip
+_OF_SCORES = ("rotary", "relative", "alibi")
+
+
+def _mixer(values: Mapping[str, Any]) -> Mixer:
+    return Fourier() if values.get("mixer") == "fourier" else attention(values)
+
+
+def _refuse_attention(values: Mapping[str, Any]) -> None:
+    """Raise ValueError if options of an attention are given, of which the side has none."""
+    for name in (*_ATTENTION, *_FURTHER_OF_ATTENTION):
+        if values.get(name) is not None and values[name] != DEFAULTS[name]:
+            raise ValueError(
+                f"`{name}` needs mixer='attention', received {name}={shorten(values[name])} with "
+                f"mixer={values['mixer']!r}."
+            )
+    if values.get("position", "sinusoidal") in _OF_SCORES:
+        raise ValueError(
+            f"position={values['position']!r} needs mixer='attention', received "
+            f"mixer={values['mixer']!r}."
+        )
 
 
 def attention(values: Mapping[str, Any]) -> Attention:
@@ -786,7 +829,7 @@ def _with_rotary(values: Any) -> dict[str, Any]:
 
 # Keywords of the block layers: the options of a layer, and options that only the layers take.
 BLOCK_KEYWORDS = (
-    frozenset(_BELOW["layer"]) - {"position", *ROTARY}
+    frozenset(_BELOW["layer"]) - {"position", "mixer", *ROTARY}
     | {"rotary", "disentangled", "max_sequence_length"}
 )  # fmt: skip
 
@@ -1013,6 +1056,7 @@ def block_values(one: Block) -> dict[str, Any]:
     order = next(chosen for chosen, name in _ORDERS.items() if name == one.residual.order)
     convolution = _given(one.convolution, _CONVOLUTION) or {"convolution_size": 0}
     return {
+        "mixer": one.mixer.kind,
         **(_attention_values(one.mixer) if isinstance(one.mixer, Attention) else {}),
         **_feed_forward_values(one.feed_forward),
         **_given(one.norm, _NORM),

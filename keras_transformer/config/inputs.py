@@ -43,6 +43,15 @@ class Tokens(StemConfig, kind="tokens"):
     segments: int = option(
         "number of token types. 0 omits the segment embedding.", 0, of="side", least=0
     )
+    dropped_id: int | None = option(
+        "id of a token without an embedding, the mask: its embedding is zero, and the other "
+        "embeddings of a text are multiplied by 0.88 over the share of tokens that are kept, as in "
+        "dropout, since 12% of the tokens are masks in training (ESM-2). For encoders. None "
+        "disables it.",
+        None,
+        of="side",
+        least=0,
+    )
     scale: float | str = option(
         'factor of the token embedding. `"sqrt"` is the root of its width.',
         1.0,
@@ -50,6 +59,13 @@ class Tokens(StemConfig, kind="tokens"):
         positive=True,
         choices=("sqrt",),
     )
+
+    def check(self):
+        if self.dropped_id is not None and self.dropped_id >= self.vocabulary_size:
+            raise ValueError(
+                "`dropped_token_id` must be below `vocabulary_size`, received "
+                f"{self.dropped_id} and {self.vocabulary_size}."
+            )
 
     def factor(self, width: int) -> float:
         """Return the factor of embeddings of this width."""

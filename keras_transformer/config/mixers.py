@@ -9,7 +9,7 @@ from keras_transformer.config.positions import Rotation
 from keras_transformer.config.score_bias import Disentangled, ScoreBias
 from keras_transformer.config.weight import Weight, dense_of, norm_of, weight_of
 
-__all__ = ["Attention", "Mixer", "ShortConvolution"]
+__all__ = ["Attention", "Fourier", "Mixer", "ShortConvolution"]
 
 SCORES = ("scaled_dot", "dot", "general", "additive", "cosine", "location")
 
@@ -24,9 +24,12 @@ class Mixer(Part):
 
     Attributes:
         name: name of the layer in a block, and of its weights.
+        bidirectional: whether a token always sees the tokens behind it, so that only an encoder can
+            have the mixer.
     """
 
     name: ClassVar[str] = "mixer"
+    bidirectional: ClassVar[bool] = False
 
     def for_width(self, hidden_dim: int) -> "Mixer":
         """Return the mixer with the sizes that follow from the width of the states.
@@ -63,7 +66,7 @@ class Mixer(Part):
         """Sizes that the number of devices must divide, by name."""
         return {}
 
-    def pair_products(self, queries: int, keys: int) -> int:
+    def pair_products(self, queries: int, keys: int, hidden_dim: int) -> int:
         """Return the number of multiplications of queries with keys, without the projections."""
         return 0
 
@@ -238,7 +241,7 @@ class Attention(Mixer, kind="attention"):
         """The same attention as cross-attention: without positions, position bias and pattern."""
         return self.replace(position=None, score_bias=None, pattern=None)
 
-    def pair_products(self, queries, keys):
+    def pair_products(self, queries, keys, hidden_dim):
         total = 2 * queries * keys * self.num_heads * self.head_dim
         if isinstance(self.score_bias, Disentangled):  # with each relative position
             states = self.score_bias.num_buckets * self.num_heads * self.head_dim
@@ -248,6 +251,21 @@ class Attention(Mixer, kind="attention"):
     def cached(self, hidden_dim):
         receptive_field = None if self.pattern is None else self.pattern.receptive_field
         return self.num_key_value_heads, self.head_dim, receptive_field
+
+
+@part
+class Fourier(Mixer, kind="fourier"):
+    """`layers.mixers.fourier.FourierMixer`: Fourier transforms, without weights (FNet)."""
+
+    layer = "keras_transformer.layers.mixers.fourier:FourierMixer"
+    bidirectional = True
+
+    def pair_products(self, queries, keys, hidden_dim):
+        # Cosines and sines, first over the features of all tokens, then over the tokens.
+        return 2 * keys * hidden_dim * (hidden_dim + queries)
+
+    def cached(self, hidden_dim):
+        raise ValueError("A Fourier transform reads whole texts, so it has no cache.")
 
 
 @part

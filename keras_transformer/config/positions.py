@@ -6,6 +6,7 @@ from keras_transformer.support.checking import is_number, shorten
 
 __all__ = ["Axial", "Learned", "Position", "Rotary", "RotaryScaling", "Rotation", "Sinusoidal"]
 
+PRECISIONS = ("float32", "float16")
 ROTARY_SCALINGS = ("linear", "llama3", "yarn", "dynamic", "longrope")
 DIRECTIONS = ("counterclockwise", "clockwise")
 
@@ -240,9 +241,22 @@ class Rotary(Rotation, kind="rotary"):
         "counterclockwise",
         choices=DIRECTIONS,
     )
+    precision: str = option(
+        'precision of the angles per position: `"float16"` rounds them, as in training in this '
+        "precision (ESM-2).",
+        "float32",
+        choices=PRECISIONS,
+    )
     scaling: RotaryScaling | None = option(
         "how the wavelengths are stretched for longer sequences.", None
     )
+
+    def check(self):
+        if self.scaling is not None and self.precision != "float32":
+            raise ValueError(
+                f"rotary_precision={self.precision!r} and rotary_scaling={self.scaling.method!r} "
+                "cannot be combined."
+            )
 
     @property
     def scales_queries(self):

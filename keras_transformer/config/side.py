@@ -217,6 +217,11 @@ class Side(Part):
                 "`stem` needs an encoder with vocabulary_size=0, also as a side of kind='seq2seq' "
                 f"or 'dual': `encoder={{'stem': ...}}`. Received kind={kind!r}."
             )
+        if getattr(self.input, "dropped_id", None) is not None and not encoder:
+            raise ValueError(
+                "`dropped_token_id` needs kind='encoder', which reads whole texts, received "
+                f"kind={kind!r}."
+            )
         if self.position is not None:
             self.position.check_side(self.added_dim, kind)
         projection = {"encoder": "sum", "decoder": "tokens"}
@@ -234,6 +239,11 @@ class Side(Part):
                 )
             if isinstance(self.score_bias, Disentangled) and not encoder:
                 raise ValueError(f"`disentangled` needs kind='encoder', received kind={kind!r}.")
+            if block.mixer.bidirectional and not encoder:
+                raise ValueError(
+                    f"A mixer of kind {block.mixer.kind!r} reads whole texts, so it needs an "
+                    f"encoder, received kind={kind!r}."
+                )
             pattern = getattr(block.mixer, "pattern", None)
             if pattern is not None and pattern.bidirectional and not encoder:
                 raise ValueError(

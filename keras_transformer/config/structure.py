@@ -115,6 +115,7 @@ def hidden_of_head(
 # Task heads, named after the model they belong to.
 OUTPUT_BIAS = weight_of("output_bias/bias", "vocabulary_size")
 MASKED_LM_HEAD = (*hidden_of_head("transform", "embedding_dim", norm="layer_norm"), *OUTPUT_BIAS)
+OWN_OUTPUT = weight_of("output/kernel", "output_dim", "vocabulary_size")
 SPAN_HEAD = dense_of("output", "hidden_dim", "num_ends")
 # The classification layer on a decoder's last state has no bias, unless the model has an encoder
 # too.

@@ -10,6 +10,7 @@ import numpy as np
 from keras import ops
 
 from keras_transformer.config import ROTARY_SCALINGS, Axial, Learned, Rotary, Side, Sinusoidal
+from keras_transformer.config.positions import PRECISIONS
 from keras_transformer.kernels.indexing import look_up
 from keras_transformer.kernels.rotary import rotate
 from keras_transformer.layers.arguments import ChecksCall, SavesArguments, checked_options
@@ -330,6 +331,8 @@ class RotaryEmbedding(ChecksCall, SavesArguments, Rematerializable, keras.layers
         original_length: int, the longest sequence in training.
         truncate: bool, whether `"yarn"` rounds the bounds of its interpolation to whole pairs.
         interleaved: bool, whether neighbouring features form pairs (GPT-J).
+        precision: str, `"float32"`, or `"float16"` to round the angles per position to it (ESM-2).
+            Without scaling only.
         short_factors, long_factors: list of float, the divisors of each pair for `"longrope"`.
         attention_factor: float, factor of the rotated queries and keys for `"yarn"` and
             `"longrope"`. Defaults to the square root of the factor of the scores above.
@@ -371,8 +374,8 @@ class RotaryEmbedding(ChecksCall, SavesArguments, Rematerializable, keras.layers
         name: f"rotary_{name}"
         for name in (
             "base", "dim", "scaling", "factor", "min_turns", "max_turns", "original_length",
-            "truncate", "interleaved", "short_factors", "long_factors", "attention_factor",
-            "query_growth", "direction",
+            "truncate", "interleaved", "precision", "short_factors", "long_factors",
+            "attention_factor", "query_growth", "direction",
         )
     }  # fmt: skip
     axes: ClassVar = {
@@ -392,6 +395,7 @@ class RotaryEmbedding(ChecksCall, SavesArguments, Rematerializable, keras.layers
         original_length: int | None = None,
         truncate: bool = True,
         interleaved: bool = False,
+        precision: str = "float32",
         short_factors: Sequence[float] | None = None,
         long_factors: Sequence[float] | None = None,
         attention_factor: float | None = None,
@@ -417,6 +421,16 @@ class RotaryEmbedding(ChecksCall, SavesArguments, Rematerializable, keras.layers
                 "scaling='llama3' of rotary positions needs `min_turns` below `max_turns`, "
                 f"received {min_turns} and {max_turns}."
             )
+        if precision not in PRECISIONS:
+            raise ValueError(
+                f"`precision` must be one of {', '.join(map(repr, PRECISIONS))}, received "
+                f"{precision!r}."
+            )
+        if scaling is not None and precision != "float32":
+            raise ValueError(
+                f"precision={precision!r} and scaling={scaling!r} of rotary positions cannot be "
+                "combined."
+            )
         given = [x is not None for x in (short_factors, long_factors)]
         if given != [scaling == "longrope"] * 2:
             raise ValueError(
@@ -439,6 +453,7 @@ class RotaryEmbedding(ChecksCall, SavesArguments, Rematerializable, keras.layers
         self.original_length = original_length
         self.truncate = truncate
         self.interleaved = interleaved
+        self.precision = precision
         self.short_factors = short_factors
         self.long_factors = long_factors
         self.attention_factor = attention_factor
@@ -451,7 +466,7 @@ class RotaryEmbedding(ChecksCall, SavesArguments, Rematerializable, keras.layers
     @classmethod
     def from_part(cls, part: Rotary, **kwargs) -> "RotaryEmbedding":
         """Make the layer for a part of a config; `kwargs` are the other arguments of the layer."""
-        names = ("base", "dim", "interleaved", "direction")
+        names = ("base", "dim", "interleaved", "direction", "precision")
         values = {name: getattr(part, name) for name in names}
         if part.scaling is not None:
             values |= part.scaling.values()
@@ -507,6 +522,8 @@ class RotaryEmbedding(ChecksCall, SavesArguments, Rematerializable, keras.layers
         If the angles depend on the length of a row, these are the angles of short rows.
         """
         frequencies = _frequencies(dim, self.base)
+        if self.precision == "float16":
+            return frequencies.astype("float32").astype("float16").astype("float64")
         if self.scaling is None or self.by_length:
             return frequencies
         kept = np.zeros(len(frequencies))  # share of a frequency that is not divided

@@ -202,9 +202,10 @@ def layer_flops(
         if weight.path.endswith("/kernel") and not once and (name, score) not in _NO_PRODUCTS:
             tokens = parts[part][1] if name in ("key", "value") else queries
             total += 2 * tokens * numbers_of_a_token(weight, one)
-    total += 2 * mixer.pair_products(queries, attended[0][0])
+    total += 2 * mixer.pair_products(queries, attended[0][0], config.hidden_dim)
     if source_dim is not None:
-        total += 2 * one.cross_attention.pair_products(queries, attended[1][0])
+        pairs = one.cross_attention.pair_products(queries, attended[1][0], config.hidden_dim)
+        total += 2 * pairs
     return total
 
 

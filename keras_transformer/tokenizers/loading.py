@@ -34,6 +34,8 @@ from keras_transformer.tokenizers.sentencepiece_file import parse_sentencepiece
 
 # Classes without rules of their own: their files say everything.
 _GENERIC_CLASSES = (GENERIC, "TokenizersBackend", "PythonBackend", "MarianTokenizer")
+# Classes with rules that no file contains, and these rules.
+_RULES_OF_PROGRAMS = {"RoFormerTokenizer": "finds words with the dictionary of the program jieba"}
 # Replacements of "clean_up_tokenization_spaces" in decoded text, in this order.
 _CLEAN_UP = (
     *((f" {mark}", mark) for mark in ".?!,"),
@@ -44,6 +46,13 @@ _CLEAN_UP = (
 
 def read_folder(folder: Folder) -> tokenizers.Tokenizer:
     """Return the backend from `tokenizer.json`, or from the older files of a published class."""
+    rules = _RULES_OF_PROGRAMS.get(folder.class_name)
+    if rules is not None:
+        raise ValueError(
+            f"The tokenizer in {str(folder.path)!r} is a {folder.class_name!r}, which {rules}. No "
+            "file of a tokenizer contains that. Load the model by `Backbone.from_preset`, make the "
+            "task from it, and give it token ids."
+        )
     read = _read_older_files if folder.tokenizer_json is None else _read_tokenizer_json
     backend = read(folder)
     backend.encode_special_tokens = folder.flag("split_special_tokens", False)
@@ -145,7 +154,7 @@ def _read_older_files(folder: Folder) -> tokenizers.Tokenizer:
             vocabulary, merges = _read_vocab_and_merges(folder.path)
             model = models.BPE(vocabulary, merges, **cls.model_options(folder))
         else:
-            model = models.WordPiece(_read_vocab_txt(folder.path), **cls.model_options(folder))
+            model = cls.model(_read_vocab_txt(folder.path), **cls.model_options(folder))
         backend = _build(cls, model, folder, more)
         try_out(backend)
         return backend
@@ -175,14 +184,16 @@ def _guess_class(folder: Folder) -> str | None:
         return "XLMRobertaTokenizer"
     if folder.has("spm.model"):
         return "DebertaV2Tokenizer"
+    if folder.has("sentencepiece.model"):
+        return "RemBertTokenizer"
     if folder.has("tokenizer.model"):
         return None
     path = folder.path
     raise FileNotFoundError(
         f"No tokenizer in {str(path)!r}{'' if path.is_dir() else ' (which is not a folder)'}. "
         "Looked for tokenizer.json, then vocab.txt, then vocab.json with merges.txt, then "
-        "spiece.model, sentencepiece.bpe.model, spm.model and tokenizer.model, and for Marian's "
-        "source.spm with target.spm and vocab.json."
+        "spiece.model, sentencepiece.bpe.model, spm.model, sentencepiece.model and "
+        "tokenizer.model, and for Marian's source.spm with target.spm and vocab.json."
     )
 
 

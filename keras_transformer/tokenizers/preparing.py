@@ -3,6 +3,7 @@
 Source: Transformers 5.23, `models/*/tokenization_*.py`.
 """
 
+import re
 from collections.abc import Callable, Sequence
 
 import tokenizers
@@ -26,6 +27,7 @@ _QWEN2_WORD = (
 _CLIP_WORD = (
     r"<\|startoftext\|>|<\|endoftext\|>|'s|'t|'re|'ve|'m|'ll|'d|[\p{L}]+|[\p{N}]|[^\s\p{L}\p{N}]+"
 )
+_MOST_LETTERS = 1_000
 _STRIP = decoders.Replace(Regex(rf"\A{SPACES}|{SPACES}\z"), "")
 
 
@@ -38,6 +40,22 @@ def prepare_bert(backend: tokenizers.Tokenizer, folder: Folder) -> None:
     )
     backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     backend.decoder = decoders.WordPiece()
+
+
+def prepare_tokens(backend: tokenizers.Tokenizer, folder: Folder) -> None:
+    """Split at white space, and around each token of the vocabulary, the longest first (ESM)."""
+    tokens = sorted(filter(None, backend.get_vocab()), key=len, reverse=True)
+    if len(tokens) > _MOST_LETTERS:
+        raise ValueError(
+            f"{folder.where} has {len(tokens):,} tokens, but an alphabet of proteins at most "
+            f"{_MOST_LETTERS:,}."
+        )
+    backend.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(SPACES), behavior="removed"),
+            pre_tokenizers.Split(Regex("|".join(map(re.escape, tokens))), behavior="isolated"),
+        ]
+    )
 
 
 def prepare_gpt(backend: tokenizers.Tokenizer, folder: Folder) -> None:
@@ -113,6 +131,22 @@ def prepare_albert(backend: tokenizers.Tokenizer, folder: Folder) -> None:
     steps += charsmap_normalizers(folder.charsmap, folder.where)
     prepare_words(backend, folder)
     backend.normalizer = normalizers.Sequence(steps)
+
+
+def prepare_rembert(backend: tokenizers.Tokenizer, folder: Folder) -> None:
+    """Write `▁` for single spaces and before a text, by default with its accents and upper case."""
+    steps = [normalizers.Replace("``", '"'), normalizers.Replace("''", '"')]
+    steps += [normalizers.Replace(Regex(" {2,}"), " ")]
+    if not folder.flag("keep_accents", True):
+        steps += [normalizers.NFKD(), normalizers.StripAccents()]
+    if folder.flag("do_lower_case", False):
+        steps += [normalizers.Lowercase()]
+    steps += charsmap_normalizers(folder.charsmap, folder.where)
+    backend.normalizer = normalizers.Sequence(steps)
+    prefix = "always" if folder.flag("add_prefix_space", True) else "never"
+    words = {"replacement": SPACE, "prepend_scheme": prefix}
+    backend.pre_tokenizer = pre_tokenizers.Metaspace(**words)
+    backend.decoder = decoders.Metaspace(**words)
 
 
 def prepare_deberta(backend: tokenizers.Tokenizer, folder: Folder) -> None:

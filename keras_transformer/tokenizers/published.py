@@ -251,6 +251,21 @@ _T5 = Published(
     further=sentinels,
 )
 
+_ALBERT = Published(
+    model=models.Unigram,
+    files=("spiece.model",),
+    tokens={
+        **_BERT_TOKENS,
+        "bos_token": "[CLS]",
+        "eos_token": "[SEP]",
+        "unk_token": "<unk>",
+        "pad_token": "<pad>",
+    },
+    prepare=preparing.prepare_albert,
+    template=_BERT_TEMPLATE,
+    from_pieces=lambda pieces, folder: models.Unigram(pieces.scored, 1, False),
+)
+
 
 def _mbart(codes: Sequence[str], first: bool, prepare: Setter) -> Published:
     return Published(
@@ -321,19 +336,13 @@ CLASSES = {
         ),
         further=lambda folder: [],
     ),
-    "AlbertTokenizer": Published(
-        model=models.Unigram,
-        files=("spiece.model",),
-        tokens={
-            **_BERT_TOKENS,
-            "bos_token": "[CLS]",
-            "eos_token": "[SEP]",
-            "unk_token": "<unk>",
-            "pad_token": "<pad>",
-        },
-        prepare=preparing.prepare_albert,
-        template=_BERT_TEMPLATE,
-        from_pieces=lambda pieces, folder: models.Unigram(pieces.scored, 1, False),
+    "AlbertTokenizer": _ALBERT,
+    "RemBertTokenizer": dataclasses.replace(
+        _ALBERT,
+        files=("sentencepiece.model",),
+        prepare=preparing.prepare_rembert,
+        own_template=True,
+        from_pieces=lambda pieces, folder: models.Unigram(pieces.scored, 2, False),
     ),
     "XLMRobertaTokenizer": Published(
         model=models.Unigram,
@@ -388,6 +397,21 @@ CLASSES = {
         own_template=True,
         from_pieces=xglm_pieces,
         further=xglm_tokens,
+    ),
+    "EsmTokenizer": Published(
+        model=models.WordLevel,
+        files=("vocab.txt",),
+        tokens={
+            "unk_token": "<unk>",
+            "cls_token": "<cls>",
+            "pad_token": "<pad>",
+            "mask_token": "<mask>",
+            "eos_token": "<eos>",
+        },
+        prepare=preparing.prepare_tokens,
+        template=_around(TEMPLATES["bert"], "cls_token", "eos_token"),
+        own_template=True,
+        names_unknown=True,
     ),
     "LlamaTokenizer": Published(
         model=models.BPE,

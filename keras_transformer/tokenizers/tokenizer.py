@@ -141,12 +141,12 @@ class Tokenizer(ForeignNames, Chats, Vocabulary):
         Args:
             directory: a folder with `tokenizer.json`, or the older files of a published class:
                 `vocab.txt` (WordPiece), `vocab.json` and `merges.txt` (BPE), a SentencePiece file
-                (`spiece.model`, `sentencepiece.bpe.model`, `spm.model`, `tokenizer.model`),
-                Marian's `source.spm`, `target.spm` and `vocab.json`, or the `vocab.json` of
-                characters of wav2vec 2.0. `tokenizer_config.json`, `special_tokens_map.json`,
-                `added_tokens.json` and `config.json`, if present, define the class, the added
-                tokens and the role of each token. The chat template is read from
-                `chat_template.jinja`, or else from `tokenizer_config.json`.
+                (`spiece.model`, `sentencepiece.bpe.model`, `spm.model`, `sentencepiece.model`,
+                `tokenizer.model`), Marian's `source.spm`, `target.spm` and `vocab.json`, or the
+                `vocab.json` of characters of wav2vec 2.0. `tokenizer_config.json`,
+                `special_tokens_map.json`, `added_tokens.json` and `config.json`, if present, define
+                the class, the added tokens and the role of each token. The chat template is read
+                from `chat_template.jinja`, or else from `tokenizer_config.json`.
 
         Raises:
             FileNotFoundError: if the folder has none of these files.

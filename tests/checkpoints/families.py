@@ -30,6 +30,8 @@ OF_OTHERS = {
     **family_placed.CONFIGS,
 }
 CONFIGS = {**OF_TEXTS, **OF_OTHERS}
+# Models of theirs that mix padding with the tokens: their texts are of one length.
+WITHOUT_MASK = ("fnet",)
 LANGUAGE_MODELS = {
     "gemma3_text": "Gemma3ForCausalLM",
     "gpt2": "GPT2LMHeadModel",
@@ -100,7 +102,7 @@ def make(model_type, number, suffix, seed=0, **values):
     random = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            if "embed_positions" in name and model_type in ("marian", "pegasus"):
+            if "embed_positions" in name and model_type in ("marian", "pegasus", "roformer"):
                 continue
             norm = "norm" in name.lower() or "ln_" in name
             offset = 1.0 if norm and name.endswith("weight") else 0.0

@@ -14,6 +14,18 @@ _MPNET = {**_BERT, "pad_token_id": 1}
 _MODERN = {**_MPNET, "local_attention": 4}
 _LONGFORMER = {**_BERT, "attention_window": 4, "pad_token_id": 1}
 _BIG_BIRD = {**_BERT, "block_size": 2, "num_random_blocks": 1, "sep_token_id": 3}
+_EUROBERT = {**_BERT, "num_key_value_heads": 1, "head_dim": 4, "pad_token_id": 0}
+_ESM = {
+    **{name: value for name, value in _BERT.items() if name != "type_vocab_size"},
+    "position_embedding_type": "rotary",
+    "token_dropout": True,
+    "mask_token_id": 28,
+    "pad_token_id": 1,
+}
+_FNET = {
+    **{name: value for name, value in _BERT.items() if name != "num_attention_heads"},
+    "pad_token_id": 0,
+}
 _DEBERTA = {
     **_BERT,
     "relative_attention": True,
@@ -175,6 +187,126 @@ CONFIGS = {
             {**_DEBERTA, "conv_kernel_size": 3, "conv_act": "gelu", "position_buckets": 4},
             {**_DEBERTA, **WIDER, "conv_kernel_size": 5, "num_hidden_layers": 1},
             {**_DEBERTA, "conv_kernel_size": 1, "conv_act": "silu", "layer_norm_eps": 1e-3},
+        ],
+    ),
+    "eurobert": (
+        "EuroBert",
+        [
+            _EUROBERT,
+            {
+                **_EUROBERT,
+                **WIDER,
+                "num_key_value_heads": 5,
+                "head_dim": 6,
+                "hidden_act": "gelu",
+                "rope_parameters": {"rope_theta": 70.0},
+                "classifier_pooling": "mean",
+                "tie_word_embeddings": True,
+            },
+            {
+                **_EUROBERT,
+                "attention_bias": True,
+                "mlp_bias": True,
+                "rms_norm_eps": 1e-3,
+                "classifier_pooling": "bos",
+            },
+        ],
+    ),
+    "esm": (
+        "Esm",
+        [
+            _ESM,
+            {
+                **_ESM,
+                **WIDER,
+                "hidden_size": 20,
+                "position_embedding_type": "absolute",
+                "emb_layer_norm_before": True,
+                "pad_token_id": 4,
+            },
+            {**_ESM, "token_dropout": False, "rope_theta": 70.0, "layer_norm_eps": 1e-3},
+        ],
+    ),
+    "roformer": (
+        "RoFormer",
+        [
+            {**_BERT, "embedding_size": 7},
+            {**_BERT, **WIDER, "hidden_act": "relu", "layer_norm_eps": 1e-3},
+            {**_BERT, "embedding_size": 20, "type_vocab_size": 3, "tie_word_embeddings": False},
+        ],
+    ),
+    "rembert": (
+        "RemBert",
+        [
+            {**_BERT, "input_embedding_size": 7, "output_embedding_size": 17},
+            {
+                **_BERT,
+                **WIDER,
+                "input_embedding_size": 40,
+                "output_embedding_size": 9,
+                "hidden_act": "relu",
+            },
+            {
+                **_BERT,
+                "input_embedding_size": 20,
+                "output_embedding_size": 20,
+                "type_vocab_size": 3,
+                "layer_norm_eps": 1e-3,
+            },
+        ],
+    ),
+    "xlm-roberta-xl": (
+        "XLMRobertaXL",
+        [
+            _BERT,
+            {**_BERT, **WIDER, "hidden_act": "gelu_new", "pad_token_id": 4},
+            {**_BERT, "type_vocab_size": 3, "layer_norm_eps": 1e-3, "tie_word_embeddings": False},
+        ],
+    ),
+    "megatron-bert": (
+        "MegatronBert",
+        [
+            _BERT,
+            {**_BERT, **WIDER, "hidden_act": "relu", "layer_norm_eps": 1e-3},
+            {**_BERT, "hidden_act": "silu", "type_vocab_size": 5, "tie_word_embeddings": False},
+        ],
+    ),
+    "data2vec-text": (
+        "Data2VecText",
+        [
+            _BERT,
+            {**_BERT, **WIDER, "hidden_act": "relu", "pad_token_id": 4},
+            {**_BERT, "type_vocab_size": 1, "tie_word_embeddings": False},
+        ],
+    ),
+    "roberta-prelayernorm": (
+        "RobertaPreLayerNorm",
+        [
+            _BERT,
+            {**_BERT, **WIDER, "hidden_act": "gelu_new", "pad_token_id": 0},
+            {**_BERT, "type_vocab_size": 3, "layer_norm_eps": 1e-3, "tie_word_embeddings": False},
+        ],
+    ),
+    "fnet": (
+        "FNet",
+        [
+            _FNET,
+            {**_FNET, "hidden_size": 20, "hidden_act": "relu", "layer_norm_eps": 1e-3},
+            {**_FNET, "type_vocab_size": 1, "tie_word_embeddings": False, "hidden_size": 15},
+        ],
+    ),
+    "jina_embeddings_v3": (
+        "JinaEmbeddingsV3",
+        [
+            _MPNET,
+            {
+                **_MPNET,
+                **WIDER,
+                "hidden_act": "relu",
+                "type_vocab_size": 3,
+                "rope_parameters": {"rope_theta": 70.0, "rope_type": "linear", "factor": 2.0},
+            },
+            {**_MPNET, "layer_norm_eps": 1e-3, "tie_word_embeddings": False},
         ],
     ),
 }

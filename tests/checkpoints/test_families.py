@@ -51,6 +51,9 @@ def inputs_of(reference):
     pad_id = getattr(reference.config, "pad_token_id", None) or 0
     ids, mask = families.batch(pad_id)
     theirs = {"input_ids": ids, "attention_mask": mask}
+    if reference.config.model_type in families.WITHOUT_MASK:
+        ids, mask = ids[:1], mask[:1]
+        theirs = {"input_ids": ids}
     if not reference.config.is_encoder_decoder:
         ours = {"token_ids": ids, "padding_mask": mask}
     else:
@@ -126,6 +129,8 @@ def test_export_is_the_way_back(tmp_path, both):
     again, info = type(reference).from_pretrained(tmp_path / "ours", output_loading_info=True)
     if model_type == "pegasus":  # the sines and cosines, which it computes
         info["missing_keys"] = {n for n in info["missing_keys"] if "embed_positions" not in n}
+    if model_type == "esm":  # the head of contacts, which has no place here
+        info["missing_keys"] = {n for n in info["missing_keys"] if "contact_head." not in n}
     if model_type == "encoder-decoder":  # a pooler that it does not read
         info["missing_keys"] = {n for n in info["missing_keys"] if "encoder.pooler." not in n}
     assert not any(info.values()), info

@@ -1,5 +1,6 @@
 """A whole published folder, weights and tokenizer: the text that the Transformers library gives."""
 
+import numpy as np
 import pytest
 
 import keras_transformer as kt
@@ -72,3 +73,28 @@ def test_translations(tmp_path, model_type, make_tokenizer):
         with torch.no_grad():
             target = model.generate(**ids, max_new_tokens=8, do_sample=False, num_beams=1)[0]
         assert found == words.decode(target, skip_special_tokens=True)
+
+
+def test_proteins(tmp_path):
+    """Letters of proteins become vectors, and a mask its likeliest letter; a classifier learns."""
+    folders.esm_named(tmp_path)
+    words = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    values = {"vocab_size": len(words), "mask_token_id": words.mask_token_id}
+    model = families.make("esm", 0, "ForMaskedLM", **values)
+    model.save_pretrained(tmp_path)
+    proteins = ["MKTAYIAK", "GSHM"]
+    ids = words(proteins, return_tensors="pt", padding=True)
+    with torch.no_grad():
+        states = model.esm(**ids).last_hidden_state
+        mask = ids["attention_mask"][..., None]
+        expected = (states * mask).sum(dim=1) / mask.sum(dim=1)
+        masked = words("MKT<mask>YIAK", return_tensors="pt")
+        best = model(**masked).logits[0, 4].argmax().item()
+    embedder = kt.TextEmbedder.from_preset(tmp_path, pooling="mean", normalize=False)
+    np.testing.assert_allclose(embedder.encode(proteins), expected.numpy(), atol=2e-5)
+    filling = kt.MaskedLM.from_preset(tmp_path).fill_mask("MKT<mask>YIAK", top_k=1)[0]
+    assert filling.token_id == best
+    assert filling.text == f"MKT{words.convert_ids_to_tokens(best)}YIAK"
+    classifier = kt.TextClassifier.from_preset(tmp_path, labels=["short", "long"])
+    classifier.fit(proteins, ["long", "short"], verbose=0)
+    assert len(classifier.classify(proteins)) == 2

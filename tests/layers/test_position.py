@@ -182,6 +182,18 @@ def test_rotary_products_depend_on_the_distance_alone():
     np.testing.assert_allclose(norms, np.linalg.norm(x, axis=-1), rtol=1e-5)
 
 
+@pytest.mark.parametrize("dim", [8, 16, 24, 32, 64, 72, 128])
+def test_rotary_angles_rounded_to_float16(torch, dim):
+    """As `half()` rounds the angles of a model on PyTorch, of the head sizes of ESM-2."""
+    angles = (1 / 10000 ** (torch.arange(0, dim, 2) / dim)).half().float()
+    found = RotaryEmbedding(precision="float16").frequencies(dim)
+    np.testing.assert_array_equal(found.astype("float32"), angles.numpy())
+    with pytest.raises(ValueError, match="precision='float16' and scaling='linear'"):
+        RotaryEmbedding(precision="float16", scaling="linear", factor=2.0)
+    with pytest.raises(ValueError, match="'float32', 'float16'"):
+        RotaryEmbedding(precision="float64")
+
+
 def test_rotary_odd_width():
     with pytest.raises(ValueError, match="need an even number of features.*received 5"):
         RotaryEmbedding()(np.zeros((1, 3, 2, 5), "float32"))

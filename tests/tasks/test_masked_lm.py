@@ -25,6 +25,8 @@ MASKED = [
     "The café José opened in [MASK] Paulo was playing (unbelievably) good jazz .",
 ]
 
+IDS = np.array([[2, 9, 3, 7]])
+
 
 @pytest.fixture(scope="module")
 def pair():
@@ -74,6 +76,8 @@ def test_other_widths_and_activations():
         "hidden_bias": True,
         "mask_rate": 0.15,
         "normalization_epsilon": None,
+        "output_dim": None,
+        "projection": "transformed",
     }
     states = np.asarray(keras.ops.convert_to_numpy(backbone({"token_ids": np.array([[2, 9, 3]])})))
     head = {name: np.asarray(keras.ops.convert_to_numpy(v)) for name, v in task.head.items()}
@@ -86,6 +90,71 @@ def test_other_widths_and_activations():
     expected = hidden @ table.T + head["output_bias/bias"]
     found = task.predict({"token_ids": np.array([[2, 9, 3]])}, verbose=0)
     np.testing.assert_allclose(found, expected, atol=1e-4)
+
+
+@pytest.mark.each_backend
+def test_a_projection_without_a_transform(tmp_path):
+    """The logits are the backbone's, for `predict`, `fit` and in a preset."""
+    words = tokenizer()
+    values = {"tie_embeddings": False, "output_bias": True}
+    backbone = kt.models.Encoder(config("encoder", words, **values))
+    task = randomized(kt.MaskedLM(backbone, words, projection="linear"))
+    assert not task.head and task.head_shapes(backbone.config, {"projection": "linear"}) == {}
+    expected = keras.ops.convert_to_numpy(backbone.logits(backbone({"token_ids": IDS})))
+    np.testing.assert_allclose(task.predict({"token_ids": IDS}, verbose=0), expected, atol=1e-5)
+    task.save_to_preset(tmp_path)
+    again = kt.MaskedLM.from_preset(tmp_path)
+    assert again.projection == "linear"
+    np.testing.assert_allclose(again.predict({"token_ids": IDS}, verbose=0), expected, atol=1e-5)
+    task.compile(keras.optimizers.Adam(1e-2), task.loss)
+    history = task.fit(MASKED, epochs=4, shuffle=False, verbose=0).history["loss"]
+    assert history[-1] < history[0]
+
+
+@pytest.mark.each_backend
+def test_an_output_matrix_of_the_head(tmp_path):
+    """RemBERT: `fit` and `predict` do not read the token embedding behind the blocks."""
+    words = tokenizer()
+    backbone = kt.models.Encoder(config("encoder", words, embedding_dim=6))
+    options = {"output_dim": 10, "hidden_activation": "tanh"}
+    task = randomized(kt.MaskedLM(backbone, words, **options))
+    head = {name: keras.ops.convert_to_numpy(weight) for name, weight in task.head.items()}
+    shapes = {name: weight.shape for name, weight in head.items()}
+    assert shapes == task.head_shapes(backbone.config, options)
+    assert shapes["transform/kernel"] == (16, 10)
+    assert shapes["output/kernel"] == (10, words.vocabulary_size)
+    states = keras.ops.convert_to_numpy(backbone({"token_ids": IDS}))
+    hidden = np.tanh(states @ head["transform/kernel"] + head["transform/bias"])
+    hidden = (hidden - hidden.mean(-1, keepdims=True)) / np.sqrt(
+        hidden.var(-1, keepdims=True) + backbone.config.normalization_epsilon
+    )
+    hidden = hidden * head["transform_norm/gamma"] + head["transform_norm/beta"]
+    expected = hidden @ head["output/kernel"] + head["output_bias/bias"]
+    np.testing.assert_allclose(task.predict({"token_ids": IDS}, verbose=0), expected, atol=1e-4)
+    task.save_to_preset(tmp_path)
+    again = kt.MaskedLM.from_preset(tmp_path)
+    np.testing.assert_allclose(again.predict({"token_ids": IDS}, verbose=0), expected, atol=1e-4)
+    # The loss of the states is that of the logits.
+    losses = []
+    for metrics in (None, ["accuracy"]):
+        task.compile(keras.optimizers.SGD(0.0), task.loss, metrics=metrics)
+        losses.append(task.evaluate(MASKED, verbose=0, return_dict=True)["loss"])
+    assert losses[0] == pytest.approx(losses[1], rel=1e-4)
+    before = {path: keras.ops.convert_to_numpy(weight) for path, weight in task.head.items()}
+    task.compile(keras.optimizers.Adam(1e-2), task.loss)
+    task.fit(MASKED, verbose=0)
+    for path, weight in task.head.items():
+        assert np.abs(keras.ops.convert_to_numpy(weight) - before[path]).max() > 1e-3, path
+
+
+def test_a_projection_has_no_options_of_a_transform():
+    words = tokenizer()
+    backbone = kt.models.Encoder(config("encoder", words))
+    for option in ({"hidden_activation": "tanh"}, {"block_norm": True}, {"output_dim": 4}):
+        with pytest.raises(ValueError, match="are for projection='transformed'"):
+            kt.MaskedLM(backbone, projection="linear", **option)
+    with pytest.raises(ValueError, match="`projection` must be one of 'transformed', 'linear'"):
+        kt.MaskedLM(backbone, projection="dense")
 
 
 def test_fillings_of_bert(pair, tmp_path):

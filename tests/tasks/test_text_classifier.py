@@ -229,6 +229,26 @@ def test_mean_pooling(kind, tmp_path):
     np.testing.assert_allclose(again.predict(TEXTS[:6], verbose=0), expected, atol=1e-5)
 
 
+@pytest.mark.each_backend
+def test_the_mean_of_a_hidden_layer(tmp_path):
+    words = tokenizer(lowercase=True)
+    backbone = kt.models.build_backbone(config("encoder", words, pooler=True))
+    options = {"hidden_activation": "tanh", "pooling": "mean_hidden"}
+    task = randomized(kt.TextClassifier(backbone, words, num_classes=3, **options))
+    inputs = arrays(task)
+    head = {name: keras.ops.convert_to_numpy(weight) for name, weight in task.head.items()}
+    hidden = np.tanh(states_of(task, inputs) @ head["hidden/kernel"] + head["hidden/bias"])
+    mask = inputs["padding_mask"][..., None]
+    mean = (hidden * mask).sum(axis=1) / mask.sum(axis=1)
+    expected = mean @ head["output/kernel"] + head["output/bias"]
+    np.testing.assert_allclose(task.predict(TEXTS[:6], verbose=0), expected, atol=1e-5)
+    task.save_to_preset(tmp_path)
+    again = kt.TextClassifier.from_preset(tmp_path)
+    np.testing.assert_allclose(again.predict(TEXTS[:6], verbose=0), expected, atol=1e-5)
+    with pytest.raises(ValueError, match="pooling='mean_hidden' needs a hidden layer"):
+        kt.TextClassifier(backbone, num_classes=3, pooling="mean_hidden")
+
+
 def test_no_family_has_a_classifier_of_the_mean(tmp_path):
     task = kt.TextClassifier.from_preset("minilm_l6_en", num_classes=2, pooling="mean")
     with pytest.raises(ValueError, match="bert checkpoint cannot express pooling='mean'"):

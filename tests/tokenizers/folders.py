@@ -16,6 +16,7 @@ from tests.tokenizers.piece_folders import (
     albert_accents,
     deberta,
     deberta_words,
+    fnet,
     llama,
     llama_json,
     llama_legacy,
@@ -30,6 +31,8 @@ from tests.tokenizers.piece_folders import (
     nllb,
     nllb_legacy,
     pegasus,
+    rembert,
+    rembert_plain,
     t5,
     xglm,
     xlm_roberta,
@@ -312,12 +315,30 @@ def modernbert(folder: Path) -> None:
     write_json(folder, "config.json", {"model_type": "modernbert"})
 
 
+def esm(folder: Path) -> None:
+    """Amino acids, gaps, and tokens of several letters, one of which begins as others do."""
+    from transformers.models.esm.configuration_esm import get_default_vocab_list
+
+    tokens = [*get_default_vocab_list(), "LA", "<null_12>", "(", "."]
+    (folder / "vocab.txt").write_text("\n".join(dict.fromkeys(tokens)))
+    write_json(folder, "config.json", {"model_type": "esm"})
+
+
+def esm_named(folder: Path) -> None:
+    """As on the hub: the config of the tokenizer names the class and the special tokens."""
+    esm(folder)
+    names = ("cls", "pad", "eos", "unk", "mask")
+    config = {f"{name}_token": f"<{name}>" for name in names}
+    write_json(folder, "tokenizer_config.json", config | {"tokenizer_class": "EsmTokenizer"})
+
+
 FAMILIES = [
     *(bert, bert_json, bert_cased, distilbert, electra),
     *(roberta, roberta_json, bart, blenderbot, blenderbot_json, gpt2, gpt2_added, codegen, gpt),
     *(clip, clip_json),
     *(albert, albert_accents, deberta, deberta_words, xlm_roberta, xglm, t5, mt5),
     *(mbart, mbart50, nllb, nllb_legacy, madlad, pegasus),
+    *(esm, esm_named, fnet, rembert, rembert_plain),
     *(llama, llama_legacy, llama_no_prefix, llama_json, moonshine, mistral, mistral_pieces),
     *(llama3, llama3_named_llama, smollm, qwen2, qwen3_json, neox, modernbert),
 ]

@@ -35,6 +35,41 @@ def albert_accents(folder: Path) -> None:
     write_json(folder, "tokenizer_config.json", config)
 
 
+def fnet(folder: Path) -> None:
+    """A tokenizer.json that says more than the class, which has none of its own."""
+    albert(folder)
+    transformers.AutoTokenizer.from_pretrained(folder).save_pretrained(folder)
+    (folder / "spiece.model").unlink()
+    write_json(folder, "config.json", {"model_type": "fnet"})
+    write_json(folder, "tokenizer_config.json", {"tokenizer_class": "FNetTokenizer"})
+
+
+def rembert_pieces(folder: Path) -> None:
+    """The older files, around whose texts Transformers 5.23 puts no tokens until it saved them."""
+    train_pieces(
+        folder,
+        "sentencepiece.model",
+        pad_id=0,
+        eos_id=1,
+        unk_id=2,
+        bos_id=-1,
+        control_symbols=["[CLS]", "[SEP]", "[MASK]"],
+    )
+    write_json(folder, "config.json", {"model_type": "rembert"})
+
+
+def rembert(folder: Path, **config) -> None:
+    rembert_pieces(folder)
+    for _ in range(2):
+        transformers.AutoTokenizer.from_pretrained(folder).save_pretrained(folder)
+    (folder / "sentencepiece.model").unlink()
+    write_json(folder, "tokenizer_config.json", {"tokenizer_class": "RemBertTokenizer", **config})
+
+
+def rembert_plain(folder: Path) -> None:
+    rembert(folder, keep_accents=False, do_lower_case=True)
+
+
 def deberta(folder: Path, **config) -> None:
     names = {"pad_piece": "[PAD]", "bos_piece": "[CLS]", "eos_piece": "[SEP]", "unk_piece": "[UNK]"}
     train_pieces(folder, "spm.model", pad_id=0, bos_id=1, eos_id=2, unk_id=3, **names)

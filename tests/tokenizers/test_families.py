@@ -7,7 +7,18 @@ import pytest
 from keras_transformer.tokenizers import Tokenizer
 from keras_transformer.tokenizers.languages import M2M100_CODES
 from tests.tokenizers.folder_parts import REAL, write_json
-from tests.tokenizers.folders import FAMILIES, bert, clip, gpt, gpt2, roberta, transformers
+from tests.tokenizers.folders import (
+    FAMILIES,
+    bert,
+    bert_json,
+    clip,
+    esm,
+    esm_named,
+    gpt,
+    gpt2,
+    roberta,
+    transformers,
+)
 from tests.tokenizers.nasty import NASTY
 from tests.tokenizers.piece_folders import (
     albert,
@@ -18,6 +29,8 @@ from tests.tokenizers.piece_folders import (
     mbart50,
     nllb,
     nllb_pieces,
+    rembert,
+    rembert_pieces,
     siglip,
     t5,
     xglm,
@@ -207,6 +220,46 @@ def test_values_of_a_wrong_kind(name, values, tmp_path):
     (t5 if "extra_ids" in values else bert)(tmp_path)
     write_json(tmp_path, name, values)
     with pytest.raises(ValueError, match=r"\.json|must be|not a WordPiece"):
+        Tokenizer.from_files(tmp_path)
+
+
+PROTEINS = [
+    "MKTAYIAKQRQISFVKSHFSRQ", "M K T\tLLA", "MQI<mask>TL <cls>K", "mkM", "<null_1><null_12><nul",
+    "A.-(B)XLAL", "ABCDEFGHIJKLMNOPQRSTUVWXYZ", "<maskL>", "\x1cM\x85K\u3000",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("make", [esm, esm_named])
+def test_proteins(make, tmp_path):
+    make(tmp_path)
+    ours = Tokenizer.from_files(tmp_path)
+    assert_same(ours, transformers.AutoTokenizer.from_pretrained(tmp_path), PROTEINS)
+    ids = ours.encode("MKTA")
+    assert [ours.id_to_token(i) for i in ids] == ["<cls>", "M", "K", "T", "A", "<eos>"]
+    (tmp_path / "vocab.txt").write_text("\n".join(map(str, range(2_000))))
+    with pytest.raises(ValueError, match="has 2,000 tokens, but an alphabet of proteins at most"):
+        Tokenizer.from_files(tmp_path)
+
+
+def test_older_files_of_rembert(tmp_path):
+    """The same ids as of the tokenizer.json, with the tokens around a text."""
+    for make in (rembert, rembert_pieces):
+        (tmp_path / make.__name__).mkdir()
+        make(tmp_path / make.__name__)
+    newer, older = (Tokenizer.from_files(tmp_path / n) for n in ("rembert", "rembert_pieces"))
+    assert older.encode_batch(TEXTS) == newer.encode_batch(TEXTS)
+    (tmp_path / "rembert_pieces" / "config.json").unlink()
+    unnamed = Tokenizer.from_files(tmp_path / "rembert_pieces")
+    assert unnamed.encode("a dog") == newer.encode("a dog")
+
+
+@pytest.mark.parametrize("make", [bert, bert_json])
+def test_a_class_whose_rules_no_file_contains(make, tmp_path):
+    """RoFormer's words are jieba's, in whose place its files name BERT's."""
+    make(tmp_path)
+    (tmp_path / "tokenizer_config.json").unlink(missing_ok=True)
+    write_json(tmp_path, "config.json", {"model_type": "roformer"})
+    with pytest.raises(ValueError, match="jieba.*by `Backbone.from_preset`.*give it token ids"):
         Tokenizer.from_files(tmp_path)
 
 

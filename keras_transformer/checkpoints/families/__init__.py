@@ -53,11 +53,27 @@ from keras_transformer.checkpoints.families.encoders.big_bird import BIG_BIRD
 from keras_transformer.checkpoints.families.encoders.deberta_v2 import DEBERTA_V2
 from keras_transformer.checkpoints.families.encoders.distilbert import DISTILBERT
 from keras_transformer.checkpoints.families.encoders.electra import ELECTRA
+from keras_transformer.checkpoints.families.encoders.esm import ESM
+from keras_transformer.checkpoints.families.encoders.eurobert import EUROBERT
+from keras_transformer.checkpoints.families.encoders.fnet import FNET
+from keras_transformer.checkpoints.families.encoders.jina_embeddings_v3 import JINA_EMBEDDINGS_V3
 from keras_transformer.checkpoints.families.encoders.longformer import LONGFORMER
+from keras_transformer.checkpoints.families.encoders.megatron_bert import MEGATRON_BERT
 from keras_transformer.checkpoints.families.encoders.modernbert import MODERNBERT
 from keras_transformer.checkpoints.families.encoders.mpnet import MPNET
 from keras_transformer.checkpoints.families.encoders.nomic_bert import NOMIC_BERT
-from keras_transformer.checkpoints.families.encoders.roberta import CAMEMBERT, ROBERTA, XLM_ROBERTA
+from keras_transformer.checkpoints.families.encoders.rembert import REMBERT
+from keras_transformer.checkpoints.families.encoders.roberta import (
+    CAMEMBERT,
+    DATA2VEC_TEXT,
+    ROBERTA,
+    XLM_ROBERTA,
+)
+from keras_transformer.checkpoints.families.encoders.roberta_pre_norm import (
+    ROBERTA_PRE_NORM,
+    XLM_ROBERTA_XL,
+)
+from keras_transformer.checkpoints.families.encoders.roformer import ROFORMER
 from keras_transformer.checkpoints.families.joined.blip import BLIP
 from keras_transformer.checkpoints.families.joined.encoder_decoder import ENCODER_DECODER
 from keras_transformer.checkpoints.families.joined.vision_encoder_decoder import (
@@ -106,6 +122,16 @@ FAMILIES = {
         LONGFORMER,
         BIG_BIRD,
         DEBERTA_V2,
+        EUROBERT,
+        ESM,
+        ROFORMER,
+        REMBERT,
+        XLM_ROBERTA_XL,
+        MEGATRON_BERT,
+        DATA2VEC_TEXT,
+        ROBERTA_PRE_NORM,
+        FNET,
+        JINA_EMBEDDINGS_V3,
         GPT,
         GPT2,
         GPT_NEOX,

@@ -51,12 +51,26 @@ def _rotary(config: TransformerConfig, name: str, array: np.ndarray) -> Iterator
 
 def _waves(config: TransformerConfig, name: str, array: np.ndarray) -> Iterator[np.ndarray]:
     side = _side(config, name)
-    if side.position == "sinusoidal" and array.ndim == 2 and array.shape[1] % 2 == 0:
-        positions = np.arange(len(array)) + side.position_offset
-        angles = positions[:, None] * RotaryEmbedding().frequencies(array.shape[1])
-        parts = [np.sin(angles), np.cos(angles)]
+    if array.ndim != 2 or array.shape[1] % 2:
+        return
+    if side.position == "sinusoidal":
+        parts = _sines(np.arange(len(array)) + side.position_offset, array.shape[1])
         axis = -1 if side.sinusoidal_interleaved else -2
         yield np.stack(parts, axis).reshape(array.shape)
+    elif side.position == "rotary":
+        yield rotary_sines(side)
+
+
+def _sines(positions: np.ndarray, width: int, base: float = 10000.0) -> list[np.ndarray]:
+    """Return the sines and the cosines of positions, each `(positions, width // 2)`."""
+    angles = positions[:, None] * RotaryEmbedding(base).frequencies(width)
+    return [np.sin(angles), np.cos(angles)]
+
+
+def rotary_sines(config: TransformerConfig) -> np.ndarray:
+    """Return the sines, then the cosines of a head's angles, `(max_sequence_length, head_dim)`."""
+    positions = np.arange(config.max_sequence_length)
+    return np.concatenate(_sines(positions, config.head_dim, config.rotary_base), axis=1)
 
 
 def _counted_waves(config: TransformerConfig, name: str, array: np.ndarray) -> Iterator[np.ndarray]:

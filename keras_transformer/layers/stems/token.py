@@ -11,6 +11,9 @@ from keras_transformer.layers.initializers import kernel_initializer
 from keras_transformer.layers.stems.positioned import PositionedStem
 from keras_transformer.layers.stems.stem import Embedded, Input
 
+# Share of the tokens that are no masks in training (Lin et al. 2022): 80% of the 15% that are
+# predicted are masks.
+_KEPT_IN_TRAINING = 1 - 0.15 * 0.8
 _GLOBAL = Input("global_positions", "int32", (None,), of_tokens=False)
 
 
@@ -101,6 +104,8 @@ class TokenStem(PositionedStem):
             positions = self._counted_positions(inputs["token_ids"])
         x = inputs.get("token_embeddings")
         x = self.token_embedding(inputs["token_ids"]) if x is None else x
+        if self.config.dropped_token_id is not None:
+            x = x * ops.cast(self._dropout_factors(inputs), x.dtype)
         x = x if self.token_projection is None else self.token_projection(x)
         if self.segment_embedding is not None:
             if segment_ids is None:
@@ -109,6 +114,24 @@ class TokenStem(PositionedStem):
         x = self.positioned(x, positions, training)
         further = (inputs.get(name) for name in ("pack_ids", "global_positions"))
         return Embedded(x, drop_trivial_mask(inputs.get("padding_mask")), positions, *further)
+
+    def _dropout_factors(self, inputs):
+        """Return the factor of each embedding if masks count as dropped, `(batch, length, 1)`.
+
+        Source: Lin et al. 2022, "Language models of protein sequences at the scale of evolution
+        enable accurate structure prediction", whose published code calls it token dropout.
+        """
+        ids, padding_mask, packs = map(inputs.get, ("token_ids", "padding_mask", "pack_ids"))
+        kept = ops.not_equal(ids, self.config.dropped_token_id)
+        real = ops.ones_like(kept) if padding_mask is None else ops.cast(padding_mask, "bool")
+        tokens, counted = (ops.cast(each, "float32") for each in (real, real & kept))
+        if packs is None:
+            tokens, counted = (ops.sum(each, axis=1, keepdims=True) for each in (tokens, counted))
+        else:
+            same = ops.cast(ops.equal(packs[:, :, None], packs[:, None, :]), "float32")
+            tokens, counted = (ops.einsum("bij,bj->bi", same, each) for each in (tokens, counted))
+        factors = _KEPT_IN_TRAINING * tokens / ops.maximum(counted, 1.0)
+        return ops.expand_dims(ops.where(kept, factors, 0.0), -1)
 
     def _counted_positions(self, token_ids):
         """Return positions that leave out padding, int `(batch, length)`; None means 0, 1, 2, ...

@@ -37,10 +37,9 @@ class TokenLoss(TrainingLoss):
 
     def loss(self, states, x, y, sample_weight, training):
         task = self.model
-        biases = (task.backbone.output_bias, task.head.vocabulary_bias)
-        biases = [layer.bias for layer in biases if layer is not None]
+        biases = [layer.bias for layer in task.head.biases if layer is not None]
         sums = linear_cross_entropy(
-            *task.backbone.output_projection(states),
+            *task.head.output_projection(states),
             y,
             sample_weight,
             sum(map(ops.convert_to_tensor, biases[1:]), biases[0]) if biases else None,
@@ -114,9 +113,27 @@ class VocabularyHead(Head):
         """The bias that the head adds to the backbone's logits, or None."""
         return None
 
+    @property
+    def biases(self) -> tuple[VocabularyBias | None, ...]:
+        """All biases that are added to the logits."""
+        return self.task.backbone.output_bias, self.vocabulary_bias
+
+    def logits(self, states):
+        """Compute the logits of projected states, without the `vocabulary_bias`."""
+        return self.task.backbone.logits(states)
+
+    @property
+    def logits_are_a_product(self) -> bool:
+        """Whether `logits` are the product of `output_projection`, plus a bias."""
+        return self.task.backbone.logits_are_a_product
+
+    def output_projection(self, states):
+        """Return states and the kernel `(vocabulary_size, width)` that maps them to logits."""
+        return self.task.backbone.output_projection(states)
+
     def __call__(self, states, inputs, training: bool = False):
         states = self.projected_states(states, inputs)
-        logits = self.task.backbone.logits(states)
+        logits = self.logits(states)
         return logits if self.vocabulary_bias is None else self.vocabulary_bias(logits)
 
     def usual(self) -> dict[str, Any]:
@@ -143,7 +160,7 @@ class VocabularyHead(Head):
         kind = type(self.task)
         from_logits = (
             any(getattr(kind, name) is not getattr(Task, name) for name in _OF_LOGITS)
-            or not self.task.backbone.logits_are_a_product
+            or not self.logits_are_a_product
         )
         if from_logits or self._loss_metrics is None:
             return None

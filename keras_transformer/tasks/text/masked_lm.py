@@ -5,15 +5,22 @@ from typing import Any, ClassVar, NamedTuple
 
 import keras
 import numpy as np
+from keras import ops
 
 from keras_transformer.config import TransformerConfig
-from keras_transformer.config.structure import OUTPUT_BIAS, hidden_of_head, shapes_of
+from keras_transformer.config.structure import OUTPUT_BIAS, OWN_OUTPUT, hidden_of_head, shapes_of
 from keras_transformer.data import BucketedDataset
 from keras_transformer.layers.embedding import VocabularyBias
 from keras_transformer.layers.remat import no_inner_remat
 from keras_transformer.models.backbone import Backbone
 from keras_transformer.models.runtime.read_write_lock import reads
-from keras_transformer.support.checking import check_bool, check_int, check_number, shorten
+from keras_transformer.support.checking import (
+    check_bool,
+    check_choice,
+    check_int,
+    check_number,
+    shorten,
+)
 from keras_transformer.support.columns import text_alone
 from keras_transformer.tasks.base.head import PER_TOKEN, softmax
 from keras_transformer.tasks.base.pooling import states_at
@@ -49,15 +56,23 @@ class Filling(NamedTuple):
     text: str
 
 
+_WIDEST = 2**20  # A wider output matrix would be a mistake, and exhaust memory.
+PROJECTIONS = ("transformed", "linear")
+
+
 class MaskedTokenHead(VocabularyHead):
-    """The head of `MaskedLM`: a hidden layer, then logits with a vocabulary bias.
+    """The head of `MaskedLM`: a hidden layer and logits with a vocabulary bias, or logits alone.
 
     Args:
         task: as for `Head`.
-        hidden_activation, normalization_epsilon, hidden_bias, block_norm: as for `MaskedLM`.
+        hidden_activation, normalization_epsilon, hidden_bias, block_norm, projection, output_dim:
+            as for `MaskedLM`.
     """
 
-    options = ("hidden_activation", "normalization_epsilon", "hidden_bias", "block_norm")
+    options = (
+        "hidden_activation", "normalization_epsilon", "hidden_bias", "block_norm", "projection",
+        "output_dim",
+    )  # fmt: skip
     published_as = ("ForMaskedLM",)
     further_inputs = ("mask_positions",)
     predict_options: ClassVar = {**PER_TOKEN, "masked": False}
@@ -69,26 +84,44 @@ class MaskedTokenHead(VocabularyHead):
         normalization_epsilon: float | None,
         hidden_bias: bool,
         block_norm: bool,
+        projection: str = "transformed",
+        output_dim: int | None = None,
     ):
         super().__init__(task)
         config = task.backbone.config
+        self.projection = check_choice("projection", projection, PROJECTIONS)
         self.normalization_epsilon = check_number(
             "normalization_epsilon", normalization_epsilon, above=0, none=True
         )
         self.hidden_activation = hidden_activation
         self.hidden_bias = check_bool("hidden_bias", hidden_bias)
         self.block_norm = check_bool("block_norm", block_norm)
+        self.output_dim = check_int("output_dim", output_dim, 1, _WIDEST, none=True)
         values = {name: getattr(self, name) for name in self.options}
+        self.hidden = self.output_bias = self.output_dense = None
+        if self.projection == "linear":
+            given = hidden_activation is not None or normalization_epsilon is not None
+            if given or block_norm or not hidden_bias or output_dim is not None:
+                raise ValueError(
+                    "`hidden_activation`, `normalization_epsilon`, `hidden_bias`, `block_norm` and "
+                    "`output_dim` are for projection='transformed', received projection='linear'."
+                )
+            self.keep(output_bias=None, output_dense=None)
+            return
         used = self.weight_values(config, values)
         self.hidden = HiddenLayer(
             self,
             used["hidden_activation"],
-            config.embedding_dim,
+            self.output_dim or config.embedding_dim,
             self.hidden_bias,
             _norm_of(config, values),
             used["normalization_epsilon"],
             name="transform",
         )
+        if self.output_dim is not None:
+            size = config.vocabulary_size
+            matrix = self.make_dense(size, "output", use_bias=False, width=self.output_dim)
+            self.keep(output_dense=matrix)
         with no_inner_remat():
             bias = VocabularyBias(
                 config.vocabulary_size, name="output_bias", dtype=task.dtype_policy
@@ -97,14 +130,33 @@ class MaskedTokenHead(VocabularyHead):
         self.keep(output_bias=bias)
 
     @property
-    def vocabulary_bias(self) -> VocabularyBias:
+    def vocabulary_bias(self) -> VocabularyBias | None:
         return self.output_bias
+
+    @property
+    def biases(self):
+        return super().biases if self.output_dense is None else (self.vocabulary_bias,)
+
+    def logits(self, states):
+        return super().logits(states) if self.output_dense is None else self.output_dense(states)
+
+    @property
+    def logits_are_a_product(self) -> bool:
+        if self.output_dense is None:
+            return super().logits_are_a_product
+        return self.output_dense.quantization_mode is None
+
+    def output_projection(self, states):
+        if self.output_dense is None:
+            return super().output_projection(states)
+        kernel = ops.cast(ops.transpose(self.output_dense.kernel), states.dtype)
+        return states, kernel
 
     def projected_states(self, states, inputs):
         positions = inputs.get("mask_positions")
         if positions is not None:
             states = states_at(states, positions)
-        return self.hidden(states)
+        return states if self.hidden is None else self.hidden(states)
 
     def usual(self) -> dict[str, Any]:
         return {**super().usual(), "optimizer": FineTuningAdamW()}
@@ -112,7 +164,11 @@ class MaskedTokenHead(VocabularyHead):
     @classmethod
     def weight_values(cls, config: TransformerConfig, values: Mapping[str, Any]) -> dict[str, Any]:
         epsilon = values.get("normalization_epsilon") or config.normalization_epsilon
+        if values.get("projection") == "linear":
+            return {"projection": "linear"}
         return {
+            "projection": "transformed",
+            "output_dim": values.get("output_dim"),
             "hidden_activation": values.get("hidden_activation") or config.activation,
             "normalization_epsilon": epsilon,
             "hidden_bias": values.get("hidden_bias", True),
@@ -123,9 +179,15 @@ class MaskedTokenHead(VocabularyHead):
     def weight_shapes(
         cls, config: TransformerConfig, values: Mapping[str, Any]
     ) -> dict[str, tuple[int, ...]]:
+        if values.get("projection") == "linear":
+            return {}
         bias, norm = values.get("hidden_bias", True), _norm_of(config, values)
-        hidden = hidden_of_head("transform", "embedding_dim", bias, norm)
-        return shapes_of((*hidden, *OUTPUT_BIAS), config)
+        width = values.get("output_dim")
+        if width is None:
+            hidden = hidden_of_head("transform", "embedding_dim", bias, norm)
+            return shapes_of((*hidden, *OUTPUT_BIAS), config)
+        weights = (*hidden_of_head("transform", "output_dim", bias, norm), *OWN_OUTPUT)
+        return shapes_of((*weights, *OUTPUT_BIAS), config, output_dim=width)
 
 
 def _norm_of(config: TransformerConfig, values: Mapping[str, Any]) -> str:
@@ -137,7 +199,8 @@ class MaskedLM(Task):
     """An encoder that predicts masked tokens from the tokens on both sides.
 
     The head is a dense layer, an activation, a normalization, the token embedding as output
-    projection, and a vocabulary bias.
+    projection, and a vocabulary bias. With `projection="linear"` the logits are those of the
+    backbone, as in a decoder.
 
     `fit` masks tokens of each text (see `training.MaskedTokens`), different ones in each epoch
     unless `shuffle=False`. Logits and loss are computed for the masked tokens only.
@@ -153,6 +216,10 @@ class MaskedLM(Task):
         hidden_bias: bool, whether the head's dense layer has a bias.
         block_norm: bool, use the blocks' kind of normalization in the head (ModernBERT). Defaults
             to LayerNorm.
+        projection: str, what makes logits of the states: `"transformed"`, the layers above (BERT),
+            or `"linear"`, the output projection alone (EuroBERT).
+        output_dim: int, the width of the transform, if the head has an output matrix of its own
+            (RemBERT). Defaults to the width of the token embedding, which is then the matrix.
 
     Call arguments:
         inputs: dict with `token_ids`, `padding_mask` and optionally `segment_ids`, as for
@@ -164,8 +231,8 @@ class MaskedLM(Task):
         `(batch, count, vocabulary_size)`.
 
     Raises:
-        ValueError: if the activation is unknown, a rate is out of range, or the kind of backbone
-            is wrong.
+        ValueError: if the activation or projection is unknown, a rate is out of range, or the kind
+            of backbone is wrong.
 
     Example:
     ```python
@@ -189,6 +256,8 @@ class MaskedLM(Task):
         "mask_rate",
         "hidden_bias",
         "block_norm",
+        "projection",
+        "output_dim",
     )
 
     # Values of the head.
@@ -196,6 +265,8 @@ class MaskedLM(Task):
     normalization_epsilon: float | None
     hidden_bias: bool
     block_norm: bool
+    projection: str
+    output_dim: int | None
 
     def __init__(
         self,
@@ -207,6 +278,8 @@ class MaskedLM(Task):
         name: str | None = None,
         hidden_bias: bool = True,
         block_norm: bool = False,
+        projection: str = "transformed",
+        output_dim: int | None = None,
     ):
         super().__init__(backbone, tokenizer, name=name)
         self.mask_rate = check_number("mask_rate", mask_rate, above=0, below=1)
@@ -215,6 +288,8 @@ class MaskedLM(Task):
             normalization_epsilon=normalization_epsilon,
             hidden_bias=hidden_bias,
             block_norm=block_norm,
+            projection=projection,
+            output_dim=output_dim,
         )
 
     def make_dataset(

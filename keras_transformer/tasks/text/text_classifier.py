@@ -27,6 +27,9 @@ from keras_transformer.tasks.data.text import (
 from keras_transformer.tasks.heads.class_head import RowHead
 from keras_transformer.tokenizers import Tokenizer
 
+# Mean of the outputs of the hidden layer, which then reads the state of each token.
+MEAN_HIDDEN = "mean_hidden"
+
 
 class TextClassHead(RowHead):
     """The head of `TextClassifier`: a linear layer on one state of each text.
@@ -49,7 +52,11 @@ class TextClassHead(RowHead):
         self.start_id = None if task.input_adapter is None else task.input_adapter.start_id
         self.end_ids = _end_ids(task, end_ids)
         pooling = self.weight_values(config, {"pooling": pooling})["pooling"]
-        self.pooling = check_choice("pooling", pooling, POOLINGS)
+        self.pooling = check_choice("pooling", pooling, (*POOLINGS, MEAN_HIDDEN))
+        if self.pooling == MEAN_HIDDEN and self.hidden is None:
+            raise ValueError(
+                "pooling='mean_hidden' needs a hidden layer: give `hidden_activation`."
+            )
         self.first_only = config.kind == "encoder" and self.pooling == "first"
         use_bias = config.kind != "decoder"
         self.keep(output_dense=self.make_dense(self.num_classes, "output", use_bias=use_bias))
@@ -61,8 +68,12 @@ class TextClassHead(RowHead):
             mask = inputs.get("padding_mask")
             if self.end_ids and self.pooling == "last":
                 mask = mask_of_ids(inputs["token_ids"], mask, self.end_ids)
-            state = pool(states, mask, self.pooling)
-        if self.hidden is not None:
+            if self.pooling == MEAN_HIDDEN:
+                states = self.hidden(self.dropout_layer(states, training=training))
+                state = pool(states, mask, "mean")
+            else:
+                state = pool(states, mask, self.pooling)
+        if self.hidden is not None and self.pooling != MEAN_HIDDEN:
             state = self.hidden(self.dropout_layer(state, training=training))
         return self.output_dense(self.dropout_layer(state, training=training))
 
@@ -130,8 +141,10 @@ class TextClassifier(Task):
         dropout: float, rate before the last layer. Defaults to the backbone's.
         hidden_activation: str, the activation of a hidden layer as wide as the state, see
             `layers.FeedForward`. Defaults to no hidden layer.
-        pooling: str, how the states of tokens are pooled, see `TextEmbedder`. Defaults to `"first"`
-            for an encoder and `"last"` for a decoder or encoder-decoder.
+        pooling: str, how the states of tokens are pooled, see `TextEmbedder`; or `"mean_hidden"`:
+            the hidden layer reads the state of each token, and the mean of its outputs is taken
+            (EuroBERT). Defaults to `"first"` for an encoder and `"last"` for a decoder or
+            encoder-decoder.
         multi_label: bool, whether a text can have several classes.
         hidden_bias: bool, whether the hidden layer has a bias.
         block_norm: bool, normalize the output of the hidden layer, with the same kind of

@@ -7,6 +7,8 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import numpy as np
+
 from keras_transformer.checkpoints.heads import TASKS, Conversion, Values
 from keras_transformer.checkpoints.weights.safetensors_io import Checkpoint
 from keras_transformer.checkpoints.weights.tables import Names, WeightLine, expand
@@ -81,6 +83,8 @@ class Family:
     weights: tuple[WeightLine, ...]
     # Further lines, if the families of its sides are known only from the config.
     of_config: Callable[[TransformerConfig], tuple[WeightLine, ...]] | None = None
+    # Tensors of the bare model that it computes and its checkpoints hold, for a config.
+    computed: Callable[[TransformerConfig], Mapping[str, np.ndarray]] | None = None
     heads: Mapping[str, PublishedHead] = dataclasses.field(
         default_factory=dict
     )  # by the name of our task
@@ -222,7 +226,8 @@ class Family:
         both += [(*side, parts) for side in zip(config.sides, back.sides, strict=True)]
         for mine, read, compared in both:
             for name, known in OPTIONS.items():
-                own, value = getattr(mine, name), getattr(read, name)
+                # A model without attention has no values of it.
+                own, value = getattr(mine, name, None), getattr(read, name, None)
                 skipped = known["of"] not in compared or name in (*free, *_LEFT_OUT, *self.silent)
                 if not skipped and name not in SIDES and own != value:
                     raise ValueError(f"{cannot} {name}={own!r}, only {value!r}.")

@@ -1,6 +1,8 @@
 """RoBERTa: Liu et al. 2019, https://arxiv.org/abs/1907.11692; also XLM-RoBERTa and CamemBERT.
 
-A BERT whose positions start after the padding's id: the table's first rows are not used.
+A BERT whose positions start after the padding's id: the table's first rows are not used. The same
+architecture was trained to predict the states of a teacher, Data2VecText: Baevski et al. 2022,
+https://arxiv.org/abs/2202.03555.
 """
 
 import dataclasses
@@ -28,21 +30,25 @@ from keras_transformer.checkpoints.weights.tables import Names, layers, output_m
 from keras_transformer.config import TransformerConfig
 
 
-def _read_positions(values: Values) -> dict[str, Any]:
-    padding = number(values, "pad_token_id", 1)
-    rows = number(values, "max_position_embeddings", 512)
-    return {
-        "position_padding_id": padding,
-        "position_offset": padding + 1,
-        "max_sequence_length": rows - padding - 1,
-    }
+def counted_positions(default_rows: int = 512) -> Conversion:
+    """Return a conversion of positions that are counted without padding."""
 
+    def read(values: Values) -> dict[str, Any]:
+        padding = number(values, "pad_token_id", 1)
+        rows = number(values, "max_position_embeddings", default_rows)
+        return {
+            "position_padding_id": padding,
+            "position_offset": padding + 1,
+            "max_sequence_length": rows - padding - 1,
+        }
 
-def _write_positions(config: TransformerConfig) -> dict[str, Any]:
-    return {
-        "pad_token_id": config.position_padding_id,
-        "max_position_embeddings": config.max_sequence_length + config.position_offset,
-    }
+    def write(config: TransformerConfig) -> dict[str, Any]:
+        return {
+            "pad_token_id": config.position_padding_id,
+            "max_position_embeddings": config.max_sequence_length + config.position_offset,
+        }
+
+    return Conversion(read, write)
 
 
 _FIELDS = {name: field for name, field in FIELDS.items() if name != "max_position_embeddings"}
@@ -52,7 +58,7 @@ XLM_ROBERTA = Family(
     architecture="XLMRobertaModel",
     fields=_FIELDS,
     constants=ENCODER,
-    conversions=(Conversion(_read_positions, _write_positions),),
+    conversions=(counted_positions(),),
     required=REQUIRED,
     weights=(
         *STACK,
@@ -77,3 +83,10 @@ ROBERTA = dataclasses.replace(
 )
 
 CAMEMBERT = dataclasses.replace(XLM_ROBERTA, model_type="camembert", architecture="CamembertModel")
+
+DATA2VEC_TEXT = dataclasses.replace(
+    XLM_ROBERTA,
+    model_type="data2vec-text",
+    architecture="Data2VecTextModel",
+    names=Names(prefixes=("data2vec_text.",), suffixes=OLDER_NORMS),
+)
