@@ -128,8 +128,8 @@ NOT_COVERED = (
     ),
     NotCovered(
         "Contacts of amino acids (ESM-2), ESMFold",
-        "There is no task for pairs of tokens. The backbone loads, and the head of contacts is left "
-        "out; a model that folds proteins is refused.",
+        "There is no task for pairs of tokens. The backbone loads, and the head of contacts is "
+        "left out; a model that folds proteins is refused.",
         ({"model_type": "esm", "is_folding_model": True},),
     ),
     NotCovered(
@@ -138,10 +138,9 @@ NOT_COVERED = (
         "loads and takes token ids.",
     ),
     NotCovered(
-        "GTE (`gte`), ModernBERT as a decoder (`modernbert-decoder`)",
-        "A feed-forward layer with a bias on its output alone, and a layer without bias before the "
-        "logits, are no config values.",
-        ({"model_type": "gte"}, {"model_type": "modernbert-decoder"}),
+        "GTE (`gte`)",
+        "A feed-forward layer with a bias on its output alone is no config value.",
+        ({"model_type": "gte"},),
     ),
     NotCovered(
         "Adapters of languages (MMS), pooled adapters and weighted sums of layers of wav2vec 2.0",

@@ -137,6 +137,7 @@ _LOGITS = {
     "output_bias": "bias",
     "logit_soft_cap": "soft_cap",
     "output_transform": "transform",
+    "output_transform_bias": "transform_bias",
 }
 _VECTOR = {
     "vector_pooling": "pooling",
@@ -542,7 +543,8 @@ _OF_KINDS = {
     **dict.fromkeys((*_PLACEHOLDERS, *_PROJECTOR), ("seq2seq",)),
     "pooler": ("encoder",), "mean_pooler": ("encoder",), "convolution_size": ("encoder",),
     "disentangled": ("encoder",), "token_projection": ("decoder",),
-    "output_transform": ("decoder", "seq2seq"), "similarity_bias": ("dual",),
+    "output_transform": ("decoder", "seq2seq"),
+    "output_transform_bias": ("decoder", "seq2seq"), "similarity_bias": ("dual",),
     "bidirectional": ("dual",),
 }  # fmt: skip
 

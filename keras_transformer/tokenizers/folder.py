@@ -102,6 +102,7 @@ _CLASS_OF_MODEL = {
     "megatron-bert": "BertTokenizer",
     "mistral": GENERIC,
     "modernbert": GENERIC,
+    "modernbert-decoder": GENERIC,
     "mt5": "T5Tokenizer",
     "openai-gpt": "OpenAIGPTTokenizer",
     "pegasus": "PegasusTokenizer",
@@ -118,7 +119,7 @@ _CLASS_OF_MODEL = {
     "xlm-roberta": "XLMRobertaTokenizer",
 }
 # Models whose files often name a wrong class.
-_WRONGLY_NAMED = ("modernbert", "qwen2")
+_WRONGLY_NAMED = ("modernbert", "modernbert-decoder", "qwen2")
 
 
 class Folder:

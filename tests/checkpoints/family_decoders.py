@@ -47,6 +47,11 @@ _LLAMA3 = {
     "original_max_position_embeddings": 16,
 }
 
+_MODERN = {
+    **{name: value for name, value in LLAMA.items() if name != "num_key_value_heads"},
+    "local_attention": 6,
+    "pad_token_id": 1,
+}
 CONFIGS = {
     "openai-gpt": (
         "OpenAIGPT",
@@ -386,6 +391,32 @@ CONFIGS = {
             {**LLAMA, "attention_bias": True, "tie_word_embeddings": True},
             {**LLAMA, "mlp_bias": True, "hidden_act": "gelu", "rope_parameters": _YARN}
             | {"logits_scaling": 49.0},
+        ],
+    ),
+    "modernbert-decoder": (
+        "ModernBertDecoder",
+        [
+            {**_MODERN, "num_hidden_layers": 4},
+            {
+                **_MODERN,
+                "hidden_size": 40,
+                "num_attention_heads": 5,
+                "norm_bias": True,
+                "attention_bias": True,
+                "global_rope_theta": 70.0,
+                "global_attn_every_n_layers": 2,
+                "classifier_activation": "relu",
+            },
+            {
+                **_MODERN,
+                "layer_types": ["sliding_attention", "full_attention"],
+                "rope_parameters": {"full_attention": {"rope_theta": 50.0}},
+                "mlp_bias": True,
+                "classifier_bias": True,
+                "decoder_bias": False,
+                "tie_word_embeddings": False,
+                "hidden_activation": "gelu_new",
+            },
         ],
     ),
 }

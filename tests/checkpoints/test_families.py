@@ -332,6 +332,7 @@ _GENERATING = [
     "cohere",
     "cohere2",
     "granite",
+    "modernbert-decoder",
     "t5",
     "mt5",
     "t5gemma",

@@ -151,6 +151,7 @@ CHANGES = {
     "bidirectional": ("decoder", {}, True),
     "similarity_bias": ("encoder", {}, True),
     "output_transform": ("decoder", {}, "gelu"),
+    "output_transform_bias": ("decoder", {"output_transform": "gelu"}, False),
     "placeholder_id": ("seq2seq", {}, 3),
     "placeholder_visibility": ("seq2seq", {}, "states"),
     "place_class_token": ("seq2seq", {}, False),

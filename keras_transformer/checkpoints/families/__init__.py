@@ -19,6 +19,7 @@ from keras_transformer.checkpoints.families.decoders.gptj import GPTJ
 from keras_transformer.checkpoints.families.decoders.granite import GRANITE
 from keras_transformer.checkpoints.families.decoders.llama import LLAMA, MISTRAL, QWEN2, QWEN3
 from keras_transformer.checkpoints.families.decoders.mixtral import MIXTRAL
+from keras_transformer.checkpoints.families.decoders.modernbert_decoder import MODERNBERT_DECODER
 from keras_transformer.checkpoints.families.decoders.olmo2 import OLMO2
 from keras_transformer.checkpoints.families.decoders.olmoe import OLMOE
 from keras_transformer.checkpoints.families.decoders.opt import OPT
@@ -136,6 +137,7 @@ FAMILIES = {
         COHERE,
         COHERE2,
         GRANITE,
+        MODERNBERT_DECODER,
         T5,
         MT5,
         T5GEMMA,
