@@ -138,11 +138,6 @@ NOT_COVERED = (
         "loads and takes token ids.",
     ),
     NotCovered(
-        "GTE (`gte`)",
-        "A feed-forward layer with a bias on its output alone is no config value.",
-        ({"model_type": "gte"},),
-    ),
-    NotCovered(
         "Adapters of languages (MMS), pooled adapters and weighted sums of layers of wav2vec 2.0",
         "The block has no such adapters, and a classifier reads the last states.",
         (

@@ -95,6 +95,7 @@ _CLASS_OF_MODEL = {
     "fnet": "FNetTokenizer",
     "gpt2": "GPT2Tokenizer",
     "gpt_neox": "GPTNeoXTokenizer",
+    "gte": "XLMRobertaTokenizer",
     "hubert": "Wav2Vec2CTCTokenizer",
     "jina_embeddings_v3": "XLMRobertaTokenizer",
     "marian": "MarianTokenizer",

@@ -66,6 +66,7 @@ CHANGES = {
     "attention_bias": ("encoder", {}, False),
     "attention_output_bias": ("encoder", {}, False),
     "key_bias": ("encoder", {}, False),
+    "feed_forward_output_bias": ("encoder", {}, False),
     "query_key_norm": ("encoder", {}, True),
     "query_key_norm_across_heads": ("encoder", {"query_key_norm": True}, True),
     "query_key_norm_per_head": ("encoder", {"query_key_norm": True}, True),

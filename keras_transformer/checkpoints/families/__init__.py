@@ -37,6 +37,7 @@ from keras_transformer.checkpoints.families.encoders.electra import ELECTRA
 from keras_transformer.checkpoints.families.encoders.esm import ESM
 from keras_transformer.checkpoints.families.encoders.eurobert import EUROBERT
 from keras_transformer.checkpoints.families.encoders.fnet import FNET
+from keras_transformer.checkpoints.families.encoders.gte import GTE
 from keras_transformer.checkpoints.families.encoders.jina_embeddings_v3 import JINA_EMBEDDINGS_V3
 from keras_transformer.checkpoints.families.encoders.longformer import LONGFORMER
 from keras_transformer.checkpoints.families.encoders.megatron_bert import MEGATRON_BERT
@@ -110,6 +111,7 @@ FAMILIES = {
         ROBERTA_PRE_NORM,
         FNET,
         JINA_EMBEDDINGS_V3,
+        GTE,
         GPT,
         GPT2,
         GPT_NEOX,
