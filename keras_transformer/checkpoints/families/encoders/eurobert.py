@@ -37,7 +37,7 @@ _POOLINGS = {"late": "mean_hidden", "bos": "first", "mean": "mean"}
 
 def _read_pooling(values: Values) -> dict[str, Any]:
     name = values.get("classifier_pooling", "late")
-    if name not in _POOLINGS:
+    if not isinstance(name, str) or name not in _POOLINGS:
         known = ", ".join(map(repr, _POOLINGS))
         raise ValueError(f"classifier_pooling={name!r} is not supported, only {known}.")
     return {"pooling": _POOLINGS[name]}
