@@ -252,6 +252,8 @@ def special(family: Family) -> list[str]:
         words = "" if all(biases) else "some biases"
     if {"use_bias", "attention_bias", "attention_output_bias"} & read:
         words = f"{words or 'biases'} unless the config says otherwise"
+    if config.feed_forward_output_bias and not config.use_bias:
+        words += ", in feed-forward layers only on the output"
     parts.append(words)
     if "num_key_value_heads" in read:
         parts.append("grouped key and value heads")
@@ -296,7 +298,8 @@ def special(family: Family) -> list[str]:
     if any(config.source for config in (family.config({"architectures": [n]}) for n in names)):
         parts.append("for questions a further encoder that reads them and attends to the image")
     if config.output_transform:
-        parts.append("a dense layer and a norm before the logits")
+        bias = "" if config.output_transform_bias else " without bias"
+        parts.append(f"a dense layer{bias} and a norm before the logits")
     theirs = family.published_config(config)
     parts += [words for name, words in _SWITCHES.items() if name in theirs]
     if config.num_layer_groups * config.layers_per_group < config.num_layers:

@@ -155,12 +155,6 @@ NOT_COVERED = (
         "loads and takes token ids.",
     ),
     NotCovered(
-        "GTE (`gte`), ModernBERT as a decoder (`modernbert-decoder`)",
-        "A feed-forward layer with a bias on its output alone, and a layer without bias before the "
-        "logits, are no config values.",
-        ({"model_type": "gte"}, {"model_type": "modernbert-decoder"}),
-    ),
-    NotCovered(
         "Adapters of languages (MMS), pooled adapters and weighted sums of layers of wav2vec 2.0",
         "The block has no such adapters, and a classifier reads the last states.",
         (

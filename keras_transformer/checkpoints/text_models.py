@@ -13,7 +13,8 @@ _PREFIX = "language_model."
 
 def has_text_model(values: Any) -> bool:
     """Return whether a `config.json` is that of a model whose text model alone is read."""
-    return isinstance(values, Mapping) and values.get("model_type") in TEXT_MODELS
+    kind = values.get("model_type") if isinstance(values, Mapping) else None
+    return isinstance(kind, str) and kind in TEXT_MODELS
 
 
 def text_config(values: Mapping[str, Any]) -> dict[str, Any]:

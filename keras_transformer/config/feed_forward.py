@@ -52,12 +52,15 @@ class FeedForward(Part):
         """Sizes of the weight axes that the side does not define, by name."""
         raise NotImplementedError
 
-    def _projections(self, name: str, width: str) -> tuple[Weight, ...]:
+    def _projections(
+        self, name: str, width: str, output_bias: bool | None = None
+    ) -> tuple[Weight, ...]:
+        last = self.bias if output_bias is None else output_bias
         gate = dense_of(f"{name}/gate", "hidden_dim", width, self.bias) if self.gated else ()
         return (
             *dense_of(f"{name}/intermediate", "hidden_dim", width, self.bias),
             *gate,
-            *dense_of(f"{name}/output", width, "hidden_dim", self.bias),
+            *dense_of(f"{name}/output", width, "hidden_dim", last),
         )
 
 
@@ -68,13 +71,21 @@ class Dense(FeedForward, kind="dense"):
     layer = "keras_transformer.layers.feed_forward:FeedForward"
 
     dim: int = option("width of the feed-forward layer, d_ff in the paper.", least=1)
+    output_bias: bool | None = option(
+        "bias of the last projection (GTE has no other). Defaults to `bias`.", None
+    )
+
+    def check(self):
+        super().check()
+        if self.output_bias is None:
+            object.__setattr__(self, "output_bias", self.bias)
 
     @property
     def dense_dim(self):
         return self.dim
 
     def weights(self, name="feed_forward"):
-        return self._projections(name, "intermediate_dim")
+        return self._projections(name, "intermediate_dim", self.output_bias)
 
     @property
     def sizes(self):

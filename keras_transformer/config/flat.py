@@ -82,6 +82,7 @@ _ATTENTION = {
 _FEED_FORWARD = {
     "activation": "activation", "gated": "gated", "gate_limit": "gate_limit", "use_bias": "bias",
 }  # fmt: skip
+_DENSE = {"feed_forward_output_bias": "output_bias"}
 _EXPERTS = {
     "num_experts": "number",
     "experts_per_token": "per_token",
@@ -138,6 +139,7 @@ _LOGITS = {
     "output_bias": "bias",
     "logit_soft_cap": "soft_cap",
     "output_transform": "transform",
+    "output_transform_bias": "transform_bias",
 }
 _VECTOR = {
     "vector_pooling": "pooling",
@@ -160,6 +162,7 @@ ROTARY = (*_ROTARY, *_SCALING)
 
 _TABLES: tuple[tuple[type[Part], dict[str, str]], ...] = (
     (Tokens, _TOKENS), (Side, _SIDE), (Attention, _ATTENTION), (FeedForward, _FEED_FORWARD),
+    (Dense, _DENSE),
     (Experts, _EXPERTS), (Norm, _NORM), (Residual, _RESIDUAL), (Convolution, _CONVOLUTION),
     (Learned, _LEARNED), (Sinusoidal, _SINUSOIDAL), (Rotary, _ROTARY), (RotaryScaling, _SCALING),
     (RelativeBias, _RELATIVE), (ALiBi, _ALIBI), (Window, _WINDOW), (Blocks, _BLOCKS),
@@ -546,7 +549,8 @@ _OF_KINDS = {
     **dict.fromkeys((*_PLACEHOLDERS, *_PROJECTOR), ("seq2seq",)),
     "pooler": ("encoder",), "mean_pooler": ("encoder",), "convolution_size": ("encoder",),
     "disentangled": ("encoder",), "token_projection": ("decoder",),
-    "output_transform": ("decoder", "seq2seq"), "similarity_bias": ("dual",),
+    "output_transform": ("decoder", "seq2seq"),
+    "output_transform_bias": ("decoder", "seq2seq"), "similarity_bias": ("dual",),
     "bidirectional": ("dual",),
 }  # fmt: skip
 
@@ -948,7 +952,9 @@ def feed_forward(values: Mapping[str, Any]) -> FeedForward:
     own = _taken(values, _FEED_FORWARD)
     width = values["intermediate_dim"]
     if not values.get("num_experts"):
-        return Dense(dim=width, **own)
+        return Dense(dim=width, **own, **_taken(values, _DENSE))
+    if values.get("feed_forward_output_bias") is not None:
+        raise ValueError("`feed_forward_output_bias` and `num_experts` cannot be combined.")
     experts = {"dim": width, **_taken(values, _EXPERTS)}
     return Experts(intermediate_dim=None if experts["dim"] == width else width, **experts, **own)
 
@@ -1071,7 +1077,7 @@ def _feed_forward_values(one: FeedForward) -> dict[str, Any]:
     values = {**_given(one, _FEED_FORWARD), "intermediate_dim": one.dense_dim}
     if isinstance(one, Experts):
         return {**values, **_given(one, _EXPERTS)}
-    return {**values, "num_experts": 0, "expert_dim": one.dense_dim}
+    return {**values, **_given(one, _DENSE), "num_experts": 0, "expert_dim": one.dense_dim}
 
 
 def _attention_values(one: Attention) -> dict[str, Any]:
@@ -1143,6 +1149,7 @@ def derived_values(values: Mapping[str, Any]) -> dict[str, Any]:
         "embedding_projection": not values["token_projection"] and width != hidden_dim,
         "share_embeddings": embedding(encoder) == embedding(decoder) if seq2seq else None,
         "attention_bias": values["use_bias"],
+        "feed_forward_output_bias": values["use_bias"],
         "key_bias": bias,
         "attention_output_bias": bias,
         "embedding_scale": math.sqrt(width) if values["scale_embedding"] else 1.0,

@@ -298,7 +298,8 @@ class TransformerConfig(Part):
             return self
         if name not in self.side_names:
             raise ValueError(f"A config of kind={self.kind!r} has no side {name!r}.")
-        logits = self.logits if name == "decoder" else self.logits.replace(transform=None)
+        plain = self.logits.replace(transform=None, transform_bias=True)
+        logits = self.logits if name == "decoder" else plain
         kind = "decoder" if name == "decoder" else "encoder"
         return type(self)(**{kind: getattr(self, name), "logits": logits})
 

@@ -41,6 +41,12 @@ class Logits(Part):
         choices=(None, *ACTIVATIONS),
     )
 
+    transform_bias: bool = option("a bias in this layer.", True, of="model")
+
+    def check(self):
+        if self.transform is None and not self.transform_bias:
+            raise ValueError("`output_transform_bias`=False needs an `output_transform`.")
+
     def factor(self, width: int) -> float:
         """Return the factor of states of this width."""
         return width**-0.5 if self.scale == "rsqrt" else self.scale

@@ -97,7 +97,8 @@ def transform(config: TransformerConfig) -> tuple[Weight, ...]:
     if config.logits.transform is None:
         return ()
     kind = config.last_side.block.norm.type
-    dense = dense_of("output_transform", "hidden_dim", "hidden_dim")
+    bias = config.logits.transform_bias
+    dense = dense_of("output_transform", "hidden_dim", "hidden_dim", bias)
     return dense + norm_of("output_transform_norm", kind)
 
 

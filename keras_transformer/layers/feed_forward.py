@@ -79,6 +79,7 @@ class FeedForward(ChecksCall, SavesArguments, Rematerializable, keras.layers.Lay
             this value, the linear branch on both sides, and 1 is added to that branch (gpt-oss,
             Agarwal et al. 2025).
         use_bias: bool, whether the projections have biases.
+        output_bias: bool, whether the last one has. Defaults to `use_bias`.
         kernel_initializer: initializer of the kernels.
         **kwargs: as in `keras.layers.Layer`.
 
@@ -103,7 +104,10 @@ class FeedForward(ChecksCall, SavesArguments, Rematerializable, keras.layers.Lay
     Source: Vaswani et al. 2017, section 3.3; gated: Shazeer 2020, "GLU Variants".
     """
 
-    option_rules: ClassVar = {"output_dim": functools.partial(check_int, at_least=1)}
+    option_rules: ClassVar = {
+        "output_dim": functools.partial(check_int, at_least=1),
+        "output_bias": "feed_forward_output_bias",
+    }
     axes: ClassVar = {"inputs": (..., "dim")}
 
     def __init__(
@@ -115,6 +119,7 @@ class FeedForward(ChecksCall, SavesArguments, Rematerializable, keras.layers.Lay
         gate_limit: float | None = None,
         use_bias: bool = True,
         kernel_initializer="glorot_uniform",
+        output_bias: bool | None = None,
         **kwargs,
     ):
         super().__init__(**kwargs)
@@ -128,6 +133,7 @@ class FeedForward(ChecksCall, SavesArguments, Rematerializable, keras.layers.Lay
         self.gated = gated
         self.gate_limit = gate_limit
         self.use_bias = use_bias
+        self.output_bias = use_bias if output_bias is None else output_bias
         self.kernel_initializer = keras.initializers.get(kernel_initializer)
         self.supports_masking = True
         self.intermediate_dense = self._projection(intermediate_dim, "intermediate")
@@ -137,13 +143,14 @@ class FeedForward(ChecksCall, SavesArguments, Rematerializable, keras.layers.Lay
     def from_part(cls, part: DensePart, **kwargs) -> "FeedForward":
         """Make the layer for a part of a config; `kwargs` are the other arguments of the layer."""
         options = {n: getattr(part, n) for n in ("activation", "gated", "gate_limit")}
-        return cls(part.dim, use_bias=part.bias, **options, **kwargs)
+        biases = {"use_bias": part.bias, "output_bias": part.output_bias}
+        return cls(part.dim, **biases, **options, **kwargs)
 
     def _projection(self, units: int, name: str) -> Dense:
         with no_inner_remat():
             return Dense(
                 units,
-                use_bias=self.use_bias,
+                use_bias=self.output_bias if name == "output" else self.use_bias,
                 kernel_initializer=self.kernel_initializer.clone(),
                 name=name,
                 dtype=self.dtype_policy,

@@ -438,6 +438,7 @@ def output_transform(config: TransformerConfig, initializer, dtype) -> list[kera
             initializer,
             dtype,
             activation=activation,
+            use_bias=config.output_transform_bias,
         )
     return [transform, norm]
 

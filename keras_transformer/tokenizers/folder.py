@@ -100,6 +100,7 @@ _CLASS_OF_MODEL = {
     "gpt_bigcode": GENERIC,
     "gpt_neo": "GPT2Tokenizer",
     "gpt_neox": "GPTNeoXTokenizer",
+    "gte": "XLMRobertaTokenizer",
     "hubert": "Wav2Vec2CTCTokenizer",
     "m2m_100": "M2M100Tokenizer",
     "jina_embeddings_v3": "XLMRobertaTokenizer",
@@ -109,6 +110,7 @@ _CLASS_OF_MODEL = {
     "mistral": GENERIC,
     "modernbert": GENERIC,
     "mpt": "GPTNeoXTokenizer",
+    "modernbert-decoder": GENERIC,
     "mt5": "T5Tokenizer",
     "nemotron": GENERIC,
     "openai-gpt": "OpenAIGPTTokenizer",
@@ -129,7 +131,7 @@ _CLASS_OF_MODEL = {
     "xlm-roberta": "XLMRobertaTokenizer",
 }
 # Models whose files often name a wrong class.
-_WRONGLY_NAMED = ("modernbert", "qwen2")
+_WRONGLY_NAMED = ("modernbert", "modernbert-decoder", "qwen2")
 
 
 class Folder:

@@ -79,6 +79,11 @@ _LLAMA3 = {
     "original_max_position_embeddings": 16,
 }
 
+_MODERN = {
+    **{name: value for name, value in LLAMA.items() if name != "num_key_value_heads"},
+    "local_attention": 6,
+    "pad_token_id": 1,
+}
 CONFIGS = {
     "openai-gpt": (
         "OpenAIGPT",
@@ -618,6 +623,32 @@ CONFIGS = {
             {**_MIXTRAL, "intermediate_size": 36, "num_local_experts": 5, "num_experts_per_tok": 3}
             | {"attention_bias": True, "tie_word_embeddings": True},
             {**_MIXTRAL, "num_experts_per_tok": 1, "hidden_act": "gelu", "logits_scaling": 49.0},
+        ],
+    ),
+    "modernbert-decoder": (
+        "ModernBertDecoder",
+        [
+            {**_MODERN, "num_hidden_layers": 4},
+            {
+                **_MODERN,
+                "hidden_size": 40,
+                "num_attention_heads": 5,
+                "norm_bias": True,
+                "attention_bias": True,
+                "global_rope_theta": 70.0,
+                "global_attn_every_n_layers": 2,
+                "classifier_activation": "relu",
+            },
+            {
+                **_MODERN,
+                "layer_types": ["sliding_attention", "full_attention"],
+                "rope_parameters": {"full_attention": {"rope_theta": 50.0}},
+                "mlp_bias": True,
+                "classifier_bias": True,
+                "decoder_bias": False,
+                "tie_word_embeddings": False,
+                "hidden_activation": "gelu_new",
+            },
         ],
     ),
 }

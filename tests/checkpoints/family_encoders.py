@@ -309,4 +309,18 @@ CONFIGS = {
             {**_MPNET, "layer_norm_eps": 1e-3, "tie_word_embeddings": False},
         ],
     ),
+    "gte": (
+        "Gte",
+        [
+            _MPNET,
+            {
+                **_MPNET,
+                **WIDER,
+                "hidden_act": "relu",
+                "type_vocab_size": 3,
+                "rope_parameters": {"rope_theta": 70.0, "rope_type": "linear", "factor": 2.0},
+            },
+            {**_MPNET, "type_vocab_size": 0, "layer_norm_eps": 1e-3, "tie_word_embeddings": False},
+        ],
+    ),
 }

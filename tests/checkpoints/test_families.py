@@ -365,6 +365,7 @@ _GENERATING = [
     "nemotron",
     "persimmon",
     "granitemoe",
+    "modernbert-decoder",
     "t5",
     "mt5",
     "umt5",

@@ -143,6 +143,20 @@ def test_values_of_heads_that_are_not_computed_are_refused(tmp_path):
         kt.Task.from_preset(tmp_path)
 
 
+def test_a_decoder_without_the_layers_before_its_logits(tmp_path):
+    """A classifier of a ModernBERT decoder has others in their place, and writes no text."""
+    made("modernbert-decoder", "TextClassifier", tmp_path / "theirs")
+    backbone = kt.Backbone.from_preset(tmp_path / "theirs")
+    assert backbone.config.output_transform is None and not backbone.config.output_bias
+    with pytest.raises(ValueError, match="of a CausalLM cannot express output_transform=None"):
+        export_to_huggingface(backbone, tmp_path / "ours", family="modernbert-decoder")
+    values = {"classifier_bias": True, "pad_token_id": 3, "id2label": LABELS}
+    model = families.make("modernbert-decoder", 0, "ForSequenceClassification", **values)
+    model.save_pretrained(tmp_path / "biased")
+    with pytest.raises(ValueError, match="classifier_bias=True is not supported"):
+        kt.Task.from_preset(tmp_path / "biased")
+
+
 def test_one_activation_of_blocks_and_classifier(tmp_path):
     """Where one value is that of both, a model with two is not written as one with one."""
     made("big_bird", "TextClassifier", tmp_path / "theirs", number=2)

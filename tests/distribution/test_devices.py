@@ -223,8 +223,9 @@ def test_the_table_knows_every_model():
         for name, shape in variable_shapes(config).items():
             axes = axes_of(f"{config.kind}/{name}", shape, 2)
             assert len(axes) == len(shape)
-            # Small ones, and norms of each head.
+            # Small ones, norms of each head, and mixers other than attention.
             names = ("/score/", "/router/", "/shared_score/", "/query_norm/", "/key_norm/")
+            names += ("/mixer/",)
             whole = any(part in name for part in names)
             block = "/layer_" in name and len(shape) >= 2 and not whole
             if block or name.startswith("token_embedding/"):

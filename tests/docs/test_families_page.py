@@ -164,6 +164,11 @@ def test_the_words_are_those_of_the_papers(page):
         "seed_oss": ("ByteDance 2025", "gated silu", "biases on query, key and value only"),
         "nemotron": ("2402.16819", "LayerNorm by 1 + weight", "on 50% of", "| squared relu"),
         "persimmon": ("Elsen et al. 2023", "on 50% of a head", "queries and keys", "squared relu"),
+        "esm": ("2022.07.20.500902", "rotary positions in place of", "masks without an embedding"),
+        "fnet": ("2105.03824", "Fourier transforms without weights", "projected embeddings"),
+        "gte": ("2407.19669", "some biases, in feed-forward layers only on the output"),
+        "modernbert-decoder": ("2507.11412", "a dense layer without bias and a norm before the"),
+        "data2vec-text": ("2202.03555", "counted without padding"),
         "t5": ("relative, 32 buckets", "no biases", "scores not scaled", "RMSNorm first"),
         "bart": ("learned, from row 2", "on the embeddings", "bias on the logits"),
         "marian": ("arxiv.org/abs/1804.00344", "sinusoidal, sines first"),
@@ -196,7 +201,8 @@ def test_the_words_know_every_config_value(maker):
     said += ("embedding_scale", "residual_scale", "logit_scale")
     # Their names for these are in `_SWITCHES`.
     said += ("alibi_scale", "alibi_rounded", "convolution_size", "convolution_activation")
-    said += ("token_projection",)
+    said += ("token_projection", "dropped_token_id")
+    said += ("rotary_precision",)  # of the tensors
     # Of the sides of a dual, whose pooling is in words.
     said += ("vector_pooling", "vector_end_id", "vector_dim", "vector_bias", "bidirectional")
     said += ("projector_activation", "projector_bias")  # of a projector, which is in words

@@ -68,7 +68,7 @@ HYBRID = {"num_heads": 2, "layer_pattern": [{}, {}, {"mixer": "attention"}]}
 
 @pytest.mark.parametrize("further", [{}, HYBRID], ids=["alone", "hybrid"])
 def test_a_model_of_transforms(further, tmp_path):
-    """FNet, and FNet-Hybrid, whose last layers attend (section 4.3 of the paper)."""
+    """FNet, and the paper's hybrid, whose last layers attend."""
     config = kt.TransformerConfig(**SMALL, **further, mixer="fourier")
     assert config.by_keywords and kt.TransformerConfig.from_json(config.to_json()) == config
     backbone = kt.models.Encoder(config)

@@ -31,6 +31,7 @@ from keras_transformer.checkpoints.families.decoders.lfm2 import LFM2
 from keras_transformer.checkpoints.families.decoders.llama import LLAMA, MISTRAL, QWEN2, QWEN3
 from keras_transformer.checkpoints.families.decoders.ministral3 import MINISTRAL3
 from keras_transformer.checkpoints.families.decoders.mixtral import MIXTRAL
+from keras_transformer.checkpoints.families.decoders.modernbert_decoder import MODERNBERT_DECODER
 from keras_transformer.checkpoints.families.decoders.mpt import MPT
 from keras_transformer.checkpoints.families.decoders.nanochat import NANOCHAT
 from keras_transformer.checkpoints.families.decoders.nemotron import NEMOTRON
@@ -56,6 +57,7 @@ from keras_transformer.checkpoints.families.encoders.electra import ELECTRA
 from keras_transformer.checkpoints.families.encoders.esm import ESM
 from keras_transformer.checkpoints.families.encoders.eurobert import EUROBERT
 from keras_transformer.checkpoints.families.encoders.fnet import FNET
+from keras_transformer.checkpoints.families.encoders.gte import GTE
 from keras_transformer.checkpoints.families.encoders.jina_embeddings_v3 import JINA_EMBEDDINGS_V3
 from keras_transformer.checkpoints.families.encoders.longformer import LONGFORMER
 from keras_transformer.checkpoints.families.encoders.megatron_bert import MEGATRON_BERT
@@ -132,6 +134,7 @@ FAMILIES = {
         ROBERTA_PRE_NORM,
         FNET,
         JINA_EMBEDDINGS_V3,
+        GTE,
         GPT,
         GPT2,
         GPT_NEOX,
@@ -180,6 +183,7 @@ FAMILIES = {
         NEMOTRON,
         PERSIMMON,
         GRANITEMOE,
+        MODERNBERT_DECODER,
         T5,
         MT5,
         UMT5,

@@ -303,6 +303,7 @@ class KerasHubFamily(Family):
         back = self.task({"task": {"class_name": made, "config": theirs}})
         mine, its = (TASKS[name].head_values(config, values) for values in (task, back))
         compared = {"hidden_activation", "hidden_bias", "block_norm", "pooling", "dense"}
+        compared |= {"projection", "output_dim"}
         for value in compared & set(mine):
             if mine[value] != its[value]:
                 raise ValueError(

@@ -52,8 +52,8 @@ class FourierMixer(ChecksCall, SavesArguments, Rematerializable, keras.layers.La
     assert np.allclose(FourierMixer(Fourier())(x), np.fft.fft2(x).real, atol=1e-4)
     ```
 
-    Source: Lee-Thorp et al. 2021, "FNet: Mixing Tokens with Fourier Transforms", sections 3.1 and
-    3.2; products with the matrices of the transform: appendix A.2.
+    Source: Lee-Thorp et al. 2021, "FNet: Mixing Tokens with Fourier Transforms", section 3, which
+    also computes short transforms as products with matrices.
     """
 
     option_rules: ClassVar = {"causal": check_bool}

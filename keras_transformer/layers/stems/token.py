@@ -11,8 +11,8 @@ from keras_transformer.layers.initializers import kernel_initializer
 from keras_transformer.layers.stems.positioned import PositionedStem
 from keras_transformer.layers.stems.stem import Embedded, Input
 
-# Share of the tokens that are no masks in training (Lin et al. 2022): 80% of the 15% that are
-# predicted are masks.
+# Share of the tokens that are not masked in training (Lin et al. 2022): 15% of them are predicted,
+# of which 80% are masked.
 _KEPT_IN_TRAINING = 1 - 0.15 * 0.8
 _GLOBAL = Input("global_positions", "int32", (None,), of_tokens=False)
 

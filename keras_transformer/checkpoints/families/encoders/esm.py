@@ -1,7 +1,7 @@
-"""ESM-2: Lin et al. 2022, https://www.biorxiv.org/content/10.1101/2022.07.20.500902.
+"""ESM: Lin et al. 2022, https://www.biorxiv.org/content/10.1101/2022.07.20.500902.
 
-An encoder of proteins, pre-norm with a norm at the end. Masks have no embedding, and the other
-embeddings are scaled as in dropout. Positions are rotary, or learned (ESM-1b). The head that
+ESM-2 is an encoder of proteins, pre-norm with a norm at the end. Masks have no embedding, and the
+other embeddings are scaled as in dropout. Positions are rotary, or learned (ESM-1b). The head that
 predicts contacts of amino acids is left out.
 """
 

@@ -4,7 +4,6 @@ A Llama whose tokens see both sides. Its masked language model has no layers bet
 logits, and its classifier by default the mean of a hidden layer's outputs.
 """
 
-import dataclasses
 from typing import Any
 
 from keras_transformer.checkpoints.families.base.family import (
@@ -15,17 +14,30 @@ from keras_transformer.checkpoints.families.base.family import (
     Values,
 )
 from keras_transformer.checkpoints.families.base.shared import NO_PADDING, rotary
-from keras_transformer.checkpoints.families.decoders.llama import LLAMA
-from keras_transformer.checkpoints.weights.tables import WeightLine, layers
+from keras_transformer.checkpoints.weights.tables import (
+    Names,
+    WeightLine,
+    attention,
+    layers,
+    output_matrix,
+)
 from keras_transformer.config import TransformerConfig
 
+_LAYER = {
+    **attention("self_attn.{}_proj", "q", "k", "v", "o"),
+    "self_attention_norm": "input_layernorm",
+    "feed_forward/gate": "mlp.gate_proj",
+    "feed_forward/intermediate": "mlp.up_proj",
+    "feed_forward/output": "mlp.down_proj",
+    "feed_forward_norm": "post_attention_layernorm",
+}
 # Published poolings -> ours.
 _POOLINGS = {"late": "mean_hidden", "bos": "first", "mean": "mean"}
 
 
 def _read_pooling(values: Values) -> dict[str, Any]:
     name = values.get("classifier_pooling", "late")
-    if name not in _POOLINGS:
+    if not isinstance(name, str) or name not in _POOLINGS:
         known = ", ".join(map(repr, _POOLINGS))
         raise ValueError(f"classifier_pooling={name!r} is not supported, only {known}.")
     return {"pooling": _POOLINGS[name]}
@@ -48,22 +60,34 @@ EUROBERT = Family(
     model_type="eurobert",
     architecture="EuroBertModel",
     fields={
-        **LLAMA.fields,
         "vocab_size": ConfigField("vocabulary_size", 128256),
         "hidden_size": ConfigField("hidden_dim", 768),
         "num_hidden_layers": ConfigField("num_layers", 12),
         "num_attention_heads": ConfigField("num_heads", 12),
+        "num_key_value_heads": ConfigField("num_key_value_heads", None),
+        "head_dim": ConfigField("head_dim", None),
         "intermediate_size": ConfigField("intermediate_dim", 3072),
         "max_position_embeddings": ConfigField("max_sequence_length", 8192),
+        "hidden_act": ConfigField("activation", "silu"),
+        "attention_dropout": ConfigField("attention_dropout", 0.0),
+        "attention_bias": ConfigField("attention_bias", False),
+        "mlp_bias": ConfigField("use_bias", False),
+        "initializer_range": ConfigField("initializer_range", 0.02),
         "rms_norm_eps": ConfigField("normalization_epsilon", 1e-5),
+        "tie_word_embeddings": ConfigField("tie_embeddings", False),
     },
-    constants={**LLAMA.constants, "kind": "encoder"},
+    constants={
+        "kind": "encoder",
+        "position": "rotary",
+        "normalization": "rms_norm",
+        "normalize_first": True,
+        "gated": True,
+    },
     conversions=(rotary(), Conversion(lambda values: {}, _check_bias), NO_PADDING),
     weights=(
-        *(
-            dataclasses.replace(line, ours=line.ours.replace("decoder/", "encoder/"))
-            for line in LLAMA.weights
-        ),
+        *layers({"token_embedding": "embed_tokens", "encoder/final_norm": "norm"}),
+        *layers(_LAYER, "encoder/layer_{i}/", "layers.{i}."),
+        output_matrix("lm_head.weight"),
         WeightLine("output_bias/bias", "lm_head.bias", outside=True),
     ),
     heads={
@@ -75,6 +99,6 @@ EUROBERT = Family(
         ),
         "TokenClassifier": PublishedHead(weights=layers({"output": "classifier"})),
     },
-    names=LLAMA.names,
+    names=Names(prefixes=("model.",)),
     output_bias="lm_head.bias",
 )

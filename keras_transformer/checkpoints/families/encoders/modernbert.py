@@ -4,6 +4,7 @@ A gated encoder with rotary positions, pre-norm without biases, and a window in 
 which have a rotary base of their own. The first attention has no norm before it.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 from keras_transformer.checkpoints.families.base.family import (
@@ -48,16 +49,29 @@ _LAYER = {
 }
 
 
-def _read_layers(values: Values) -> dict[str, Any]:
+def layers_of_kinds(window: Callable[[int], int], width: Callable[[int], int]) -> Conversion:
+    """Return a conversion of the layers; `window` makes ours of a published width, `width` back."""
+
+    def read(values: Values) -> dict[str, Any]:
+        return _read_layers(values, window)
+
+    def write(config: TransformerConfig) -> dict[str, Any]:
+        theirs = write_kinds(config)
+        own = theirs.pop("sliding_window")
+        return {**theirs, "local_attention": 128 if own is None else width(own)}
+
+    return Conversion(read, write)
+
+
+def _read_layers(values: Values, window: Callable[[int], int]) -> dict[str, Any]:
     every = number(values, "global_attn_every_n_layers", 3)
     kinds = layer_kinds(values, 22, lambda i: i % max(every, 1) != 0)
     bases = {FULL: ("global_rope_theta", 160000.0), SLIDING: ("local_rope_theta", 10000.0)}
     own = rotary_of_kinds(
         values, {kind: {**values, "rope_theta": values.get(*base)} for kind, base in bases.items()}
     )
-    # The published width counts the neighbours on both sides.
     own[FULL]["window"] = None
-    own[SLIDING]["window"] = number(values, "local_attention", 128) // 2 + 1
+    own[SLIDING]["window"] = window(number(values, "local_attention", 128))
     first = [(i > 0, kind) for i, kind in enumerate(kinds)]
     variants = [(normed, kind) for normed in (True, False) for kind in (FULL, SLIDING)]
     return cycle_of_layers(
@@ -65,13 +79,8 @@ def _read_layers(values: Values) -> dict[str, Any]:
     )
 
 
-def _write_layers(config: TransformerConfig) -> dict[str, Any]:
-    theirs = write_kinds(config)
-    window = theirs.pop("sliding_window")
-    return {**theirs, "local_attention": 128 if window is None else 2 * (window - 1)}
-
-
-def _read_head(values: Values) -> dict[str, Any]:
+def read_head(values: Values) -> dict[str, Any]:
+    """Return our values of the head's hidden layer, of published ones."""
     name = "classifier_activation"
     return {
         "hidden_activation": MODERNBERT.activation(name, values.get(name, "gelu")),
@@ -79,7 +88,8 @@ def _read_head(values: Values) -> dict[str, Any]:
     }
 
 
-def _write_head(task: Values) -> dict[str, Any]:
+def write_head(task: Values) -> dict[str, Any]:
+    """Return the published values of a head's hidden layer."""
     names = {ours: theirs for theirs, ours in reversed(MODERNBERT.activations.items())}
     name = names[task["hidden_activation"] or "gelu"]
     return {"classifier_activation": name, "classifier_bias": task["hidden_bias"]}
@@ -105,7 +115,7 @@ def _head(
     return PublishedHead(
         weights=(*layers({name: "head.dense", f"{name}_norm": "head.norm"}), *output),
         values={"block_norm": True},
-        options=(Conversion(_read_head, _write_head), *further),
+        options=(Conversion(read_head, write_head), *further),
         dropout="classifier_dropout" if name == "hidden" else None,
     )
 
@@ -114,6 +124,16 @@ _OUTPUT = layers({"output": "classifier"})
 _POOLING = Conversion(
     _read_pooling,
     lambda task: {"classifier_pooling": "cls" if task["pooling"] == "first" else "mean"},
+)
+
+NORM_BIAS = Conversion(
+    lambda values: {
+        "normalization": "layer_norm" if values.get("norm_bias") else "layer_norm_no_bias"
+    },
+    lambda config: {
+        "norm_bias": config.normalization == "layer_norm",
+        "embedding_dropout": config.dropout,
+    },
 )
 
 MODERNBERT = Family(
@@ -143,16 +163,9 @@ MODERNBERT = Family(
         "gated": True,
     },
     conversions=(
-        Conversion(_read_layers, _write_layers),
-        Conversion(
-            lambda values: {
-                "normalization": "layer_norm" if values.get("norm_bias") else "layer_norm_no_bias"
-            },
-            lambda config: {
-                "norm_bias": config.normalization == "layer_norm",
-                "embedding_dropout": config.dropout,
-            },
-        ),
+        # The published width counts the neighbours on both sides.
+        layers_of_kinds(lambda width: width // 2 + 1, lambda window: 2 * (window - 1)),
+        NORM_BIAS,
         NO_PADDING,
     ),
     weights=(

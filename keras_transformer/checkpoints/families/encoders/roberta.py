@@ -1,8 +1,9 @@
 """RoBERTa: Liu et al. 2019, https://arxiv.org/abs/1907.11692; also XLM-RoBERTa and CamemBERT.
 
-A BERT whose positions start after the padding's id: the table's first rows are not used. The same
-architecture was trained to predict the states of a teacher, Data2VecText: Baevski et al. 2022,
-https://arxiv.org/abs/2202.03555.
+A BERT whose positions start after the padding's id: the table's first rows are not used. Models of
+the same architecture that were trained to predict a teacher's states:
+
+Data2VecText: Baevski et al. 2022, https://arxiv.org/abs/2202.03555.
 """
 
 import dataclasses
