@@ -21,9 +21,10 @@ from keras_transformer.checkpoints import (
 )
 from keras_transformer.checkpoints.presets.hub import HubName
 from keras_transformer.config.structure import variable_shapes
+from keras_transformer.models import build_backbone
 from keras_transformer.tokenizers import Tokenizer
 from tests.checkpoints.conftest import needs_minilm, small_backbone
-from tests.test_structure import small_sides
+from tests.test_structure import small_parts, small_sides
 
 pytestmark = pytest.mark.one_backend
 
@@ -78,6 +79,10 @@ def test_every_bundled_preset_builds_without_weights(name):
     sizes |= {"num_key_value_heads": 2, "rotary_dim": None}
     layers = {"num_layers": 1, "max_sequence_length": 8}
     config, _, _ = load_config(name, load_weights=False)
+    if not config.by_keywords:
+        small = small_parts(config)
+        assert build_backbone(small).config == small
+        return
     if config.stem is not None:
         sizes["vocabulary_size"] = 0
     if config.vector_dim is not None:
