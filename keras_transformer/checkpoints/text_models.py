@@ -11,12 +11,6 @@ TEXT_MODELS = {"mistral3": "mistral"}
 _PREFIX = "language_model."
 
 
-def has_text_model(values: Any) -> bool:
-    """Return whether a `config.json` is that of a model whose text model alone is read."""
-    kind = values.get("model_type") if isinstance(values, Mapping) else None
-    return isinstance(kind, str) and kind in TEXT_MODELS
-
-
 def text_config(values: Mapping[str, Any]) -> dict[str, Any]:
     """Return the config of the text model as a language model of its own.
 

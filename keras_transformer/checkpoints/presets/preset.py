@@ -13,7 +13,7 @@ from keras_transformer.checkpoints.other_formats import is_keras_hub, what_it_is
 from keras_transformer.checkpoints.presets.hub import DESCRIPTION_FILES, WEIGHT_FILES, HubName
 from keras_transformer.checkpoints.presets.publishing import Stamp, current_folder, stamp
 from keras_transformer.checkpoints.presets.sentence_transformers import read_embedder
-from keras_transformer.checkpoints.text_models import TextCheckpoint, has_text_model, text_config
+from keras_transformer.checkpoints.text_models import TEXT_MODELS, TextCheckpoint, text_config
 from keras_transformer.checkpoints.weights.safetensors_io import Checkpoint, no_weights
 from keras_transformer.config import TransformerConfig
 from keras_transformer.support.notebook import html_table, model_rows
@@ -112,7 +112,7 @@ class Preset(os.PathLike):
                     f"{path} is not the config of a preset: it has neither 'format' (written by "
                     "save_to_preset) nor 'model_type' (Hugging Face)."
                 )
-            if has_text_model(values):
+            if self._has_text_model:
                 _LOGGER.warning(
                     "%r has a model of images and texts, %s. Only its text model is loaded.",
                     self.name,
@@ -126,6 +126,12 @@ class Preset(os.PathLike):
                 f"{FORMAT_VERSION}; a newer one may read this preset."
             )
         return values
+
+    @property
+    def _has_text_model(self) -> bool:
+        """Whether the folder has a model of several media whose text model alone is read."""
+        kind = self._config_file.get("model_type")
+        return isinstance(kind, str) and kind in TEXT_MODELS
 
     @property
     def is_published(self) -> bool:
@@ -231,7 +237,7 @@ class Preset(os.PathLike):
     @functools.cached_property
     def checkpoint(self) -> Checkpoint:
         """Headers of the weights, see `Checkpoint`."""
-        kind = TextCheckpoint if has_text_model(self.weights._config_file) else Checkpoint
+        kind = TextCheckpoint if self.weights._has_text_model else Checkpoint
         if self.weights.is_keras_hub:
             from keras_transformer.checkpoints.keras_hub import KerasHubCheckpoint as kind
         return kind(self.weights.directory)
