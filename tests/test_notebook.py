@@ -24,7 +24,7 @@ def rows(html):
 @pytest.mark.backend_independent
 def test_completion_offers_public_names_only():
     assert set(dir(kt)) == {*kt.__all__, "__version__"}
-    hidden = {"backend", "process", "structure", "choose_backend", "programs"}
+    hidden = {"support", "kernels", "config", "choose_backend"}
     assert not hidden & set(dir(kt)) and all(hasattr(kt, name) for name in hidden)
     names = [name for name in kt.__all__ if pydoc.inspect.ismodule(getattr(kt, name))]
     for name in (*names, "checkpoints", "tasks", "tokenizers"):
