@@ -14,7 +14,7 @@ from typing import Any
 from keras_transformer.config.block import Block, Convolution, Norm, Residual
 from keras_transformer.config.feed_forward import Dense, Experts, FeedForward
 from keras_transformer.config.inputs import StemConfig, Tokens
-from keras_transformer.config.mixers import SCORES, Attention
+from keras_transformer.config.mixers import SCORES, Attention, Mixer
 from keras_transformer.config.options import Part, check_option, option, part, refuse_unknown
 from keras_transformer.config.outputs import (
     PROJECTORS,
@@ -173,7 +173,15 @@ class _Keywords:
         least=1,
         most=MOST_LAYERS,
     )
-    intermediate_dim: int = option("width of the feed-forward layer, d_ff in the paper.", least=1)
+    intermediate_dim: int = option(
+        "width of the feed-forward layer, d_ff in the paper. 0 for blocks without one (Mamba).",
+        least=0,
+    )
+    mixer: Mixer | None = option(
+        "a mixer in place of attention: a dict with the `kind` of a `config.Mixer` and its values, "
+        'such as `{"kind": "short_convolution", "size": 3}`.',
+        None,
+    )
     num_decoder_layers: int | None = option(
         '`"seq2seq"` only: number of decoder blocks. Defaults to `num_layers`.',
         None,
@@ -417,7 +425,12 @@ def check_names(values: Any) -> None:
             f"Unknown config values: {', '.join(unknown)}. Known are: "
             f"{', '.join(sorted(OPTIONS))}.{nearest(unknown[0], OPTIONS)}"
         )
-    missing = [name for name in _REQUIRED if name not in values]
+    no_attention = values.get("mixer") is not None
+    missing = [
+        name
+        for name in _REQUIRED
+        if name not in values and not (name == "num_heads" and no_attention)
+    ]
     if missing:
         raise ValueError(f"The config lacks the values: {', '.join(missing)}.")
 
@@ -654,8 +667,9 @@ def block(values: Mapping[str, Any]) -> Block:
     convolution = None
     if values.get("convolution_size"):
         convolution = Convolution(**_taken(values, _CONVOLUTION))
+    mixer = values.get("mixer")
     return Block(
-        mixer=attention(values),
+        mixer=attention(values) if mixer is None else mixer,
         feed_forward=feed_forward(values),
         norm=Norm(**_taken(values, _NORM)),
         residual=Residual(order=_order(values), **_taken(values, _RESIDUAL)),
@@ -876,11 +890,13 @@ def pattern(values: Mapping[str, Any]) -> Pattern | None:
     return None if values.get("block_size") is None else Blocks(**_taken(values, _BLOCKS))
 
 
-def feed_forward(values: Mapping[str, Any]) -> FeedForward:
-    """Return the feed-forward layer for values by flat names."""
+def feed_forward(values: Mapping[str, Any]) -> FeedForward | None:
+    """Return the feed-forward layer for values by flat names, or None."""
     own = _taken(values, _FEED_FORWARD)
     width = values["intermediate_dim"]
     if not values.get("num_experts"):
+        if width == 0:
+            return None
         return Dense(dim=width, **own)
     experts = {"dim": width, **_taken(values, _EXPERTS)}
     return Experts(intermediate_dim=None if experts["dim"] == width else width, **experts, **own)
@@ -989,7 +1005,7 @@ def block_values(one: Block) -> dict[str, Any]:
     order = next(chosen for chosen, name in _ORDERS.items() if name == one.residual.order)
     convolution = _given(one.convolution, _CONVOLUTION) or {"convolution_size": 0}
     return {
-        **(_attention_values(one.mixer) if isinstance(one.mixer, Attention) else {}),
+        **_mixer_values(one.mixer),
         **_feed_forward_values(one.feed_forward),
         **_given(one.norm, _NORM),
         **_given(one.residual, _RESIDUAL),
@@ -999,7 +1015,15 @@ def block_values(one: Block) -> dict[str, Any]:
     }
 
 
-def _feed_forward_values(one: FeedForward) -> dict[str, Any]:
+def _mixer_values(one: Mixer) -> dict[str, Any]:
+    if isinstance(one, Attention):
+        return {**_attention_values(one), "mixer": None}
+    return {"mixer": {"kind": one.kind, **one.values()}}
+
+
+def _feed_forward_values(one: FeedForward | None) -> dict[str, Any]:
+    if one is None:
+        return {"intermediate_dim": 0, "num_experts": 0}
     values = {**_given(one, _FEED_FORWARD), "intermediate_dim": one.dense_dim}
     if isinstance(one, Experts):
         return {**values, **_given(one, _EXPERTS)}

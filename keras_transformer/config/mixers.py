@@ -9,7 +9,7 @@ from keras_transformer.config.positions import Rotation
 from keras_transformer.config.score_bias import Disentangled, ScoreBias
 from keras_transformer.config.weight import Weight, dense_of, norm_of, weight_of
 
-__all__ = ["Attention", "Mixer", "ShortConvolution"]
+__all__ = ["Attention", "Mixer", "ShortConvolution", "StateSpace"]
 
 SCORES = ("scaled_dot", "dot", "general", "additive", "cosine", "location")
 
@@ -71,12 +71,19 @@ class Mixer(Part):
         """Return about how many numbers per token are kept for the gradient of the mixer."""
         return 4 * hidden_dim
 
-    def cached(self, hidden_dim: int) -> tuple[int, int, int | None]:
+    def cached(self, hidden_dim: int) -> tuple:
         """Return the sizes of a cache: key-value heads, head width, and number of tokens kept.
 
-        None as the number of tokens means that all tokens are kept.
+        None as the number of tokens means that all tokens are kept. A recurrent mixer keeps no
+        tokens but states of fixed size: it returns 0 heads of width 0, 1 token, and as a fourth
+        item the shapes of the states of one row.
         """
         raise NotImplementedError
+
+    @property
+    def is_recurrent(self) -> bool:
+        """Whether a cache keeps states of fixed size, from which no token can be removed."""
+        return False
 
 
 @part
@@ -288,3 +295,91 @@ class ShortConvolution(Mixer, kind="short_convolution"):
     def cached(self, hidden_dim):
         # Each gated state is kept in two halves, as the key and the value of one head.
         return 1, hidden_dim // 2, self.size
+
+
+@part
+class StateSpace(Mixer, kind="state_space"):
+    """`layers.mixers.state_space.SelectiveStateSpace`: a selective state space (Mamba 2).
+
+    Each head keeps a matrix, which fades by a factor and takes up the outer product of two
+    projections of each token.
+    """
+
+    layer = "keras_transformer.layers.mixers.state_space:SelectiveStateSpace"
+
+    num_heads: int = option("number of heads, each with one factor of decay.", least=1)
+    head_dim: int = option("width of one head.", least=1)
+    state_dim: int = option("number of states for each feature of a head.", 128, least=1)
+    num_groups: int = option(
+        "number of groups of heads that share the projections into and out of the states.",
+        1,
+        least=1,
+    )
+    convolution_size: int = option(
+        "number of tokens that the convolution before the recurrence sees.", 4, least=2, most=1024
+    )
+    convolution_bias: bool = option("bias of the convolution.", True)
+    bias: bool = option("biases of the projections.", False)
+    chunk_size: int = option(
+        "number of tokens whose pairs are computed at once; no output depends on it.",
+        256,
+        least=1,
+        most=2**16,
+        changeable=True,
+    )
+
+    def check(self):
+        if self.num_heads % self.num_groups:
+            raise ValueError(
+                "`num_heads` of a state space must be a multiple of `num_groups`, received "
+                f"{self.num_heads} and {self.num_groups}."
+            )
+
+    @property
+    def inner_dim(self) -> int:
+        """Width of all heads together."""
+        return self.num_heads * self.head_dim
+
+    @property
+    def mixed_dim(self) -> int:
+        """Number of features that the convolution reads: of the heads and of both projections."""
+        return self.inner_dim + 2 * self.num_groups * self.state_dim
+
+    @property
+    def is_recurrent(self):
+        return True
+
+    def weights(self, name, norm, inputs="hidden_dim"):
+        each = (f"{name}/{weight}" for weight in ("decay", "skip", "step_bias"))
+        bias = weight_of(f"{name}/convolution/bias", "mixed_dim") if self.convolution_bias else ()
+        return (
+            *dense_of(f"{name}/input", "hidden_dim", "projected_dim", self.bias),
+            *weight_of(f"{name}/convolution/kernel", "kernel_size", "mixed_dim"),
+            *bias,
+            *(weight for path in each for weight in weight_of(path, "state_heads")),
+            *weight_of(f"{name}/norm/scale", "inner_dim"),
+            *dense_of(f"{name}/output", "inner_dim", "hidden_dim", self.bias),
+        )
+
+    def sizes(self, hidden_dim):
+        return {
+            "projected_dim": self.inner_dim + self.mixed_dim + self.num_heads,
+            "kernel_size": self.convolution_size,
+            "mixed_dim": self.mixed_dim,
+            "inner_dim": self.inner_dim,
+            "state_heads": self.num_heads,
+        }
+
+    def pair_products(self, queries, keys):
+        # Of the states; and if there are several tokens, of the pairs in each chunk.
+        of_states = 2 * self.inner_dim * self.state_dim
+        chunk = 0 if queries == 1 else min(self.chunk_size, keys)
+        return queries * (of_states + chunk * (self.num_groups * self.state_dim + self.inner_dim))
+
+    def kept_numbers(self, hidden_dim):
+        chunk = 3 * self.num_heads * self.chunk_size  # decays and scores of a token's pairs
+        return chunk + 7 * self.inner_dim + (self.convolution_size + 4) * self.mixed_dim
+
+    def cached(self, hidden_dim):
+        last = (self.convolution_size - 1, self.mixed_dim)
+        return 0, 0, 1, (last, (self.num_heads, self.head_dim, self.state_dim))

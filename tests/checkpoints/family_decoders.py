@@ -21,6 +21,17 @@ _OPT = {
 _NARROW = {"hidden_size": 20, "num_attention_heads": 5, "enable_bias": False}
 _BLOOM = {"vocab_size": 61, "hidden_size": 12, "n_layer": 2, "n_head": 3}
 _GPTJ = {**_GPT, "n_embd": 24, "rotary_dim": 4, "n_positions": 80}
+_MAMBA2 = {
+    "vocab_size": 61,
+    "hidden_size": 12,
+    "num_hidden_layers": 2,
+    "num_heads": 6,
+    "head_dim": 4,
+    "state_size": 5,
+    "n_groups": 2,
+    "chunk_size": 4,
+    "pad_token_id": 0,
+}
 _PHI = {**_NEOX, "hidden_size": 24}
 _FALCON = {**_PHI, "ffn_hidden_size": 20}
 _PAD = {"pad_token_id": 0}  # the published one is not in so small a vocabulary
@@ -183,6 +194,23 @@ CONFIGS = {
                 "tie_word_embeddings": True,
                 "rope_parameters": _LONGROPE,
                 "original_max_position_embeddings": 16,
+            },
+        ],
+    ),
+    "mamba2": (
+        "Mamba2",
+        [
+            _MAMBA2,
+            {**_MAMBA2, "n_groups": 1, "conv_kernel": 2, "use_conv_bias": False, "chunk_size": 64},
+            {
+                **_MAMBA2,
+                "hidden_size": 20,
+                "expand": 3,
+                "num_heads": 10,
+                "n_groups": 5,
+                "head_dim": 6,
+                "tie_word_embeddings": True,
+                "layer_norm_epsilon": 1e-3,
             },
         ],
     ),

@@ -44,6 +44,7 @@ class WeightLine:
     convolution: bool = (
         False  # theirs is (outputs, inputs, *places), and ours (*places, inputs, outputs)
     )
+    depthwise: bool = False  # theirs is (features, 1, places), and ours (places, features)
     norm_axes: tuple[int, ...] = ()  # axes of weight norm's lengths, if stored as two tensors
     also: tuple[str, ...] = ()  # further names that the tensor may have, alone or in addition
     copies: tuple[str, ...] = ()  # further names that are also written
@@ -75,6 +76,7 @@ class WeightLine:
     def shape(self, ours: tuple[int, ...]) -> tuple[int, ...]:
         """Return the shape of the checkpoint's tensor for a variable's shape."""
         shape = (*ours[:-3:-1], *ours[:-2]) if self.convolution else tuple(ours)
+        shape = (shape[1], 1, shape[0]) if self.depthwise else shape
         if self.part is not None:
             index, sizes = self._parts()
             shape = (*ours[:-1], ours[-1] // sizes[index] * sum(sizes))
@@ -90,6 +92,8 @@ class WeightLine:
         array = _turned(array) if self.transpose else array
         if self.convolution:
             array = np.moveaxis(array, (0, 1), (-1, -2))
+        if self.depthwise:
+            array = array[:, 0].T
         if self.part is None:
             return array
         index, sizes = self._parts()
@@ -108,6 +112,8 @@ class WeightLine:
         array = _turned(array) if self.transpose else array
         if self.convolution:
             array = np.moveaxis(array, (-1, -2), (0, 1))
+        if self.depthwise:
+            array = array.T[:, None]
         return array.reshape((*(1,) * self.row, *array.shape))
 
     def _parts(self) -> tuple[int, tuple[int, ...]]:

@@ -172,6 +172,8 @@ class Family:
         theirs = {"model_type": model_type, "architectures": [self.architecture]}
         theirs |= self.required
         for name, field in self.fields.items():
+            if field.ours not in config.flat:
+                raise ValueError(f"{cannot} a model without attention, and so no {field.ours}.")
             value = getattr(config, field.ours)
             if field.ours == "activation":
                 names = [theirs for theirs, known in self.activations.items() if known == value]
@@ -202,7 +204,7 @@ class Family:
         both += [(*side, parts) for side in zip(config.sides, back.sides, strict=True)]
         for mine, read, compared in both:
             for name, known in OPTIONS.items():
-                own, value = getattr(mine, name), getattr(read, name)
+                own, value = mine.flat.get(name), read.flat.get(name)  # not all have attention
                 skipped = known["of"] not in compared or name in (*free, *_LEFT_OUT, *self.silent)
                 if not skipped and name not in SIDES and own != value:
                     raise ValueError(f"{cannot} {name}={own!r}, only {value!r}.")
