@@ -146,6 +146,12 @@ _PROJECTOR = {
 # Options that choose an attention pattern.
 PATTERN = (*_WINDOW, *_BLOCKS)
 ROTARY = (*_ROTARY, *_SCALING)
+# Options of attention, which models of other mixers alone do not have.
+_OF_ATTENTION = (
+    *_ATTENTION, "attention_bias", "query_key_norm", "query_key_norm_across_heads",
+    "query_key_norm_per_head", "score", "score_scale", "relative_bias", "grid_bias",
+    "disentangled", *_RELATIVE, *_ALIBI, *PATTERN, *ROTARY,
+)  # fmt: skip
 
 _TABLES: tuple[tuple[type[Part], dict[str, str]], ...] = (
     (Tokens, _TOKENS), (Side, _SIDE), (Attention, _ATTENTION), (FeedForward, _FEED_FORWARD),
@@ -601,6 +607,8 @@ def side(values: Mapping[str, Any], kind: str) -> Side:
                 "between layers."
             )
         layers.append(block(merged))
+    if not any(isinstance(each.mixer, Attention) for each in (block_of, *layers)):
+        _refuse_attention(values)
     if values.get("token_projection"):
         projection = "tokens"
     else:
@@ -631,6 +639,18 @@ def side(values: Mapping[str, Any], kind: str) -> Side:
         vector=vector,
         **_taken(values, _SIDE),
     )
+
+
+def _refuse_attention(values: Mapping[str, Any]) -> None:
+    """Raise ValueError if there are values of an attention, and no layer has one."""
+    given = [name for name in _OF_ATTENTION if values.get(name, DEFAULTS[name]) != DEFAULTS[name]]
+    if values.get("position") in ("rotary", "relative", "alibi"):
+        given.append("position")
+    if given:
+        raise ValueError(
+            f"`{given[0]}`={shorten(values[given[0]])} needs attention, but the `mixer` of every "
+            "layer is another one. Leave it out."
+        )
 
 
 def _input(values: Mapping[str, Any]) -> StemConfig:
