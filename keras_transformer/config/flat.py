@@ -72,6 +72,7 @@ _ATTENTION = {
     "attention_output_bias": "output_bias",
     "attention_soft_cap": "soft_cap",
     "attention_sinks": "sinks",
+    "attention_gate": "output_gate",
     "attention_dropout": "dropout",
 }
 _FEED_FORWARD = {
@@ -757,6 +758,7 @@ _OF_LAYER = {
     "score_scale": "scale",
     "attention_soft_cap": "soft_cap",
     "attention_sinks": "sinks",
+    "attention_gate": "output_gate",
     "max_sequence_length": "slots",
 }
 _NORMS_OF_HEADS = (

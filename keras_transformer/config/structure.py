@@ -140,7 +140,14 @@ def feed_forward_of_head(config: TransformerConfig) -> tuple[Weight, ...]:
 def _every_weight() -> tuple[Weight, ...]:
     """Return all weights that the models of this library can have."""
     attentions = [
-        Attention(num_heads=1, query_key_norm=norm, score=score, sinks=True, score_bias=bias)
+        Attention(
+            num_heads=1,
+            query_key_norm=norm,
+            score=score,
+            sinks=True,
+            output_gate=True,
+            score_bias=bias,
+        )
         for norm, score, bias in (
             ("head", "scaled_dot", Disentangled(projections="own")),
             ("across", "general", RelativeBias()),

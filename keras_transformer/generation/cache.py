@@ -415,9 +415,7 @@ class Cache(NamedTuple):
             for before, layer in zip(self.states, layers, strict=True)
         ]
         source = self.source if source is None else source
-        return self._replace(
-            groups=groups, cross=cross, source=source, states=states, padding=()
-        )
+        return self._replace(groups=groups, cross=cross, source=source, states=states, padding=())
 
     def part(self, first: int, last: int | None = None) -> "Cache":
         """Return the cache of layers `first` to `last`: one of several models that share slots."""

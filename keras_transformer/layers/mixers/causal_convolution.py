@@ -61,7 +61,8 @@ def recent_states(x, size: int, padding=None, packs=None, before=None) -> tuple:
     if packs is not None:
         others = ops.pad(packs, [[0, 0], [rest, 0]], constant_values=-2)
         same = [ops.equal(others[:, rest - i : rest - i + length], packs) for i in range(size)]
-        found = [ops.where(s[..., None], y, ops.zeros_like(y)) for s, y in zip(same, found)]
+        pairs = zip(same, found, strict=True)
+        found = [ops.where(one[..., None], y, ops.zeros_like(y)) for one, y in pairs]
     if padding is None:
         return found, joined[:, length:]
     # The place behind the last real token; 0 if there is none.

@@ -6,21 +6,23 @@ import keras
 import numpy as np
 from keras import ops
 
-from keras_transformer.config import Norm, StateSpace
-from keras_transformer.layers.arguments import ChecksCall, SavesArguments, pack_outputs
-from keras_transformer.layers.attention.masking import AttentionMask
-from keras_transformer.layers.dense import Dense
-from keras_transformer.layers.mixers.causal_convolution import CausalConvolution, recent_states
-from keras_transformer.layers.parts import part_of
-from keras_transformer.layers.remat import Rematerializable, no_inner_remat
-from keras_transformer.support.checking import check_bool
-
-# Initial steps, from the smallest to the largest, as in section 3.6 of the first Mamba.
-_STEPS = (1e-3, 1e-1)
+from keras_transformer.config import StateSpace
+from keras_transformer.layers.mixers.causal_convolution import recent_states
+from keras_transformer.layers.mixers.recurrent import (
+    Boundaries,
+    GatedNormalization,
+    RecurrentMixer,
+    chunk_size,
+    chunks,
+    decays,
+    initial_steps,
+    only,
+)
+from keras_transformer.layers.remat import no_inner_remat
 
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
-class SelectiveStateSpace(ChecksCall, SavesArguments, Rematerializable, keras.layers.Layer):
+class SelectiveStateSpace(RecurrentMixer):
     """Let the states of each head fade, add each token to them, and read them out.
 
     For each head, with a step `d`, a decay `a` and vectors `b` and `c` that depend on the token,
@@ -62,138 +64,58 @@ class SelectiveStateSpace(ChecksCall, SavesArguments, Rematerializable, keras.la
     Through Structured State Space Duality", sections 6 and 7.
     """
 
-    option_rules: ClassVar = {"causal": check_bool}
-    axes: ClassVar = {"inputs": ("batch", "length", "dim")}
-
-    def __init__(
-        self,
-        part: StateSpace,
-        norm: Norm | None = None,
-        causal: bool = True,
-        kernel_initializer="glorot_uniform",
-        seed: int | None = None,
-        **kwargs,
-    ):
-        super().__init__(**kwargs)
-        self.part = part_of("part", part, StateSpace)
-        self.epsilon = (norm or Norm()).epsilon
-        if not causal:
-            raise ValueError(
-                "A state space sees only earlier tokens, so it is for decoders: received "
-                "causal=False."
-            )
-        self.kernel_initializer = keras.initializers.get(kernel_initializer)
-        self.supports_masking = True
-
-    def _projection(self, units: int, name: str) -> Dense:
-        with no_inner_remat():
-            return Dense(
-                units,
-                use_bias=self.part.bias,
-                kernel_initializer=self.kernel_initializer.clone(),
-                name=name,
-                dtype=self.dtype_policy,
-            )
-
-    def _vector(self, name: str, values: np.ndarray):
-        """Add a number for each head, which stays in float32: the recurrence needs its digits."""
-
-        def initial(shape, dtype=None):
-            return ops.cast(ops.convert_to_tensor(values.astype("float32")), dtype or "float32")
-
-        return self.add_weight(values.shape, initial, "float32", name=name, autocast=False)
+    part_type: ClassVar = StateSpace
 
     def build(self, inputs_shape):
-        part = self.part
-        self.input_dense = self._projection(part.sizes(inputs_shape[-1])["projected_dim"], "input")
-        self.input_dense.build(inputs_shape)
+        part, heads = self.part, self.part.num_heads
+        projected = part.sizes(inputs_shape[-1])["projected_dim"]
+        mixed, inner = ((*inputs_shape[:-1], n) for n in (part.mixed_dim, part.inner_dim))
+        self.input_dense = self.add_dense(inputs_shape, projected, "input", part.bias)
+        self.convolution = self.add_convolution(
+            mixed, part.convolution_size, "convolution", part.convolution_bias
+        )
+        self.decay = self.add_heads("decay", np.log(np.arange(1, heads + 1)))
+        self.skip = self.add_heads("skip", np.ones((heads,)))
+        self.step_bias = self.add_heads("step_bias", initial_steps(heads))
         with no_inner_remat():
-            self.convolution = CausalConvolution(
-                part.convolution_size,
-                part.convolution_bias,
-                name="convolution",
+            self.norm = GatedNormalization(
+                part.num_groups,
+                self.epsilon,
+                gate_first=True,
+                shared=False,
+                name="norm",
                 dtype=self.dtype_policy,
             )
-            self.norm = GatedNormalization(
-                part.num_groups, self.epsilon, name="norm", dtype=self.dtype_policy
-            )
-        self.convolution.build((*inputs_shape[:-1], part.mixed_dim))
-        heads = part.num_heads
-        self.decay = self._vector("decay", np.log(np.arange(1, heads + 1)))
-        self.skip = self._vector("skip", np.ones((heads,)))
-        steps = np.geomspace(*_STEPS, heads)
-        self.step_bias = self._vector("step_bias", steps + np.log(-np.expm1(-steps)))
-        inner = (*inputs_shape[:-1], part.inner_dim)
         self.norm.build(inner)
-        self.output_dense = self._projection(inputs_shape[-1], "output")
-        self.output_dense.build(inner)
+        self.output_dense = self.add_dense(inner, inputs_shape[-1], "output", part.bias)
         self.fixed = {"dim": inputs_shape[-1]}
 
-    def call(self, inputs, mask=None, visibility=None, cache=None, training: bool = False):
-        visibility = AttentionMask.given(visibility, mask)
-        x, padding, packs = inputs, visibility.padding, visibility.query_pack
-        before = states = None
-        if cache is not None:
-            padding = cache.padding
-            x, (before, states) = cache.unfolded(x)
-        part, heads, groups = self.part, self.part.num_heads, self.part.num_groups
+    def mix(self, x, padding=None, packs=None, states=None):
+        last, matrices = states or (None, None)
+        part, groups = self.part, self.part.num_groups
         x = self.input_dense(x)
         shape = tuple(ops.shape(x)[:2])
         inner, mixed = part.inner_dim, part.inner_dim + part.mixed_dim
         gate, x, steps = x[..., :inner], x[..., inner:mixed], x[..., mixed:]
-        recent, before = recent_states(x, part.convolution_size, padding, packs, before)
+        recent, last = recent_states(x, part.convolution_size, padding, packs, last)
         x = ops.cast(ops.silu(self.convolution(recent)), "float32")
-        of_groups = (*shape, groups, part.state_dim)
-        into = ops.reshape(x[..., inner : -groups * part.state_dim], of_groups)
-        out_of = ops.reshape(x[..., -groups * part.state_dim :], of_groups)
-        x = ops.reshape(x[..., :inner], (*shape, heads, part.head_dim))
-        steps = ops.softplus(ops.cast(steps, "float32") + self.step_bias)
-        if padding is not None:
-            steps = ops.where(padding[..., None], steps, 0.0)
-        fading = -ops.exp(self.decay) * steps
-        scaled = x * steps[..., None]
-        if states is not None and shape[1] == 1:
-            y, states = one_step(scaled, fading, into, out_of, states)
+        width = groups * part.state_dim
+        into, out_of = (
+            ops.reshape(each, (*shape, groups, part.state_dim))
+            for each in (x[..., inner : inner + width], x[..., inner + width :])
+        )
+        x = ops.reshape(x[..., :inner], (*shape, part.num_heads, part.head_dim))
+        steps = only(
+            None if padding is None else padding[..., None],
+            ops.softplus(ops.cast(steps, "float32") + self.step_bias),
+        )
+        given = (x * steps[..., None], -ops.exp(self.decay) * steps, into, out_of)
+        if matrices is not None and shape[1] == 1:
+            y, matrices = one_step(*given, matrices)
         else:
-            size = part.chunk_size
-            y, states = in_chunks(scaled, fading, into, out_of, size, states, packs)
+            y, matrices = in_chunks(*given, part.chunk_size, matrices, packs)
         y = ops.reshape(y + self.skip[:, None] * x, (*shape, inner))
-        y = self.output_dense(self.norm(y, gate))
-        if cache is not None:
-            y, cache = cache.folded(y, (before, states))
-        return pack_outputs(y, cache)
-
-    def compute_mask(self, inputs, mask=None, **kwargs):
-        return mask
-
-    def compute_output_shape(self, inputs_shape):
-        return tuple(inputs_shape)
-
-
-class GatedNormalization(keras.layers.Layer):
-    """Multiply by the SiLU of a gate, then divide each group of features by its root mean square.
-
-    Args:
-        groups: int, number of groups.
-        epsilon: float, added to the mean square.
-        **kwargs: as in `keras.layers.Layer`.
-    """
-
-    def __init__(self, groups: int, epsilon: float, **kwargs):
-        super().__init__(autocast=False, **kwargs)
-        self.groups, self.epsilon = groups, epsilon
-
-    def build(self, input_shape):
-        self.scale = self.add_weight(input_shape[-1:], "ones", name="scale")
-
-    def call(self, states, gate):
-        gate = ops.cast(gate, "float32")
-        x = ops.cast(states, "float32") * ops.silu(gate)
-        *rows, width = ops.shape(x)
-        x = ops.reshape(x, (*rows, self.groups, width // self.groups))
-        squares = ops.mean(ops.square(x), axis=-1, keepdims=True)
-        x = ops.reshape(x * ops.rsqrt(squares + self.epsilon), (*rows, width))
-        return ops.cast(x * ops.cast(self.scale, "float32"), self.compute_dtype)
+        return self.output_dense(self.norm(y, gate)), (last, matrices)
 
 
 def one_step(x, fading, into, out_of, states) -> tuple:
@@ -202,7 +124,8 @@ def one_step(x, fading, into, out_of, states) -> tuple:
     Args:
         x: float `(batch, 1, heads, head_dim)`, what is added to the states.
         fading: float `(batch, 1, heads)`, the logarithm of the factor of the states.
-        into, out_of: float `(batch, 1, groups, state_dim)`.
+        into: float `(batch, 1, groups, state_dim)`, by which `x` is spread over the states.
+        out_of: float `(batch, 1, groups, state_dim)`, by which the states are read.
         states: float `(batch, heads, head_dim, state_dim)`.
 
     Returns:
@@ -226,7 +149,8 @@ def in_chunks(x, fading, into, out_of, size: int, states=None, packs=None) -> tu
     Args:
         x: float `(batch, length, heads, head_dim)`.
         fading: float `(batch, length, heads)`.
-        into, out_of: float `(batch, length, groups, state_dim)`.
+        into: float `(batch, length, groups, state_dim)`.
+        out_of: float `(batch, length, groups, state_dim)`.
         size: int, tokens of a chunk.
         states: float `(batch, heads, head_dim, state_dim)`, the states before the first token. None
             for zeros.
@@ -241,7 +165,7 @@ def in_chunks(x, fading, into, out_of, size: int, states=None, packs=None) -> tu
     batch, length = ops.shape(x)[:2]
     heads, groups, width, state_dim = x.shape[2], into.shape[2], x.shape[3], into.shape[3]
     each = heads // groups
-    size = min(size, length) if isinstance(length, int) else size
+    size = chunk_size(size, length)
     # Each in the order (batch, chunks, groups, heads of a group, size, features).
     fading = chunks(ops.reshape(fading, (batch, length, groups, each)), size)
     fading = ops.transpose(fading, (0, 1, 3, 4, 2))
@@ -249,21 +173,15 @@ def in_chunks(x, fading, into, out_of, size: int, states=None, packs=None) -> tu
         chunks(ops.reshape(x, (batch, length, groups, each, width)), size), (0, 1, 3, 4, 2, 5)
     )
     into, out_of = (ops.transpose(chunks(y, size), (0, 1, 3, 2, 4)) for y in (into, out_of))
-    before = after = same = between = None
-    if packs is not None:
-        packs = chunks(packs, size, last=True)
-        ends = packs[:, :, -1]
-        begins = ops.concatenate([packs[:, :1, 0], ends], axis=1)
-        same = ops.equal(packs[:, :, :, None], packs[:, :, None])[:, :, None, None]
-        before = ops.equal(packs, begins[:, :-1, None])[:, :, None, None]
-        after = ops.equal(packs, ends[..., None])[:, :, None, None]
-        between = ops.equal(begins[:, :, None], begins[:, None])[:, None, None]
+    limits = Boundaries.of(packs, size)
+    same, before, after = (None if each is None else each[:, :, None, None] for each in limits[:3])
+    between = None if packs is None else limits.between[:, None, None]
     # Pairs within a chunk: attention with decays in place of a softmax.
     scores = ops.matmul(out_of, ops.swapaxes(into, -1, -2))[:, :, :, None]
     y = ops.matmul(scores * decays(fading, same), x)
     # The states that each chunk leaves, and those that it begins with.
     sums = ops.cumsum(fading, axis=-1)
-    rest = _only(after, ops.exp(sums[..., -1:] - sums))
+    rest = only(after, ops.exp(sums[..., -1:] - sums))
     left = ops.matmul(ops.swapaxes(x * rest[..., None], -1, -2), into[:, :, :, None])
     shape = (batch, -1, groups, each, width * state_dim)
     left = ops.transpose(ops.reshape(left, shape), (0, 2, 3, 1, 4))
@@ -276,44 +194,7 @@ def in_chunks(x, fading, into, out_of, size: int, states=None, packs=None) -> tu
     last = ops.reshape(found[:, :, :, -1], (batch, heads, width, state_dim))
     shape = (batch, -1, groups, each, width, state_dim)
     found = ops.reshape(ops.transpose(found[:, :, :, :-1], (0, 3, 1, 2, 4)), shape)
-    kept = _only(before, ops.exp(sums))[..., None]
+    kept = only(before, ops.exp(sums))[..., None]
     y = y + kept * ops.matmul(out_of[:, :, :, None], ops.swapaxes(found, -1, -2))
     y = ops.reshape(ops.transpose(y, (0, 1, 4, 2, 3, 5)), (batch, -1, heads, width))
     return y[:, :length], last
-
-
-def chunks(x, size: int, last: bool = False):
-    """Cut `(batch, length, ...)` into `(batch, chunks, size, ...)`, filled up with zeros.
-
-    With `last` it is filled up with the last value of each row.
-    """
-    batch, length = ops.shape(x)[:2]
-    count = (length + size - 1) // size
-    if not (isinstance(length, int) and length % size == 0):
-        if last:
-            x = ops.concatenate([x, *[x[:, -1:]] * (size - 1)], axis=1)
-        else:
-            x = ops.pad(x, [[0, 0], [0, size - 1]] + [[0, 0]] * (len(x.shape) - 2))
-        x = x[:, : count * size]
-    return ops.reshape(x, (batch, -1, size, *x.shape[2:]))
-
-
-def decays(fading, same=None):
-    """Return the factors between all pairs of tokens, `(..., length, length)`, 0 for later ones.
-
-    Factor `[i, j]` is the product of the factors of the tokens behind `j` up to `i`.
-
-    Args:
-        fading: float `(..., length)`, the logarithms of the factors of the tokens.
-        same: bool `(..., length, length)`, the pairs of one document, or None.
-    """
-    places = ops.arange(ops.shape(fading)[-1], dtype="int32")
-    later = places[:, None] > places[None]
-    # Summed for each pair: differences of sums over the whole chunk would lose digits.
-    sums = ops.cumsum(ops.where(later, fading[..., None], 0.0), axis=-2)
-    seen = places[:, None] >= places[None]
-    return _only(seen if same is None else ops.logical_and(seen, same), ops.exp(sums))
-
-
-def _only(seen, x):
-    return x if seen is None else ops.where(seen, x, 0.0)
