@@ -31,6 +31,7 @@ OF_OTHERS = {
 }
 CONFIGS = {**OF_TEXTS, **OF_OTHERS}
 LANGUAGE_MODELS = {
+    "qwen3_5_text": "Qwen3_5ForCausalLM",
     "gemma3_text": "Gemma3ForCausalLM",
     "gpt2": "GPT2LMHeadModel",
     "openai-gpt": "OpenAIGPTLMHeadModel",

@@ -32,6 +32,24 @@ _MAMBA2 = {
     "chunk_size": 4,
     "pad_token_id": 0,
 }
+_LINEAR = {
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 5,
+    "linear_value_head_dim": 3,
+    "layer_types": ["linear_attention", "full_attention"],
+}
+_QWEN3_NEXT = {
+    **_QWEN2_MOE,
+    **_LINEAR,
+    "head_dim": 8,
+}
+_QWEN3_5 = {**LLAMA, **_LINEAR, "head_dim": 8}
+_OLMO_HYBRID = {
+    **LLAMA,
+    "pad_token_id": 0,
+    "layer_types": ["linear_attention", "full_attention"],
+}
 _PHI = {**_NEOX, "hidden_size": 24}
 _FALCON = {**_PHI, "ffn_hidden_size": 20}
 _PAD = {"pad_token_id": 0}  # the published one is not in so small a vocabulary
@@ -211,6 +229,64 @@ CONFIGS = {
                 "head_dim": 6,
                 "tie_word_embeddings": True,
                 "layer_norm_epsilon": 1e-3,
+            },
+        ],
+    ),
+    "qwen3_next": (
+        "Qwen3Next",
+        [
+            _QWEN3_NEXT,
+            {
+                **_QWEN3_NEXT,
+                "layer_types": ["full_attention", "linear_attention"],
+                "attention_bias": True,
+                "mlp_only_layers": [1],
+                "norm_topk_prob": False,
+                "linear_conv_kernel_dim": 2,
+                "rope_parameters": {"rope_theta": 50.0, "partial_rotary_factor": 0.5},
+            },
+            {
+                **_QWEN3_NEXT,
+                "num_hidden_layers": 3,
+                "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+                "decoder_sparse_step": 2,
+                "linear_num_key_heads": 3,
+                "linear_num_value_heads": 3,
+                "rms_norm_eps": 1e-3,
+                "tie_word_embeddings": True,
+            },
+        ],
+    ),
+    "qwen3_5_text": (
+        "Qwen3_5Text",
+        [
+            _QWEN3_5,
+            {**_QWEN3_5, "linear_key_head_dim": 7, "attention_bias": True, "hidden_act": "gelu"},
+            {
+                **_QWEN3_5,
+                "layer_types": ["full_attention", "linear_attention"],
+                "tie_word_embeddings": True,
+                "num_key_value_heads": 3,
+            },
+        ],
+    ),
+    "olmo_hybrid": (
+        "OlmoHybrid",
+        [
+            _OLMO_HYBRID,
+            {
+                **_OLMO_HYBRID,
+                "linear_allow_neg_eigval": False,
+                "linear_num_value_heads": 6,
+                "rope_parameters": {"rope_type": "default", "rope_theta": 50.0},
+            },
+            {
+                **_OLMO_HYBRID,
+                "layer_types": ["full_attention", "linear_attention"],
+                "attention_bias": True,
+                "tie_word_embeddings": True,
+                "linear_key_head_dim": 5,
+                "rms_norm_eps": 1e-3,
             },
         ],
     ),

@@ -11,6 +11,11 @@ from keras_transformer.checkpoints.families.decoders.bloom import BLOOM
 from keras_transformer.checkpoints.families.decoders.cohere import COHERE
 from keras_transformer.checkpoints.families.decoders.cohere2 import COHERE2
 from keras_transformer.checkpoints.families.decoders.falcon import FALCON
+from keras_transformer.checkpoints.families.decoders.gated_delta import (
+    OLMO_HYBRID,
+    QWEN3_5_TEXT,
+    QWEN3_NEXT,
+)
 from keras_transformer.checkpoints.families.decoders.gemma import GEMMA, GEMMA2, GEMMA3
 from keras_transformer.checkpoints.families.decoders.gpt import GPT, GPT2
 from keras_transformer.checkpoints.families.decoders.gpt_neox import GPT_NEOX
@@ -98,6 +103,9 @@ FAMILIES = {
         OLMO2,
         SMOLLM3,
         MAMBA2,
+        OLMO_HYBRID,
+        QWEN3_5_TEXT,
+        QWEN3_NEXT,
         MIXTRAL,
         OLMOE,
         QWEN2_MOE,

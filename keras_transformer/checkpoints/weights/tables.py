@@ -35,7 +35,8 @@ class WeightLine:
     transpose: bool = False  # the tensor is transposed, as in `torch.nn.Linear`
     # If the tensor holds several variables side by side in their last axis: (index, their number).
     part: tuple[int, int] | None = None
-    sizes: tuple = ()  # sizes of the parts: config values or numbers; equal by default
+    # Sizes of the parts, in each group: names of config values, or numbers; equal by default.
+    sizes: tuple = ()
     per_head: bool = False  # the parts are side by side within each group of heads
     interleaved: bool = False  # the parts' columns alternate, in experts
     # If each row of the tensor is a variable: (index, number of rows).
@@ -51,13 +52,15 @@ class WeightLine:
     when: tuple[str, Any] | None = None  # a config value and its required value for this line
     outside: bool = False  # outside of the bare model, so its name has no prefix
     counter: str | None = None  # a step counter beside it, written as 0 and not read
-    groups: int = 1  # number of groups in which the parts are side by side; set by `for_config`
+    groups: int = 1  # groups in which the parts are side by side, also set by `for_config`
 
     def for_config(self, config: TransformerConfig) -> "WeightLine":
         """Return the line with sizes and groups filled in from a config."""
         heads = config.num_key_value_heads if self.per_head else 1
-        groups = config.expert_dim if self.interleaved else heads
-        sizes = tuple(getattr(config, name) // heads for name in self.sizes)
+        groups = config.expert_dim if self.interleaved else max(heads, self.groups)
+        sizes = tuple(
+            size if isinstance(size, int) else getattr(config, size) // heads for size in self.sizes
+        )
         return dataclasses.replace(self, sizes=sizes, groups=groups)
 
     def at(self, i: int, each: int = 1) -> "WeightLine":
@@ -76,10 +79,10 @@ class WeightLine:
     def shape(self, ours: tuple[int, ...]) -> tuple[int, ...]:
         """Return the shape of the checkpoint's tensor for a variable's shape."""
         shape = (*ours[:-3:-1], *ours[:-2]) if self.convolution else tuple(ours)
-        shape = (shape[1], 1, shape[0]) if self.depthwise else shape
         if self.part is not None:
             index, sizes = self._parts()
             shape = (*ours[:-1], ours[-1] // sizes[index] * sum(sizes))
+        shape = (shape[1], 1, shape[0]) if self.depthwise else shape
         shape = (*shape[:-2], *shape[:-3:-1]) if self.transpose else shape
         shape = (*(1,) * self.row, *shape)
         return shape if self.rows is None else (self.rows[1], *shape[1:])
