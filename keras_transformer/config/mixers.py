@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import ClassVar
 
+from keras_transformer.config.feed_forward import ACTIVATIONS
 from keras_transformer.config.options import Part, option, part
 from keras_transformer.config.pattern import Pattern
 from keras_transformer.config.positions import Rotation
@@ -414,6 +415,7 @@ class GatedDelta(Mixer, kind="gated_delta"):
         least=2,
         most=1024,
     )
+    activation: str = option("activation behind the convolutions.", "silu", choices=ACTIVATIONS)
     strength: float = option(
         "largest share of an old value that a token replaces. Beyond 1, up to 2, the new value "
         "overshoots, which gives the matrix negative eigenvalues (Grazzi et al. 2024).",

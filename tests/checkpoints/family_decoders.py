@@ -45,9 +45,12 @@ _QWEN3_NEXT = {
     "head_dim": 8,
 }
 _QWEN3_5 = {**LLAMA, **_LINEAR, "head_dim": 8}
+# Transformers writes the convolutions of queries, keys and values as thirds of their sum, which is
+# what they are if all are of one width.
 _OLMO_HYBRID = {
     **LLAMA,
     "pad_token_id": 0,
+    "linear_value_head_dim": 3,
     "layer_types": ["linear_attention", "full_attention"],
 }
 _PHI = {**_NEOX, "hidden_size": 24}
@@ -277,6 +280,7 @@ CONFIGS = {
             {
                 **_OLMO_HYBRID,
                 "linear_allow_neg_eigval": False,
+                "linear_key_head_dim": 6,
                 "linear_num_value_heads": 6,
                 "rope_parameters": {"rope_type": "default", "rope_theta": 50.0},
             },
@@ -286,6 +290,7 @@ CONFIGS = {
                 "attention_bias": True,
                 "tie_word_embeddings": True,
                 "linear_key_head_dim": 5,
+                "linear_value_head_dim": 5,
                 "rms_norm_eps": 1e-3,
             },
         ],

@@ -7,6 +7,7 @@ import numpy as np
 from keras import ops
 
 from keras_transformer.config import GatedDelta
+from keras_transformer.layers.feed_forward import get_activation
 from keras_transformer.layers.mixers.causal_convolution import recent_states
 from keras_transformer.layers.mixers.recurrent import (
     Boundaries,
@@ -30,10 +31,10 @@ class GatedDeltaRule(RecurrentMixer):
 
     For each head, with a matrix `S` of `key_dim` by `value_dim`, a factor `a` and a strength `b`
     that depend on the token: `S = a S + k (b (v - a S^T k))^T` and `y = S^T q`. Queries, keys and
-    values pass a short convolution each and a SiLU; queries and keys have length 1, and queries are
-    divided by the root of `key_dim`. The result is normalized for each head, multiplied by a gate,
-    and projected. Several tokens are computed in chunks, within which the replacements are a
-    triangular system of equations.
+    values pass a short convolution each and an activation; queries and keys have length 1, and
+    queries are divided by the root of `key_dim`. The result is normalized for each head, multiplied
+    by a gate, and projected. Several tokens are computed in chunks, within which the replacements
+    are a triangular system of equations.
 
     Args:
         part: `config.GatedDelta`.
@@ -122,8 +123,8 @@ class GatedDeltaRule(RecurrentMixer):
         ):
             count = convolution.kernel.shape[-1]
             mine = convolution([each[..., first : first + count] for each in recent])
-            mine = ops.reshape(ops.silu(ops.cast(mine, "float32")), (*shape, count // width, width))
-            found.append(mine)
+            mine = get_activation(part.activation)(ops.cast(mine, "float32"))
+            found.append(ops.reshape(mine, (*shape, count // width, width)))
             first += count
         each = part.num_value_heads // part.num_key_heads
         query, key = (ops.repeat(_unit(y), each, axis=2) for y in found[:2])

@@ -13,6 +13,7 @@ from typing import Any
 from keras_transformer.checkpoints.families.base.family import ConfigField, Conversion, Values
 from keras_transformer.checkpoints.families.base.shared import (
     FULL,
+    NO_PADDING,
     cycle_of_layers,
     number,
     rotary,
@@ -67,7 +68,8 @@ def kinds_of_layers(values: Values, default_layers: int, every: int = 4) -> list
 
 def _read_mixer(values: Values) -> GatedDelta:
     sizes = {ours: number(values, name, default) for name, (ours, default) in _SIZES.items()}
-    return GatedDelta(**sizes)
+    activation = LLAMA.activation("hidden_act", values.get("hidden_act", "silu"))
+    return GatedDelta(activation=activation, **sizes)
 
 
 def _write_mixers(config: TransformerConfig) -> dict[str, Any]:
@@ -180,15 +182,9 @@ def _lines_of_3_5(config: TransformerConfig) -> tuple[WeightLine, ...]:
     )
 
 
-def _lines_of_olmo(config: TransformerConfig) -> tuple[WeightLine, ...]:
-    mixer = delta_of(config)
-    return () if mixer is None else _convolutions(mixer)
-
-
 def _delta_lines(norm: str, **denses: str) -> tuple[WeightLine, ...]:
     """Return the lines that all configs of a family share, with the names of projections."""
     return (
-        *layers({"mixer_norm": "input_layernorm"}, _OURS, _THEIRS),
         *layers(denses, _MIXER, _LINEAR),
         WeightLine(f"{_MIXER}decay", f"{_LINEAR}A_log"),
         WeightLine(f"{_MIXER}step_bias", f"{_LINEAR}dt_bias"),
@@ -200,6 +196,7 @@ def _without_queries(lines: tuple[WeightLine, ...]) -> tuple[WeightLine, ...]:
     return tuple(line for line in lines if "self_attn.q_proj" not in line.theirs)
 
 
+_MIXER_NORM = layers({"mixer_norm": "input_layernorm"}, _OURS, _THEIRS)
 _QWEN = {
     **LLAMA.constants,
     "normalization": "rms_norm_plus_one",
@@ -225,7 +222,11 @@ QWEN3_NEXT = dataclasses.replace(
     },
     constants=_QWEN,
     conversions=(rotary(0.25, 256), Conversion(_read_sparse_layers, _write_sparse_layers)),
-    weights=(*_without_queries(QWEN2_MOE.weights), *_delta_lines("norm", output="out_proj")),
+    weights=(
+        *_without_queries(QWEN2_MOE.weights),
+        *_MIXER_NORM,
+        *_delta_lines("norm", output="out_proj"),
+    ),
     of_config=_lines_of_next,
 )
 
@@ -246,6 +247,7 @@ QWEN3_5_TEXT = dataclasses.replace(
     conversions=(rotary(0.25, 256), Conversion(_read_layers, _write_mixers)),
     weights=(
         *_without_queries(LLAMA.weights),
+        *_MIXER_NORM,
         *_delta_lines(
             "norm", gate="in_proj_z", strength="in_proj_b", step="in_proj_a", output="out_proj"
         ),
@@ -261,7 +263,8 @@ _OF_OLMO = rotary()
 def _read_olmo(values: Values) -> dict[str, Any]:
     kinds = kinds_of_layers(values, 32)
     heads = number(values, "num_attention_heads", 30)
-    given = {name: value for name, value in values.items() if name in _SIZES and value is not None}
+    known = {*_SIZES, "hidden_act"}
+    given = {name: value for name, value in values.items() if name in known and value is not None}
     given = {"linear_num_key_heads": heads, "linear_num_value_heads": heads, **given}
     keys = number(given, "linear_num_key_heads", heads)
     width = int(0.75 * number(values, "hidden_size", 3840) / max(keys, 1))
@@ -287,6 +290,24 @@ def _write_olmo(config: TransformerConfig) -> dict[str, Any]:
     }
 
 
+# The norms of both kinds of layers; Transformers writes those of attention by the second name too.
+_OLMO_NORMS = tuple(
+    WeightLine(
+        f"{_OURS}{ours}/scale", f"{_THEIRS}{theirs}.weight", also=(f"{_THEIRS}{other}.weight",)
+    )
+    for ours, theirs, other in (
+        ("mixer_norm", "attention_layer_norm", "input_layernorm"),
+        ("feed_forward_norm", "feedforward_layer_norm", "post_attention_layernorm"),
+        ("self_attention_output_norm", "post_attention_layernorm", "feedforward_layer_norm"),
+    )
+)
+_OLMO_CONVOLUTIONS = tuple(
+    WeightLine(
+        f"{_MIXER}{name}_convolution/kernel", f"{_LINEAR}{name[0]}_conv1d.weight", depthwise=True
+    )
+    for name in ("query", "key", "value")
+)
+
 OLMO_HYBRID = dataclasses.replace(
     OLMO2,
     model_type="olmo_hybrid",
@@ -304,9 +325,11 @@ OLMO_HYBRID = dataclasses.replace(
         for name, value in OLMO2.constants.items()
         if name not in ("position", "normalize_first", "normalize_output")
     },
-    conversions=(Conversion(_read_olmo, _write_olmo),),
+    conversions=(Conversion(_read_olmo, _write_olmo), NO_PADDING),
     weights=(
-        *OLMO2.weights,
+        *(line for line in OLMO2.weights if line.ours not in {each.ours for each in _OLMO_NORMS}),
+        *_OLMO_NORMS,
+        *_OLMO_CONVOLUTIONS,
         *_delta_lines(
             "o_norm",
             query="q_proj",
@@ -318,5 +341,4 @@ OLMO_HYBRID = dataclasses.replace(
             output="o_proj",
         ),
     ),
-    of_config=_lines_of_olmo,
 )
