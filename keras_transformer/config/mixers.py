@@ -81,11 +81,6 @@ class Mixer(Part):
         """
         raise NotImplementedError
 
-    @property
-    def is_recurrent(self) -> bool:
-        """Whether a cache keeps states of fixed size, from which no token can be removed."""
-        return False
-
 
 @part
 class Attention(Mixer, kind="attention"):
@@ -353,10 +348,6 @@ class StateSpace(Mixer, kind="state_space"):
         """Number of features that the convolution reads: of the heads and of both projections."""
         return self.inner_dim + 2 * self.num_groups * self.state_dim
 
-    @property
-    def is_recurrent(self):
-        return True
-
     def weights(self, name, norm, inputs="hidden_dim"):
         each = (f"{name}/{weight}" for weight in ("decay", "skip", "step_bias"))
         bias = weight_of(f"{name}/convolution/bias", "mixed_dim") if self.convolution_bias else ()
@@ -445,10 +436,6 @@ class GatedDelta(Mixer, kind="gated_delta"):
             raise ValueError(
                 f"`strength` must be at most 2, beyond which states grow, received {self.strength}."
             )
-
-    @property
-    def is_recurrent(self):
-        return True
 
     @property
     def mixed_dim(self) -> int:

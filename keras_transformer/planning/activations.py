@@ -168,7 +168,7 @@ def _attention(config: TransformerConfig, rows: Rows, queries: int, keys: int) -
         shared = heads
     of_queries = rows.count * queries * heads * size * rows.itemsize
     of_keys = rows.count * keys * shared * size * rows.itemsize
-    total = 2 * of_queries + 2 * of_keys
+    total = (2 + 2 * config.attention_gate) * of_queries + 2 * of_keys
     if config.query_key_norm:
         total += _OF_NORM[config.normalization] * (of_queries + of_keys)
     pairs = rows.count * heads * queries * keys
