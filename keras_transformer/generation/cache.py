@@ -15,7 +15,7 @@ from keras_transformer.support.former_names import FormerName
 
 
 class CachedLayer(NamedTuple):
-    """What a cache keeps for one layer: an item of `backbone.cache_layers`.
+    """Sizes of what a cache keeps for one layer: an item of `backbone.cache_layers`.
 
     Fields:
         heads, width: ints, number of key and value heads, and their width.
@@ -348,9 +348,9 @@ class Cache(NamedTuple):
 
     @property
     def layers(self) -> list[dict]:
-        """Tensors of each layer, `{"self": tensors, "cross": tensors}`."""
+        """Tensors of each layer, `{"self": tensors, "cross": tensors}`: slots, or states."""
         return [
-            {"self": self.groups[self.group_of(i)].layers[i], "cross": cross}
+            {"self": self.states[i] or self.groups[self.group_of(i)].layers[i], "cross": cross}
             for i, cross in enumerate(self.cross)
         ]
 

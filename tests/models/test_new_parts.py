@@ -42,12 +42,16 @@ def model(*mixers, position=None, **values):
 
 CONVOLUTION = parts.ShortConvolution(size=3, bias=True)
 STATES = parts.StateSpace(num_heads=4, head_dim=3, state_dim=5, num_groups=2, chunk_size=4)
-RECURRENT = ("states", "states_hybrid")
+DELTA = parts.GatedDelta(num_key_heads=2, num_value_heads=4, key_dim=5, value_dim=3, chunk_size=4)
+GATED = ATTENTION.replace(output_gate=True)
+RECURRENT = ("states", "states_hybrid", "delta", "delta_hybrid")
 MODELS = {
     "convolutions": ((CONVOLUTION,), {}),
     "hybrid": ((CONVOLUTION, CONVOLUTION, ATTENTION), {}),
     "states": ((STATES.replace(bias=True, convolution_bias=False),), {"feed_forward": None}),
     "states_hybrid": ((STATES, ATTENTION, CONVOLUTION), {}),
+    "delta": ((DELTA,), {}),
+    "delta_hybrid": ((DELTA, DELTA, GATED), {}),
     "chunks": ((ATTENTION.replace(pattern=parts.Chunks(size=4)), ATTENTION), {}),
     "axial": ((ATTENTION.replace(position=None),), {"position": parts.Axial(rows=6, columns=4)}),
 }
@@ -87,7 +91,7 @@ def test_weights_and_files(name, made, tmp_path):
     if not config.by_keywords:
         with pytest.raises(ValueError, match="`window` cannot be changed by keyword"):
             config.replace(window=3)
-    elif name in ("convolutions", "states"):
+    elif name in ("convolutions", "states", "delta"):
         with pytest.raises(ValueError, match="`window`=3 needs attention"):
             config.replace(window=3)
 

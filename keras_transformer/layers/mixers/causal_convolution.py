@@ -44,7 +44,7 @@ def recent_states(x, size: int, padding=None, packs=None, before=None) -> tuple:
         packs: int `(batch, length)`, the packed document of each token; tokens of other documents
             count as zeros.
         before: float `(batch, size - 1, dim)`, the states before the first token of this call, in
-            their order. Padding must then be behind the real tokens. None for zeros.
+            their order. Padding must then be behind the real tokens. Defaults to zeros.
 
     Returns:
         A list of `size` tensors `(batch, length, dim)`: the states of the tokens themselves, of the
@@ -65,7 +65,7 @@ def recent_states(x, size: int, padding=None, packs=None, before=None) -> tuple:
         found = [ops.where(one[..., None], y, ops.zeros_like(y)) for one, y in pairs]
     if padding is None:
         return found, joined[:, length:]
-    # The place behind the last real token; 0 if there is none.
+    # The place behind the last real token; 0 without real tokens.
     places = ops.arange(length, dtype="int32") + 1
     end = ops.max(ops.where(padding, places[None], 0), axis=1)
     kept = end[:, None] + ops.arange(rest, dtype="int32")[None]

@@ -177,7 +177,8 @@ def in_chunks(query, key, value, fading, strength, size: int, memory=None, packs
         fading: float `(batch, length, heads)`.
         strength: float `(batch, length, heads)`.
         size: int, tokens of a chunk.
-        memory: float `(batch, heads, key_dim, value_dim)`, before the first token. None for zeros.
+        memory: float `(batch, heads, key_dim, value_dim)`, before the first token. Defaults to
+            zeros.
         packs: int `(batch, length)`, the packed document of each token: no memory passes from one
             to another.
 

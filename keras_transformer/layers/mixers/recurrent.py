@@ -1,4 +1,4 @@
-"""What recurrent mixers share: their layers, their initial values, and sequences in chunks."""
+"""Base class of recurrent mixers, and sequences in chunks."""
 
 from typing import ClassVar, NamedTuple
 

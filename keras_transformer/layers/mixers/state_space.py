@@ -152,8 +152,8 @@ def in_chunks(x, fading, into, out_of, size: int, states=None, packs=None) -> tu
         into: float `(batch, length, groups, state_dim)`.
         out_of: float `(batch, length, groups, state_dim)`.
         size: int, tokens of a chunk.
-        states: float `(batch, heads, head_dim, state_dim)`, the states before the first token. None
-            for zeros.
+        states: float `(batch, heads, head_dim, state_dim)`, the states before the first token.
+            Defaults to zeros.
         packs: int `(batch, length)`, the packed document of each token: no state passes from one to
             another.
 

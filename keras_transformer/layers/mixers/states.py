@@ -10,7 +10,7 @@ from keras_transformer.support.checking import agree, known_shape, show_shape
 
 @dataclasses.dataclass(frozen=True)
 class MixerStates:
-    """What one recurrent mixer keeps of all tokens so far, whose size no token changes.
+    """States that one recurrent mixer keeps of all tokens so far, whose size no token changes.
 
     Each row has one or several branches: continuations of one prompt side by side (beams), each
     with states of its own. As in `KeyValueCache`, Keras sees an opaque object.

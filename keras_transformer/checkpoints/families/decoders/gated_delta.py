@@ -1,9 +1,10 @@
-"""Hybrids of attention and the gated delta rule: Yang et al. 2024, https://arxiv.org/abs/2412.06464.
+"""Qwen3-Next: Qwen Team 2025, https://huggingface.co/Qwen/Qwen3-Next-80B-A3B-Instruct, and others.
 
-Qwen3-Next: https://qwen.ai/blog?id=qwen3-next. Qwen 3.5 without images. OLMo Hybrid.
+Qwen3.5, without its images. OLMo Hybrid.
 
-Most layers have a gated delta rule in place of attention. Qwen's attention is gated, rotates a
-quarter of each head, and normalizes queries and keys by 1 + weight.
+Hybrids, most of whose layers have the gated delta rule of Yang and others (2024, arXiv 2412.06464)
+in place of attention. Qwen's attention is gated, rotates a quarter of each head, and normalizes
+queries and keys by 1 + weight. OLMo's norms are before the gated delta rule and behind attention.
 """
 
 import dataclasses
