@@ -53,6 +53,13 @@ _OLMO_HYBRID = {
     "linear_value_head_dim": 3,
     "layer_types": ["linear_attention", "full_attention"],
 }
+_BAMBA = {
+    **LLAMA,
+    "mamba_n_heads": 6,
+    "mamba_d_state": 5,
+    "mamba_chunk_size": 4,
+    "pad_token_id": 0,
+}
 _PHI = {**_NEOX, "hidden_size": 24}
 _FALCON = {**_PHI, "ffn_hidden_size": 20}
 _PAD = {"pad_token_id": 0}  # the published one is not in so small a vocabulary
@@ -215,6 +222,23 @@ CONFIGS = {
                 "tie_word_embeddings": True,
                 "rope_parameters": _LONGROPE,
                 "original_max_position_embeddings": 16,
+            },
+        ],
+    ),
+    "bamba": (
+        "Bamba",
+        [
+            {**_BAMBA, "attn_layer_indices": [1]},
+            {**_BAMBA, "mamba_n_groups": 3, "mamba_d_conv": 2, "mamba_conv_bias": False},
+            {
+                **_BAMBA,
+                "num_hidden_layers": 3,
+                "attn_layer_indices": [0, 2],
+                "attention_bias": True,
+                "mlp_bias": True,
+                "mamba_expand": 3,
+                "tie_word_embeddings": True,
+                "rope_parameters": {"rope_type": "default", "rope_theta": 50.0},
             },
         ],
     ),

@@ -23,7 +23,7 @@ from keras_transformer.checkpoints.families.decoders.gpt_oss import GPT_OSS
 from keras_transformer.checkpoints.families.decoders.gptj import GPTJ
 from keras_transformer.checkpoints.families.decoders.granite import GRANITE
 from keras_transformer.checkpoints.families.decoders.llama import LLAMA, MISTRAL, QWEN2, QWEN3
-from keras_transformer.checkpoints.families.decoders.mamba2 import MAMBA2
+from keras_transformer.checkpoints.families.decoders.mamba2 import BAMBA, MAMBA2
 from keras_transformer.checkpoints.families.decoders.mixtral import MIXTRAL
 from keras_transformer.checkpoints.families.decoders.olmo2 import OLMO2
 from keras_transformer.checkpoints.families.decoders.olmoe import OLMOE
@@ -102,6 +102,7 @@ FAMILIES = {
         PHI3,
         OLMO2,
         SMOLLM3,
+        BAMBA,
         MAMBA2,
         OLMO_HYBRID,
         QWEN3_5_TEXT,
