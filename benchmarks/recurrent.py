@@ -73,9 +73,9 @@ def filled(model, length: int, room: int) -> Cache:
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--dim", type=int, default=512)
-    parser.add_argument("--layers", type=int, default=4)
+    parser.add_argument("--layers", type=int, default=2)
     parser.add_argument("--lengths", type=int, nargs="+", default=[1024, 8192, 32768])
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rounds", type=int, default=3)
     options = parser.parse_args()
     made, running = models(options.dim, options.layers), {}
     for name, model in made.items():

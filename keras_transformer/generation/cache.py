@@ -364,6 +364,8 @@ class Cache(NamedTuple):
             mask: bool `(rows, length)`, the real tokens, or None if all are.
         """
         rows, length = ops.shape(inputs)[:2]
+        alone = self.branches == 1 and mask is not None
+        padding = ops.cast(mask, "bool") if alone else ()
         if self.branches > 1:
             own = ops.broadcast_to(ops.eye(length, dtype="bool"), (rows, length, length))
             positions = ops.broadcast_to(self.lengths[:, None], (rows, length))
@@ -378,7 +380,6 @@ class Cache(NamedTuple):
             key: group.reserve(own, positions, key or None, lengths)
             for key, group in self.groups.items()
         }
-        padding = () if mask is None or self.branches > 1 else mask
         return self._replace(groups=groups, lengths=lengths, padding=padding)
 
     def visibilities(self, length: int) -> dict[int, AttentionMask]:

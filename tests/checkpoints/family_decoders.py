@@ -229,7 +229,14 @@ CONFIGS = {
         "Bamba",
         [
             {**_BAMBA, "attn_layer_indices": [1]},
-            {**_BAMBA, "mamba_n_groups": 3, "mamba_d_conv": 2, "mamba_conv_bias": False},
+            {
+                **_BAMBA,
+                "attn_layer_indices": [0],
+                "mamba_n_groups": 3,
+                "mamba_d_conv": 2,
+                "mamba_conv_bias": False,
+                "mamba_proj_bias": True,
+            },
             {
                 **_BAMBA,
                 "num_hidden_layers": 3,
