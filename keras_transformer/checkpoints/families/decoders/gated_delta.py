@@ -11,11 +11,17 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-from keras_transformer.checkpoints.families.base.family import ConfigField, Conversion, Values
+from keras_transformer.checkpoints.families.base.family import (
+    ConfigField,
+    Conversion,
+    PublishedHead,
+    Values,
+)
 from keras_transformer.checkpoints.families.base.shared import (
     FULL,
     NO_PADDING,
     cycle_of_layers,
+    decoder_heads,
     number,
     rotary,
 )
@@ -254,6 +260,7 @@ QWEN3_5_TEXT = dataclasses.replace(
         ),
     ),
     of_config=_lines_of_3_5,
+    heads=decoder_heads("Qwen3_5ForCausalLM"),
 )
 
 # How many times a value may be overshot with `linear_allow_neg_eigval`, and without.
@@ -342,4 +349,5 @@ OLMO_HYBRID = dataclasses.replace(
             output="o_proj",
         ),
     ),
+    heads={"CausalLM": PublishedHead()},
 )
