@@ -32,6 +32,10 @@ _SWITCHES = {
     "token_dropout": "masks without an embedding, if the config says so",
     "word_embed_proj_dim": "narrower tokens, projected before positions and logits, if it says so",
 }
+_MIXERS = {
+    "state_space": "a state space in place of attention",
+    "gated_delta": "a gated delta rule in place of most attentions",
+}
 NORMALIZATIONS = {
     "layer_norm": "LayerNorm",
     "layer_norm_no_bias": "LayerNorm without bias",
@@ -210,6 +214,12 @@ def special(family: Family) -> list[str]:
         read |= {name for conversion in family.conversions for name in conversion.read({})}
     activation = ACTIVATIONS.get(config.activation, config.activation)
     parts = [f"gated {activation}" if config.gated else activation]
+    if not config.intermediate_dim:
+        parts = ["no feed-forward layers"]
+    mixers = [block.mixer.kind for block in config.last_side.every_block]
+    parts += [words for kind, words in _MIXERS.items() if kind in mixers]
+    if config.attention_gate:
+        parts.append("gates on the outputs of attention")
     if config.gate_limit is not None:
         parts.append("cut gates")
     if config.num_experts:

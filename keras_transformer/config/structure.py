@@ -25,8 +25,10 @@ from keras_transformer.config import (
     Projector,
     RelativeBias,
     Residual,
+    ShortConvolution,
     Side,
     Similarity,
+    StateSpace,
     Tokens,
     TransformerConfig,
     Vector,
@@ -130,6 +132,8 @@ def feed_forward_of_head(config: TransformerConfig) -> tuple[Weight, ...]:
     """Return the weights of a head's feed-forward sub-layer and of the norm after its residual."""
     block = config.only_side.block
     own = block.feed_forward
+    if own is None:
+        raise ValueError("A head with a feed-forward layer needs blocks that have one.")
     dense = Dense(dim=own.dense_dim, gated=own.gated, bias=own.bias)
     return dense.weights("feed_forward") + norm_of("feed_forward_norm", block.norm.type)
 
@@ -137,7 +141,14 @@ def feed_forward_of_head(config: TransformerConfig) -> tuple[Weight, ...]:
 def _every_weight() -> tuple[Weight, ...]:
     """Return all weights that the models of this library can have."""
     attentions = [
-        Attention(num_heads=1, query_key_norm=norm, score=score, sinks=True, score_bias=bias)
+        Attention(
+            num_heads=1,
+            query_key_norm=norm,
+            score=score,
+            sinks=True,
+            output_gate=True,
+            score_bias=bias,
+        )
         for norm, score, bias in (
             ("head", "scaled_dot", Disentangled(projections="own")),
             ("across", "general", RelativeBias()),
@@ -165,6 +176,8 @@ def _every_weight() -> tuple[Weight, ...]:
         )
         found += block.weights(cross_attention=True) + before_blocks(side)
         found += attention.score_bias.weights("layer_norm")
+    for mixer in (ShortConvolution(bias=True), StateSpace(num_heads=1, head_dim=1, bias=True)):
+        found += mixer.weights("mixer", "layer_norm")
     found += dense_of("embedding_projection", "embedding_dim", "hidden_dim")
     found += weight_of("token_projection/kernel", "embedding_dim", "hidden_dim")
     for kind in NORMALIZATIONS:
@@ -292,7 +305,7 @@ def _sizes(side: Side) -> Mapping[str, int]:
         "num_layers": side.num_layers,
         "max_sequence_length": side.max_sequence_length,
         "vocabulary_size": getattr(stem, "vocabulary_size", 0),
-        "intermediate_dim": block.feed_forward.dense_dim,
+        "intermediate_dim": block.dense_dim,
         "vector_dim": side.vector_dim,
         **stem.sizes(side.embedding_dim),
         **block.sizes(side.hidden_dim),
@@ -360,7 +373,7 @@ def divided(config: TransformerConfig) -> dict[str, int]:
     """Return the sizes of a layer that the number of devices must divide (whole heads each)."""
     block = config.only_side.block
     own = block.feed_forward
-    inner = {"intermediate_dim": own.dense_dim}
+    inner = {"intermediate_dim": block.dense_dim}
     if isinstance(own, Experts):
         inner = {"num_experts": own.number, "shared_expert_dim": own.shared_dim}
     return {**block.mixer.divided, **inner}

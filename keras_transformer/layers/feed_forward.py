@@ -103,7 +103,9 @@ class FeedForward(ChecksCall, SavesArguments, Rematerializable, keras.layers.Lay
     Source: Vaswani et al. 2017, section 3.3; gated: Shazeer 2020, "GLU Variants".
     """
 
-    option_rules: ClassVar = {"output_dim": functools.partial(check_int, at_least=1)}
+    option_rules: ClassVar = dict.fromkeys(
+        ("intermediate_dim", "output_dim"), functools.partial(check_int, at_least=1)
+    )
     axes: ClassVar = {"inputs": (..., "dim")}
 
     def __init__(

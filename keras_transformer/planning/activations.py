@@ -108,7 +108,7 @@ def _around(config: TransformerConfig, rows: Rows, length: int) -> int:
 def _layer(config: TransformerConfig, rows: Rows, length: int, source: int | None):
     """Return the bytes that one layer keeps and the bytes of its largest gradient."""
     tokens, item, parts = rows.count * length, rows.itemsize, rows.model_parallel
-    sublayers = 2 if source is None else 3
+    sublayers = (2 if source is None else 3) - (config.only_side.block.feed_forward is None)
     each = 2 if config.normalize_first and config.normalize_output else 1
     count = sublayers * each - (not config.attention_normalization) - config.share_normalization
     norms = count * _OF_NORM[config.normalization]
@@ -170,7 +170,7 @@ def _attention(config: TransformerConfig, rows: Rows, queries: int, keys: int) -
         shared = heads
     of_queries = rows.count * queries * heads * size * rows.itemsize
     of_keys = rows.count * keys * shared * size * rows.itemsize
-    total = 2 * of_queries + 2 * of_keys
+    total = (2 + 2 * config.attention_gate) * of_queries + 2 * of_keys
     if config.query_key_norm:
         total += _OF_NORM[config.normalization] * (of_queries + of_keys)
     pairs = rows.count * heads * queries * keys

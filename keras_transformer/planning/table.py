@@ -48,7 +48,7 @@ def _shares(plan) -> str:
     if parts == 1:
         return "a device holds the whole model"
     if "num_heads" not in config.flat:
-        return f"a device holds a part of {parts} of each matrix"
+        return f"a device holds the mixers, and a part of {parts} of the other matrices"
     shared = config.num_key_value_heads // parts
     heads = f"{config.num_heads // parts} of {config.num_heads} heads"
     if config.num_key_value_heads != config.num_heads:
@@ -63,7 +63,10 @@ def _memory_rows(plan, memory, states):
     if memory.copies:
         yield "copies", size(memory.copies), "of the weights in the dtype of the computation"
     if plan.generating:
-        yield "cache", size(memory.cache), "keys and values"
+        side = plan.config.last_side
+        recurrent = any(len(block.mixer.cached(side.hidden_dim)) > 3 for block in side.every_block)
+        kept = "keys, values and states" if recurrent else "keys and values"
+        yield "cache", size(memory.cache), kept
     else:
         yield "optimizer", size(memory.optimizer), f"{plan.optimizer}, {states} a weight"
         held = "each used immediately, except the embedding's"

@@ -33,6 +33,7 @@ CONFIGS = {**OF_TEXTS, **OF_OTHERS}
 # Models of theirs that mix padding with the tokens: their texts are of one length.
 WITHOUT_MASK = ("fnet",)
 LANGUAGE_MODELS = {
+    "qwen3_5_text": "Qwen3_5ForCausalLM",
     "gemma3_text": "Gemma3ForCausalLM",
     "gpt2": "GPT2LMHeadModel",
     "openai-gpt": "OpenAIGPTLMHeadModel",

@@ -22,6 +22,45 @@ _OPT = {
 _NARROW = {"hidden_size": 20, "num_attention_heads": 5, "enable_bias": False}
 _BLOOM = {"vocab_size": 61, "hidden_size": 12, "n_layer": 2, "n_head": 3}
 _GPTJ = {**_GPT, "n_embd": 24, "rotary_dim": 4, "n_positions": 80}
+_MAMBA2 = {
+    "vocab_size": 61,
+    "hidden_size": 12,
+    "num_hidden_layers": 2,
+    "num_heads": 6,
+    "head_dim": 4,
+    "state_size": 5,
+    "n_groups": 2,
+    "chunk_size": 4,
+    "pad_token_id": 0,
+}
+_LINEAR = {
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 5,
+    "linear_value_head_dim": 3,
+    "layer_types": ["linear_attention", "full_attention"],
+}
+_QWEN3_NEXT = {
+    **_QWEN2_MOE,
+    **_LINEAR,
+    "head_dim": 8,
+}
+_QWEN3_5 = {**LLAMA, **_LINEAR, "head_dim": 8}
+# Transformers writes the convolutions of queries, keys and values as thirds of their sum, which is
+# what they are if all are of one width.
+_OLMO_HYBRID = {
+    **LLAMA,
+    "pad_token_id": 0,
+    "linear_value_head_dim": 3,
+    "layer_types": ["linear_attention", "full_attention"],
+}
+_BAMBA = {
+    **LLAMA,
+    "mamba_n_heads": 6,
+    "mamba_d_state": 5,
+    "mamba_chunk_size": 4,
+    "pad_token_id": 0,
+}
 _PHI = {**_NEOX, "hidden_size": 24}
 _FALCON = {**_PHI, "ffn_hidden_size": 20}
 _STARCODER2 = {**LLAMA, "num_attention_heads": 6, "num_key_value_heads": 2}
@@ -215,6 +254,107 @@ CONFIGS = {
                 "tie_word_embeddings": True,
                 "rope_parameters": _LONGROPE,
                 "original_max_position_embeddings": 16,
+            },
+        ],
+    ),
+    "bamba": (
+        "Bamba",
+        [
+            {**_BAMBA, "attn_layer_indices": [1]},
+            {
+                **_BAMBA,
+                "attn_layer_indices": [0],
+                "mamba_n_groups": 3,
+                "mamba_d_conv": 2,
+                "mamba_conv_bias": False,
+                "mamba_proj_bias": True,
+            },
+            {
+                **_BAMBA,
+                "num_hidden_layers": 3,
+                "attn_layer_indices": [0, 2],
+                "attention_bias": True,
+                "mlp_bias": True,
+                "mamba_expand": 3,
+                "tie_word_embeddings": True,
+                "rope_parameters": {"rope_type": "default", "rope_theta": 50.0},
+            },
+        ],
+    ),
+    "mamba2": (
+        "Mamba2",
+        [
+            _MAMBA2,
+            {**_MAMBA2, "n_groups": 1, "conv_kernel": 2, "use_conv_bias": False, "chunk_size": 64},
+            {
+                **_MAMBA2,
+                "hidden_size": 20,
+                "expand": 3,
+                "num_heads": 10,
+                "n_groups": 5,
+                "head_dim": 6,
+                "tie_word_embeddings": True,
+                "layer_norm_epsilon": 1e-3,
+            },
+        ],
+    ),
+    "qwen3_next": (
+        "Qwen3Next",
+        [
+            _QWEN3_NEXT,
+            {
+                **_QWEN3_NEXT,
+                "layer_types": ["full_attention", "linear_attention"],
+                "attention_bias": True,
+                "mlp_only_layers": [1],
+                "norm_topk_prob": False,
+                "linear_conv_kernel_dim": 2,
+                "rope_parameters": {"rope_theta": 50.0, "partial_rotary_factor": 0.5},
+            },
+            {
+                **_QWEN3_NEXT,
+                "num_hidden_layers": 3,
+                "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+                "decoder_sparse_step": 2,
+                "linear_num_key_heads": 3,
+                "linear_num_value_heads": 3,
+                "rms_norm_eps": 1e-3,
+                "tie_word_embeddings": True,
+            },
+        ],
+    ),
+    "qwen3_5_text": (
+        "Qwen3_5Text",
+        [
+            _QWEN3_5,
+            {**_QWEN3_5, "linear_key_head_dim": 7, "attention_bias": True, "hidden_act": "gelu"},
+            {
+                **_QWEN3_5,
+                "layer_types": ["full_attention", "linear_attention"],
+                "tie_word_embeddings": True,
+                "num_key_value_heads": 3,
+            },
+        ],
+    ),
+    "olmo_hybrid": (
+        "OlmoHybrid",
+        [
+            _OLMO_HYBRID,
+            {
+                **_OLMO_HYBRID,
+                "linear_allow_neg_eigval": False,
+                "linear_key_head_dim": 6,
+                "linear_num_value_heads": 6,
+                "rope_parameters": {"rope_type": "default", "rope_theta": 50.0},
+            },
+            {
+                **_OLMO_HYBRID,
+                "layer_types": ["full_attention", "linear_attention"],
+                "attention_bias": True,
+                "tie_word_embeddings": True,
+                "linear_key_head_dim": 5,
+                "linear_value_head_dim": 5,
+                "rms_norm_eps": 1e-3,
             },
         ],
     ),

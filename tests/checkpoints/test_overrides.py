@@ -98,7 +98,7 @@ CHANGES = {
     "dropped_token_id": ("encoder", {}, 3),
     "dropout": ("encoder", {}, 0.5),
     "attention_dropout": ("encoder", {}, 0.5),
-    "mixer": ("encoder", {}, "fourier"),
+    "mixer": ("encoder", {}, {"kind": "fourier"}),
     "score": ("encoder", {}, "dot"),
     "score_scale": ("encoder", {}, 2.0),
     "window": ("encoder", {}, 2),

@@ -33,8 +33,15 @@ def config(kind: str, **values) -> kt.TransformerConfig:
         "load_balancing_factor": 0.1,
         "router_z_loss_factor": 0.1,
     }
+    sizes = {"num_key_heads": 2, "num_value_heads": 4, "key_dim": 4, "value_dim": 3}
+    own["recurrent"] = {
+        **own["decoder"],
+        "num_layers": 2,
+        "attention_gate": True,
+        "layer_pattern": ({"mixer": {"kind": "gated_delta", **sizes}}, {}),
+    }
     own = {name: {"kind": name, **of_kind} for name, of_kind in own.items()}
-    own["experts"]["kind"] = "decoder"
+    own["experts"]["kind"] = own["recurrent"]["kind"] = "decoder"
     return kt.TransformerConfig(**{**_SIZES, **own[kind], **values})
 
 

@@ -18,14 +18,14 @@ MASK = IDS > 0
 ATTENTION = parts.Attention(num_heads=2, num_key_value_heads=1, position=parts.Rotary())
 
 
-def model(*mixers, position=None):
+def model(*mixers, position=None, **values):
     """A decoder whose layers have these mixers in turn, with random weights."""
     block = parts.Block(
         mixer=mixers[0],
         feed_forward=parts.Dense(dim=12, activation="silu", gated=True, bias=False),
         norm=parts.Norm(type="rms_norm"),
         residual=parts.Residual(order="pre"),
-    )
+    ).replace(**values)
     side = parts.Side(
         input=parts.Tokens(vocabulary_size=20),
         hidden_dim=8,
@@ -41,9 +41,17 @@ def model(*mixers, position=None):
 
 
 CONVOLUTION = parts.ShortConvolution(size=3, bias=True)
+STATES = parts.StateSpace(num_heads=4, head_dim=3, state_dim=5, num_groups=2, chunk_size=4)
+DELTA = parts.GatedDelta(num_key_heads=2, num_value_heads=4, key_dim=5, value_dim=3, chunk_size=4)
+GATED = ATTENTION.replace(output_gate=True)
+RECURRENT = ("states", "states_hybrid", "delta", "delta_hybrid")
 MODELS = {
     "convolutions": ((CONVOLUTION,), {}),
     "hybrid": ((CONVOLUTION, CONVOLUTION, ATTENTION), {}),
+    "states": ((STATES.replace(bias=True, convolution_bias=False),), {"feed_forward": None}),
+    "states_hybrid": ((STATES, ATTENTION, CONVOLUTION), {}),
+    "delta": ((DELTA,), {}),
+    "delta_hybrid": ((DELTA, DELTA, GATED), {}),
     "chunks": ((ATTENTION.replace(pattern=parts.Chunks(size=4)), ATTENTION), {}),
     "axial": ((ATTENTION.replace(position=None),), {"position": parts.Axial(rows=6, columns=4)}),
 }
@@ -63,7 +71,8 @@ def test_weights_and_files(name, made, tmp_path):
     assert {v.path.split("/", 1)[1]: tuple(v.shape) for v in backbone.weights} == variable_shapes(
         config
     )
-    assert not config.by_keywords and kt.TransformerConfig.from_json(config.to_json()) == config
+    assert config.by_keywords == (name not in ("chunks", "axial"))
+    assert kt.TransformerConfig.from_json(config.to_json()) == config
     plan = kt.planning.make_plan(config, batch_size=2, length=8)
     assert plan.parameters == backbone.count_params()
     lm = kt.CausalLM(backbone)
@@ -76,10 +85,15 @@ def test_weights_and_files(name, made, tmp_path):
     ):
         assert_close(again.backbone({"token_ids": IDS}), expected, atol=1e-5)
     assert kt.CausalLM.from_preset(tmp_path / "preset", dropout=0.1).backbone.config.dropout == 0.1
-    with pytest.raises(ValueError, match="cannot express the parts of this config"):
-        kt.export_to_huggingface(lm, tmp_path / "theirs")
-    with pytest.raises(ValueError, match="`window` cannot be changed by keyword"):
-        config.replace(window=3)
+    theirs = "cannot express" if config.by_keywords else "cannot express the parts of this config"
+    with pytest.raises(ValueError, match=theirs):
+        kt.export_to_huggingface(lm, tmp_path / "theirs", family="llama")
+    if not config.by_keywords:
+        with pytest.raises(ValueError, match="`window` cannot be changed by keyword"):
+            config.replace(window=3)
+    elif name in ("convolutions", "states", "delta"):
+        with pytest.raises(ValueError, match="`window`=3 needs attention"):
+            config.replace(window=3)
 
 
 @every
@@ -112,7 +126,11 @@ def test_beams_packs_and_training(name, made):
     assert together == [lm.generate(prompt, sampler=beams, max_new_tokens=5) for prompt in prompts]
     packed = np.array([[0] * 5 + [1] * 4])
     inputs = {"token_ids": IDS[:1], "pack_ids": packed}
-    if name in ("convolutions", "hybrid"):  # chunks and added positions count from the row's start
+    if name in (
+        "convolutions",
+        "hybrid",
+        *RECURRENT,
+    ):  # chunks and added positions count from the row's start
         positions = np.array([[*range(5), *range(4)]])
         states = backbone({**inputs, "position_ids": positions})
         assert_close(states[:, 5:], backbone({"token_ids": IDS[:1, 5:]}), atol=1e-5)

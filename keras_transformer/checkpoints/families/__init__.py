@@ -15,6 +15,11 @@ from keras_transformer.checkpoints.families.decoders.cohere2 import COHERE2
 from keras_transformer.checkpoints.families.decoders.ernie4_5 import ERNIE4_5
 from keras_transformer.checkpoints.families.decoders.exaone4 import EXAONE4
 from keras_transformer.checkpoints.families.decoders.falcon import FALCON
+from keras_transformer.checkpoints.families.decoders.gated_delta import (
+    OLMO_HYBRID,
+    QWEN3_5_TEXT,
+    QWEN3_NEXT,
+)
 from keras_transformer.checkpoints.families.decoders.gemma import GEMMA, GEMMA2, GEMMA3
 from keras_transformer.checkpoints.families.decoders.glm import GLM, GLM4
 from keras_transformer.checkpoints.families.decoders.gpt import GPT, GPT2
@@ -29,6 +34,7 @@ from keras_transformer.checkpoints.families.decoders.helium import HELIUM
 from keras_transformer.checkpoints.families.decoders.hunyuan import HUNYUAN_V1_DENSE
 from keras_transformer.checkpoints.families.decoders.lfm2 import LFM2
 from keras_transformer.checkpoints.families.decoders.llama import LLAMA, MISTRAL, QWEN2, QWEN3
+from keras_transformer.checkpoints.families.decoders.mamba2 import BAMBA, MAMBA2
 from keras_transformer.checkpoints.families.decoders.ministral3 import MINISTRAL3
 from keras_transformer.checkpoints.families.decoders.mixtral import MIXTRAL
 from keras_transformer.checkpoints.families.decoders.mpt import MPT
@@ -154,6 +160,11 @@ FAMILIES = {
         NANOCHAT,
         LFM2,
         SMOLLM3,
+        BAMBA,
+        MAMBA2,
+        OLMO_HYBRID,
+        QWEN3_5_TEXT,
+        QWEN3_NEXT,
         MIXTRAL,
         OLMOE,
         QWEN2_MOE,

@@ -206,6 +206,9 @@ class MultiHeadAttention(ChecksCall, SavesArguments, Rematerializable, keras.lay
         self.query_dense = self._projection(part.num_heads * part.head_dim, "query", part.bias)
         self.key_dense = self._projection(keys, "key", part.key_bias)
         self.value_dense = self._projection(keys, "value", part.bias)
+        self.gate_dense = None
+        if part.output_gate:
+            self.gate_dense = self._projection(part.num_heads * part.head_dim, "gate", part.bias)
         self.position_projections = None
         if isinstance(part.score_bias, Disentangled):
             self.position_projections = position_projections(self)
@@ -236,7 +239,7 @@ class MultiHeadAttention(ChecksCall, SavesArguments, Rematerializable, keras.lay
         self.query_dense.build(query_shape)
         self.key_dense.build(key_shape or value_shape)
         self.value_dense.build(value_shape)
-        for layer in (*self.global_denses, self.group_norm):
+        for layer in (self.gate_dense, *self.global_denses, self.group_norm):
             if layer is not None:
                 layer.build(query_shape)
         self.score_function.build(None)
@@ -343,9 +346,10 @@ class MultiHeadAttention(ChecksCall, SavesArguments, Rematerializable, keras.lay
             given = (self, attend, query, projected, visibility, bias)
             attended, weights = self.pattern.attend(*given, **options)
         shape = ops.shape(attended)
-        output = self.output_dense(
-            ops.reshape(attended, (shape[0], shape[1], self.num_heads * self.head_dim))
-        )
+        attended = ops.reshape(attended, (shape[0], shape[1], self.num_heads * self.head_dim))
+        if self.gate_dense is not None:
+            attended = attended * ops.sigmoid(self.gate_dense(query))
+        output = self.output_dense(attended)
         projections = self._projections(queries, keys, from_cache) if return_projections else None
         return pack_outputs(output, weights, projections, cache)
 

@@ -193,6 +193,8 @@ class Family:
         theirs = {"model_type": model_type, "architectures": [self.architecture]}
         theirs |= self.required
         for name, field in self.fields.items():
+            if field.ours not in config.flat:
+                raise ValueError(f"{cannot} a model without attention, and so no {field.ours}.")
             value = getattr(config, field.ours)
             if field.ours == "activation":
                 names = [theirs for theirs, known in self.activations.items() if known == value]
