@@ -79,7 +79,6 @@ class WeightLine:
     def shape(self, ours: tuple[int, ...]) -> tuple[int, ...]:
         """Return the shape of the checkpoint's tensor for a variable's shape."""
         shape = (*ours[:-3:-1], *ours[:-2]) if self.convolution else tuple(ours)
-        shape = (shape[1], 1, shape[0]) if self.depthwise else shape
         if self.part is not None:
             index, sizes = self._parts()
             shape = (*ours[:-1], ours[-1] // sizes[index] * sum(sizes))
