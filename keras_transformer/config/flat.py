@@ -14,7 +14,7 @@ from typing import Any
 from keras_transformer.config.block import Block, Convolution, Norm, Residual
 from keras_transformer.config.feed_forward import Dense, Experts, FeedForward
 from keras_transformer.config.inputs import StemConfig, Tokens
-from keras_transformer.config.mixers import SCORES, Attention
+from keras_transformer.config.mixers import SCORES, Attention, LatentAttention, Mixer
 from keras_transformer.config.options import Part, check_option, option, part, refuse_unknown
 from keras_transformer.config.outputs import (
     PROJECTORS,
@@ -74,6 +74,15 @@ _ATTENTION = {
     "attention_sinks": "sinks",
     "attention_dropout": "dropout",
 }
+_LATENT = {
+    "kv_lora_rank": "kv_lora_rank",
+    "q_lora_rank": "q_lora_rank",
+    "qk_nope_head_dim": "qk_nope_head_dim",
+    "qk_rope_head_dim": "qk_rope_head_dim",
+    "v_head_dim": "v_head_dim",
+    "latent_norm_epsilon": "norm_epsilon",
+}
+_LATENT_TOO = {"num_heads": "num_heads", "attention_dropout": "dropout"}
 _FEED_FORWARD = {
     "activation": "activation", "gated": "gated", "gate_limit": "gate_limit", "use_bias": "bias",
 }  # fmt: skip
@@ -109,6 +118,8 @@ _SCALING = {
     "rotary_max_turns": "high_freq_factor",
     "rotary_original_length": "original_length",
     "rotary_truncate": "truncate",
+    "rotary_mscale": "mscale",
+    "rotary_mscale_all_dim": "mscale_all_dim",
     "rotary_short_factors": "short_factors",
     "rotary_long_factors": "long_factors",
 }
@@ -148,7 +159,8 @@ PATTERN = (*_WINDOW, *_BLOCKS)
 ROTARY = (*_ROTARY, *_SCALING)
 
 _TABLES: tuple[tuple[type[Part], dict[str, str]], ...] = (
-    (Tokens, _TOKENS), (Side, _SIDE), (Attention, _ATTENTION), (FeedForward, _FEED_FORWARD),
+    (Tokens, _TOKENS), (Side, _SIDE), (Attention, _ATTENTION),
+    (LatentAttention, {**_LATENT, **_LATENT_TOO}), (FeedForward, _FEED_FORWARD),
     (Experts, _EXPERTS), (Norm, _NORM), (Residual, _RESIDUAL), (Convolution, _CONVOLUTION),
     (Learned, _LEARNED), (Sinusoidal, _SINUSOIDAL), (Rotary, _ROTARY), (RotaryScaling, _SCALING),
     (RelativeBias, _RELATIVE), (ALiBi, _ALIBI), (Window, _WINDOW), (Blocks, _BLOCKS),
@@ -275,6 +287,12 @@ class _Keywords:
     )
     window: int | None = option(
         "attend to at most this many neighbouring tokens. None disables it.", None, least=1
+    )
+    kv_lora_rank: int | None = option(
+        "makes the attention a `config.LatentAttention`, with a latent vector of this width for "
+        "keys and values (DeepSeek-V2). None disables it.",
+        None,
+        least=2,
     )
     block_size: int | None = option(
         '`"encoder"` only, instead of a `window`: attend to the token\'s own block of this '
@@ -655,7 +673,7 @@ def block(values: Mapping[str, Any]) -> Block:
     if values.get("convolution_size"):
         convolution = Convolution(**_taken(values, _CONVOLUTION))
     return Block(
-        mixer=attention(values),
+        mixer=mixer(values),
         feed_forward=feed_forward(values),
         norm=Norm(**_taken(values, _NORM)),
         residual=Residual(order=_order(values), **_taken(values, _RESIDUAL)),
@@ -691,6 +709,44 @@ def _order(values: Mapping[str, Any]) -> str:
     if chosen not in _ORDERS:
         raise ValueError("`parallel_residual` and `normalize_output` cannot be combined.")
     return _ORDERS[chosen]
+
+
+# Keywords of attention that a `LatentAttention` has no value for.
+_NOT_LATENT = (
+    "num_key_value_heads", "head_dim", "key_bias", "attention_output_bias", "query_key_norm",
+    "attention_soft_cap", "attention_sinks", "score", *PATTERN, "rotary_dim", "relative_bias",
+    "grid_bias", "disentangled",
+)  # fmt: skip
+
+
+def mixer(values: Mapping[str, Any]) -> Mixer:
+    """Return the attention for values by flat names: a `LatentAttention` or an `Attention`."""
+    if values.get("kv_lora_rank") is None:
+        _needs(values, _LATENT, "kv_lora_rank")
+        return attention(values)
+    bias = values.get("attention_bias")
+    bias = values.get("use_bias", True) if bias is None else bias
+    usual = {"num_key_value_heads": values["num_heads"], "key_bias": bias}
+    usual["attention_output_bias"] = bias
+    given = [
+        name
+        for name in _NOT_LATENT
+        if values.get(name) not in (None, False, DEFAULTS[name], usual.get(name))
+        or (name in usual and values.get(name) not in (None, usual[name]))
+    ]
+    if values.get("position") in ("relative", "alibi"):
+        given.append("position")
+    if given:
+        raise ValueError(
+            f"`{given[0]}`={shorten(values[given[0]])} and `kv_lora_rank` cannot be combined: a "
+            "`config.LatentAttention` has no such value."
+        )
+    return LatentAttention(
+        bias=bias,
+        scale=values.get("score_scale"),
+        position=rotary(values),
+        **_taken(values, {**_LATENT, **_LATENT_TOO}),
+    )
 
 
 def attention(values: Mapping[str, Any]) -> Attention:
@@ -958,7 +1014,7 @@ def _side_values(one: Side) -> dict[str, Any]:
         "pooler": one.pooler == "tanh",
         "mean_pooler": one.pooler == "mean",
         "position": "none",
-        **({} if one.attention is None else _attention_values(one.attention)),
+        **next((_mixer_values(b.mixer) for b in one.every_block if b.mixer.attends), {}),
         **block_values(one.block),
     }
     if tokens:
@@ -989,7 +1045,7 @@ def block_values(one: Block) -> dict[str, Any]:
     order = next(chosen for chosen, name in _ORDERS.items() if name == one.residual.order)
     convolution = _given(one.convolution, _CONVOLUTION) or {"convolution_size": 0}
     return {
-        **(_attention_values(one.mixer) if isinstance(one.mixer, Attention) else {}),
+        **_mixer_values(one.mixer),
         **_feed_forward_values(one.feed_forward),
         **_given(one.norm, _NORM),
         **_given(one.residual, _RESIDUAL),
@@ -1006,6 +1062,28 @@ def _feed_forward_values(one: FeedForward) -> dict[str, Any]:
     return {**values, "num_experts": 0, "expert_dim": one.dense_dim}
 
 
+def _mixer_values(one: Mixer) -> dict[str, Any]:
+    """Return the values of attention by flat names; an empty dict for another mixer."""
+    if isinstance(one, LatentAttention):
+        return {
+            **_given(one, {**_LATENT, **_LATENT_TOO}),
+            "num_key_value_heads": one.num_heads,
+            "attention_bias": one.bias,
+            "key_bias": one.bias,
+            "attention_output_bias": one.bias,
+            "score_scale": one.scale,
+            **_rotary_values(one.position),
+        }
+    return _attention_values(one) if isinstance(one, Attention) else {}
+
+
+def _rotary_values(one: Rotary | None) -> dict[str, Any]:
+    if one is None:
+        return {"position": "none"}
+    scaling = _given(one.scaling, _SCALING) or {"rotary_scaling": None}
+    return {"position": "rotary", **_given(one, _ROTARY), **scaling}
+
+
 def _attention_values(one: Attention) -> dict[str, Any]:
     """Return the values of an attention by flat names, for the parts that it has."""
     bias, norm = one.score_bias, one.query_key_norm
@@ -1017,22 +1095,21 @@ def _attention_values(one: Attention) -> dict[str, Any]:
         "query_key_norm_per_head": norm == "per_head",
         "score": one.score,
         "score_scale": one.scale,
-        "position": "none",
+        **_rotary_values(one.position),
+        "kv_lora_rank": None,
         "relative_bias": isinstance(bias, RelativeBias),
         "grid_bias": bias.tables if isinstance(bias, GridBias) else None,
         "disentangled": bias.projections if isinstance(bias, Disentangled) else None,
         "window": None,
         "block_size": None,
     }
-    if isinstance(bias, RelativeBias):
+    if isinstance(bias, RelativeBias) and one.position is None:
         values["position"] = "relative"
     if isinstance(bias, (RelativeBias, Disentangled)):
         values |= _given(bias, _RELATIVE)
     elif isinstance(bias, ALiBi):
-        values |= {"position": "alibi", **_given(bias, _ALIBI)}
-    if one.position is not None:
-        values |= {"position": "rotary", **_given(one.position, _ROTARY)}
-        values |= _given(one.position.scaling, _SCALING) or {"rotary_scaling": None}
+        values |= _given(bias, _ALIBI)
+        values["position"] = "alibi" if one.position is None else "rotary"
     if isinstance(one.pattern, Window):
         values |= _given(one.pattern, _WINDOW)
     elif isinstance(one.pattern, Blocks):
@@ -1087,14 +1164,20 @@ def derived_values(values: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-# Keyword -> the type of the part that has the value, and the value's name there. (A keyword that
-# chooses a part, such as `window`, is not a value.)
-_VALUES = {
-    flat: (known, ours)
-    for known, table in _TABLES
-    for flat, ours in table.items()
-    if flat not in _Keywords.__dataclass_fields__
-}
+def _places() -> dict[str, tuple[tuple[type[Part], ...], str]]:
+    """Return for each keyword the types of the parts that have the value, and its name there.
+
+    A keyword that chooses a part, such as `window`, is not a value.
+    """
+    found: dict[str, tuple[tuple[type[Part], ...], str]] = {}
+    for known, table in _TABLES:
+        for flat, ours in table.items():
+            if flat not in _Keywords.__dataclass_fields__:
+                found[flat] = ((*found.get(flat, ((),))[0], known), ours)
+    return found
+
+
+_VALUES = _places()
 
 
 def changed(part_: Any, values: Mapping[str, Any]) -> Any:
@@ -1118,8 +1201,8 @@ def changed(part_: Any, values: Mapping[str, Any]) -> Any:
     return part_
 
 
-def _changed(one: Any, known: type[Part], ours: str, value: Any) -> tuple[Any, bool]:
-    """Return a part with a value changed in all parts of a type, and whether any was found."""
+def _changed(one: Any, known: tuple[type[Part], ...], ours: str, value: Any) -> tuple[Any, bool]:
+    """Return a part with a value changed in all parts of these types, and whether any was found."""
     if isinstance(one, tuple):
         each = [_changed(x, known, ours, value) for x in one]
         return tuple(x for x, _ in each), any(found for _, found in each)

@@ -1,5 +1,7 @@
 """Positions of tokens: added to the states of a side, or rotated into queries and keys."""
 
+import math
+
 from keras_transformer.config.options import Part, option, part
 from keras_transformer.config.weight import Weight, weight_of
 from keras_transformer.support.checking import is_number, shorten
@@ -153,6 +155,18 @@ class RotaryScaling(Part):
         "whole numbers.",
         True,
     )
+    mscale: float | None = option(
+        '`"yarn"`: together with `mscale_all_dim`, rotated queries and keys are multiplied by '
+        "`m(mscale) / m(mscale_all_dim)` with `m(x) = 0.1 x ln(factor) + 1`, in place of `m(1)`.",
+        None,
+        positive=True,
+    )
+    mscale_all_dim: float | None = option(
+        '`"yarn"`: see `mscale`. The scores of a `LatentAttention` are also multiplied by '
+        "`m(mscale_all_dim) ** 2` (DeepSeek-V2).",
+        None,
+        positive=True,
+    )
     short_factors: tuple | list | None = option(
         '`"longrope"`: divisors of the angle of each pair, up to `original_length`.', None
     )
@@ -167,8 +181,23 @@ class RotaryScaling(Part):
                 f"(`rotary_max_turns`), received {self.low_freq_factor} and "
                 f"{self.high_freq_factor}."
             )
+        for name in ("mscale", "mscale_all_dim"):
+            if getattr(self, name) is not None and self.method != "yarn":
+                raise ValueError(f"`{name}` needs the method 'yarn', received {self.method!r}.")
+        if self.mscale is not None and self.mscale_all_dim is None:
+            raise ValueError("`mscale` has an effect only together with `mscale_all_dim`.")
         if self.method == "longrope" and self.original_length == 1:
             raise ValueError("rotary_scaling='longrope' needs a `rotary_original_length` above 1.")
+
+    @property
+    def score_factor(self) -> float:
+        """Factor of all scores of a `LatentAttention`."""
+        return yarn_factor(self.factor, self.mscale_all_dim or 0.0) ** 2
+
+
+def yarn_factor(factor: float, mscale: float = 1.0) -> float:
+    """Return the factor of queries and keys of a sequence that is `factor` times as long."""
+    return 0.1 * mscale * math.log(factor) + 1.0 if factor > 1 else 1.0
 
 
 @part

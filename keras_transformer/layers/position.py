@@ -10,6 +10,7 @@ import numpy as np
 from keras import ops
 
 from keras_transformer.config import ROTARY_SCALINGS, Axial, Learned, Rotary, Side, Sinusoidal
+from keras_transformer.config.positions import yarn_factor
 from keras_transformer.kernels.indexing import look_up
 from keras_transformer.kernels.rotary import rotate
 from keras_transformer.layers.arguments import ChecksCall, SavesArguments, checked_options
@@ -329,6 +330,8 @@ class RotaryEmbedding(ChecksCall, SavesArguments, Rematerializable, keras.layers
         min_turns, max_turns: float, numbers of turns within `original_length`.
         original_length: int, the longest sequence in training.
         truncate: bool, whether `"yarn"` rounds the bounds of its interpolation to whole pairs.
+        mscale, mscale_all_dim: float, with which `"yarn"` multiplies scores by
+            `(m(mscale) / m(mscale_all_dim))^2` instead, with `m(x) = 0.1 x ln(factor) + 1`.
         interleaved: bool, whether neighbouring features form pairs (GPT-J).
         short_factors, long_factors: list of float, the divisors of each pair for `"longrope"`.
         **kwargs: as in `keras.layers.Layer`.
@@ -365,7 +368,8 @@ class RotaryEmbedding(ChecksCall, SavesArguments, Rematerializable, keras.layers
         name: f"rotary_{name}"
         for name in (
             "base", "dim", "scaling", "factor", "min_turns", "max_turns", "original_length",
-            "truncate", "interleaved", "short_factors", "long_factors",
+            "truncate", "mscale", "mscale_all_dim", "interleaved", "short_factors",
+            "long_factors",
         )
     }  # fmt: skip
     axes: ClassVar = {
@@ -387,6 +391,8 @@ class RotaryEmbedding(ChecksCall, SavesArguments, Rematerializable, keras.layers
         interleaved: bool = False,
         short_factors: Sequence[float] | None = None,
         long_factors: Sequence[float] | None = None,
+        mscale: float | None = None,
+        mscale_all_dim: float | None = None,
         **kwargs,
     ):
         super().__init__(**kwargs)
@@ -413,6 +419,11 @@ class RotaryEmbedding(ChecksCall, SavesArguments, Rematerializable, keras.layers
                 "`short_factors` and `long_factors` of rotary positions belong to "
                 f"scaling='longrope', which needs both. Received scaling={scaling!r}."
             )
+        if scaling != "yarn" and (mscale is not None or mscale_all_dim is not None):
+            raise ValueError(
+                "`mscale` and `mscale_all_dim` of rotary positions belong to scaling='yarn', "
+                f"received {scaling!r}."
+            )
         self.base = base
         self.dim = dim
         self.scaling = scaling
@@ -424,6 +435,8 @@ class RotaryEmbedding(ChecksCall, SavesArguments, Rematerializable, keras.layers
         self.interleaved = interleaved
         self.short_factors = short_factors
         self.long_factors = long_factors
+        self.mscale = mscale
+        self.mscale_all_dim = mscale_all_dim
         # Whether the angles of all tokens depend on the number of tokens.
         self.by_length = scaling in ("dynamic", "longrope")
         self.built = True  # There is nothing to build, but `quantize` requires built layers.
@@ -522,7 +535,10 @@ class RotaryEmbedding(ChecksCall, SavesArguments, Rematerializable, keras.layers
         if self.factor <= 1 or self.scaling not in ("yarn", "longrope"):
             return 1.0
         if self.scaling == "yarn":
-            return 0.1 * math.log(self.factor) + 1
+            if self.mscale is None or self.mscale_all_dim is None:
+                return yarn_factor(self.factor)
+            each = (yarn_factor(self.factor, x) for x in (self.mscale, self.mscale_all_dim))
+            return next(each) / next(each)
         return math.sqrt(1 + math.log(self.factor) / math.log(self.original_length))
 
     def compute_output_shape(self, inputs_shape, positions_shape=None):
