@@ -94,16 +94,52 @@ class Experts(FeedForward, kind="experts"):
         "width of dense feed-forward layers outside the blocks. Defaults to `dim`.", None, least=1
     )
     shared_dim: int = option(
-        "width of an additional expert for all tokens, with a gate of its own. 0 disables it.",
-        0,
-        least=0,
+        "width of an additional expert for all tokens. 0 disables it.", 0, least=0
+    )
+    shared_gate: bool = option(
+        "the output of the shared expert is multiplied by a gate of its own; otherwise it is added "
+        "as it is (DeepSeek).",
+        True,
     )
     normalize_weights: bool = option(
         "the weights of a token's experts sum to 1; otherwise they are probabilities over all "
         "experts.",
         True,
     )
+    weight_scale: float = option(
+        "factor of the weights of a token's experts (DeepSeek's routed scaling factor).",
+        1.0,
+        positive=True,
+    )
     router_bias: bool = option("a bias on the router's scores.", False)
+    router_activation: str = option(
+        'function from the router\'s scores to the weights of experts: `"softmax"` over all '
+        'experts, or `"sigmoid"` of each (DeepSeek-V3).',
+        "softmax",
+        choices=("softmax", "sigmoid"),
+    )
+    correction_bias: bool = option(
+        "a bias on the weights of experts for the choice of a token's experts alone, which "
+        "balances their load and is not trained by gradients (DeepSeek-V3).",
+        False,
+    )
+    groups: int = option(
+        "number of groups of consecutive experts, of which a token uses experts of `group_limit` "
+        "only.",
+        1,
+        least=1,
+    )
+    group_limit: int | None = option(
+        "number of groups that the experts of a token are from. Defaults to `groups`.",
+        None,
+        least=1,
+    )
+    group_score: str = option(
+        'score by which groups are chosen: the `"max"` over their experts (DeepSeek-V2), or the '
+        'sum of the `"top_two"` (DeepSeek-V3).',
+        "max",
+        choices=("max", "top_two"),
+    )
     capacity_factor: float | None = option(
         "in training, an expert takes at most this multiple of its equal share of a batch's "
         "tokens. None disables the limit.",
@@ -130,6 +166,9 @@ class Experts(FeedForward, kind="experts"):
             raise ValueError(
                 f"experts_per_token={self.per_token} is more than num_experts={self.number}."
             )
+        if self.group_limit is None:
+            object.__setattr__(self, "group_limit", self.groups)
+        check_groups(self.number, self.per_token, self.groups, self.group_limit, self.group_score)
 
     @property
     def dense_dim(self):
@@ -146,10 +185,12 @@ class Experts(FeedForward, kind="experts"):
         shared = ()
         if self.shared_dim:
             shared = self._projections(f"{name}/shared", "shared_expert_dim")
-            shared += weight_of(f"{name}/shared_score/kernel", "hidden_dim", "one")
+            if self.shared_gate:
+                shared += weight_of(f"{name}/shared_score/kernel", "hidden_dim", "one")
         return (
             *weight_of(f"{name}/router/kernel", "hidden_dim", "all_experts"),
             *(weight_of(f"{name}/router/bias", "all_experts") if self.router_bias else ()),
+            *(weight_of(f"{name}/correction_bias", "all_experts") if self.correction_bias else ()),
             *of_experts("intermediate", "hidden_dim", "expert_dim"),
             *(of_experts("gate", "hidden_dim", "expert_dim") if self.gated else ()),
             *of_experts("output", "expert_dim", "hidden_dim"),
@@ -165,3 +206,33 @@ class Experts(FeedForward, kind="experts"):
             "shared_expert_dim": self.shared_dim,
             "one": 1,
         }
+
+
+def check_groups(number: int, per_token: int, groups: int, limit: int, score: str) -> None:
+    """Raise ValueError if experts cannot be chosen from groups.
+
+    Args:
+        number: int, number of experts.
+        per_token: int, number of experts of a token.
+        groups: int, number of groups.
+        limit: int, number of groups that a token's experts are from.
+        score: str, `"max"` or `"top_two"`.
+    """
+    if number % groups:
+        raise ValueError(
+            f"expert_groups={groups} must divide num_experts={number}, so that all groups are of "
+            "one size."
+        )
+    if limit > groups:
+        raise ValueError(f"expert_group_limit={limit} is more than expert_groups={groups}.")
+    size = number // groups
+    if per_token > limit * size:
+        raise ValueError(
+            f"experts_per_token={per_token} is more than the {limit * size} experts of "
+            f"expert_group_limit={limit} groups."
+        )
+    if groups > 1 and score == "top_two" and size < 2:
+        raise ValueError(
+            f"expert_group_score='top_two' needs groups of 2 experts or more, received {number} "
+            f"experts in {groups} groups."
+        )

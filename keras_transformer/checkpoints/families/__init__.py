@@ -10,6 +10,7 @@ from keras_transformer.checkpoints.families.base.family import Family
 from keras_transformer.checkpoints.families.decoders.bloom import BLOOM
 from keras_transformer.checkpoints.families.decoders.cohere import COHERE
 from keras_transformer.checkpoints.families.decoders.cohere2 import COHERE2
+from keras_transformer.checkpoints.families.decoders.deepseek import DEEPSEEK_V2, DEEPSEEK_V3
 from keras_transformer.checkpoints.families.decoders.falcon import FALCON
 from keras_transformer.checkpoints.families.decoders.gemma import GEMMA, GEMMA2, GEMMA3
 from keras_transformer.checkpoints.families.decoders.gpt import GPT, GPT2
@@ -101,6 +102,8 @@ FAMILIES = {
         QWEN2_MOE,
         QWEN3_MOE,
         GPT_OSS,
+        DEEPSEEK_V2,
+        DEEPSEEK_V3,
         OPT,
         BLOOM,
         GPTJ,

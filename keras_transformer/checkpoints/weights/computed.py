@@ -40,7 +40,8 @@ def _rotary(config: TransformerConfig, name: str, array: np.ndarray) -> Iterator
     layers = side.layers if number is None else [side.layer(int(number[1]))]
     for layer in {id(layer): layer for layer in layers if layer.position == "rotary"}.values():
         rotary = RotaryEmbedding.from_part(layer.only_side.block.mixer.position)
-        dim = layer.head_dim if rotary.dim is None else rotary.dim
+        width = layer.head_dim if layer.kv_lora_rank is None else layer.qk_rope_head_dim
+        dim = width if rotary.dim is None else rotary.dim
         yield rotary.frequencies(dim)
         # Older releases stored the frequencies before scaling.
         yield RotaryEmbedding(rotary.base).frequencies(dim)

@@ -13,6 +13,7 @@ from keras_transformer.checkpoints.families.base.family import (
 from keras_transformer.checkpoints.heads import END_IDS, START_ID
 from keras_transformer.checkpoints.weights.tables import WeightLine, layers
 from keras_transformer.config import MOST_LAYERS, ROTARY_SCALINGS, SIDES, TransformerConfig
+from keras_transformer.config.positions import yarn_factor
 
 # BERT's block, with learned positions.
 ENCODER = {
@@ -206,6 +207,8 @@ def rotary(
             options |= {low: config.rotary_min_turns, high: config.rotary_max_turns}
             options["original_max_position_embeddings"] = config.rotary_original_length
             options["truncate"] = config.rotary_truncate
+            known = {"mscale": config.rotary_mscale, "mscale_all_dim": config.rotary_mscale_all_dim}
+            options |= {name: value for name, value in known.items() if value is not None}
         return {"rope_parameters": options}
 
     return Conversion(read, write)
@@ -233,11 +236,21 @@ def _read_stretch(values: Values, options: Values, kind: str) -> dict[str, Any]:
     if kind == "dynamic":
         return ours | {"rotary_original_length": longest}
     low, high = _TURNS[kind]
-    for name in ("mscale", "mscale_all_dim"):
-        if options.get(name):
-            raise ValueError(f"{name}={options[name]!r} of rope_parameters is not supported.")
+    mscale, of_all = (
+        number(options, name, None, float) if options.get(name) else None
+        for name in ("mscale", "mscale_all_dim")
+    )
+    if kind == "yarn":
+        # Transformers uses the first only together with the second.
+        mscale = None if of_all is None else mscale
+        ours |= {"rotary_mscale": mscale, "rotary_mscale_all_dim": of_all}
+    elif mscale or of_all:
+        raise ValueError(
+            "mscale and mscale_all_dim of rope_parameters are not supported for "
+            f"rope_type={kind!r}, only for 'yarn'."
+        )
     raised = options.get("attention_factor")
-    if raised is not None and raised != 0.1 * math.log(ours["rotary_factor"]) + 1:
+    if raised is not None and raised != _attention_factor(ours["rotary_factor"], mscale, of_all):
         raise ValueError(f"attention_factor={raised!r} of rope_parameters is not supported.")
     return ours | {
         "rotary_min_turns": number(options, low, 1.0, float),
@@ -245,6 +258,13 @@ def _read_stretch(values: Values, options: Values, kind: str) -> dict[str, Any]:
         "rotary_original_length": _read_original_length(values, options, longest),
         "rotary_truncate": options.get("truncate", True),
     }
+
+
+def _attention_factor(factor: float, mscale: float | None, of_all: float | None) -> float:
+    """Return the factor of rotated queries and keys, as Transformers derives it for yarn."""
+    if mscale is None or of_all is None:
+        return yarn_factor(factor)
+    return yarn_factor(factor, mscale) / yarn_factor(factor, of_all)
 
 
 def _read_original_length(values: Values, options: Values, longest: Any) -> int:
