@@ -275,11 +275,7 @@ def match(
         for name in (*line.names, line.counter)
     }
     apart = names.folders_apart(actual)
-    left = {
-        c: n
-        for c, n in actual.items()
-        if c not in has_place and not (apart and c.startswith(apart))
-    }
+    left = {c: n for c, n in actual.items() if c not in has_place and not c.startswith(apart)}
     if around is None:
         left_over = [
             n
