@@ -76,7 +76,7 @@ class Mixer(Part):
     def kept_numbers(self, hidden_dim: int) -> int:
         """Return about how many numbers per token are kept for the gradient of the mixer.
 
-        Numbers for each pair of a query and a key are not included, see `num_heads`.
+        The scores of a mixer that `attends` are not included.
         """
         return 4 * hidden_dim
 
@@ -373,7 +373,8 @@ class LatentAttention(Mixer, kind="latent_attention"):
         return {"num_heads": self.num_heads}
 
     def pair_products(self, queries, keys):
-        return queries * keys * self.num_heads * (self.qk_head_dim + self.v_head_dim)
+        # Heads of one width, to which the narrower ones are padded.
+        return 2 * queries * keys * self.num_heads * max(self.qk_head_dim, self.v_head_dim)
 
     def cached_products(self, keys):
         # Queries meet the latent vectors and rotated keys themselves, and so do the weights.
