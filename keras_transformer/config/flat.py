@@ -82,6 +82,7 @@ _LATENT = {
     "v_head_dim": "v_head_dim",
     "latent_norm_epsilon": "norm_epsilon",
 }
+_OF_HEAD = ("qk_nope_head_dim", "qk_rope_head_dim")  # whose sum is the width of a head
 _LATENT_TOO = {"num_heads": "num_heads", "attention_dropout": "dropout"}
 _FEED_FORWARD = {
     "activation": "activation", "gated": "gated", "gate_limit": "gate_limit", "use_bias": "bias",
@@ -733,8 +734,9 @@ def mixer(values: Mapping[str, Any]) -> Mixer:
         return attention(values)
     bias = values.get("attention_bias")
     bias = values.get("use_bias", True) if bias is None else bias
-    usual = {"num_key_value_heads": values["num_heads"], "key_bias": bias}
-    usual["attention_output_bias"] = bias
+    widths = (values.get(name, DEFAULTS[name]) for name in _OF_HEAD)
+    usual = {"num_key_value_heads": values["num_heads"], "head_dim": sum(widths)}
+    usual |= {"key_bias": bias, "attention_output_bias": bias}
     given = [
         name
         for name in _NOT_LATENT
@@ -1075,6 +1077,7 @@ def _mixer_values(one: Mixer) -> dict[str, Any]:
         return {
             **_given(one, {**_LATENT, **_LATENT_TOO}),
             "num_key_value_heads": one.num_heads,
+            "head_dim": one.qk_head_dim,
             "attention_bias": one.bias,
             "key_bias": one.bias,
             "attention_output_bias": one.bias,
@@ -1147,8 +1150,11 @@ def derived_values(values: Mapping[str, Any]) -> dict[str, Any]:
         return own.get("vocabulary_size", values["vocabulary_size"]), dim
 
     bias = values["use_bias"] if values["attention_bias"] is None else values["attention_bias"]
+    head_dim = None if heads is None or hidden_dim % heads else hidden_dim // heads
+    if values["kv_lora_rank"] is not None:
+        head_dim = sum(values[name] for name in _OF_HEAD)
     return {
-        "head_dim": None if heads is None or hidden_dim % heads else hidden_dim // heads,
+        "head_dim": head_dim,
         "num_key_value_heads": heads,
         "num_decoder_layers": (
             decoder.get("num_layers", values["num_layers"]) if seq2seq else None

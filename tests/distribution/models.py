@@ -33,8 +33,26 @@ def config(kind: str, **values) -> kt.TransformerConfig:
         "load_balancing_factor": 0.1,
         "router_z_loss_factor": 0.1,
     }
+    own["latent"] = {
+        **{n: x for n, x in own["decoder"].items() if n != "num_key_value_heads"},
+        "head_dim": None,
+        "kv_lora_rank": 6,
+        "q_lora_rank": 10,
+        "qk_nope_head_dim": 4,
+        "qk_rope_head_dim": 2,
+        "v_head_dim": 3,
+        "num_experts": 8,
+        "expert_dim": 12,
+        "shared_expert_dim": 8,
+        "shared_expert_gate": False,
+        "router_activation": "sigmoid",
+        "router_correction_bias": True,
+        "expert_groups": 4,
+        "expert_group_limit": 2,
+        "expert_group_score": "top_two",
+    }
     own = {name: {"kind": name, **of_kind} for name, of_kind in own.items()}
-    own["experts"]["kind"] = "decoder"
+    own["experts"]["kind"] = own["latent"]["kind"] = "decoder"
     return kt.TransformerConfig(**{**_SIZES, **own[kind], **values})
 
 
@@ -81,7 +99,7 @@ class Batches(keras.utils.PyDataset):
             places = np.stack([np.arange(3)] * rows).astype("int32")
             x = {"token_ids": inputs, "padding_mask": mask, "mask_positions": places}
             return x, targets[:, :3], (places < lengths[:, None] - 1).astype("float32")
-        if self.kind in ("decoder", "experts"):
+        if self.kind in ("decoder", "experts", "latent"):
             return {"token_ids": inputs, "padding_mask": mask}, targets, mask.astype("float32")
         x = {
             "encoder_token_ids": inputs[:, :7],
