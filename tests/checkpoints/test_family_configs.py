@@ -67,6 +67,21 @@ _RELATIVE = {
         ({**_RELATIVE, "relative_attention": False}, "with relative_attention=False, only"),
         ({**_RELATIVE, "norm_rel_ebd": "none"}, "norm_rel_ebd='none' is not supported"),
         ({**_RELATIVE, "position_buckets": 512}, "position_buckets=512 must be below 512"),
+        ({"model_type": "deepseek_v2", "topk_method": "noaux_tc"}, "topk_method='noaux_tc' is not"),
+        ({"model_type": "deepseek_v2", "norm_topk_prob": True}, "norm_topk_prob=True is not"),
+        ({"model_type": "deepseek_v3", "n_shared_experts": 0}, "n_shared_experts must be at least"),
+        ({"model_type": "deepseek_v3", "scoring_func": "softmax"}, "scoring_func='softmax' is not"),
+        (
+            {"model_type": "deepseek_v3", "num_attention_heads": 8, "num_key_value_heads": 4},
+            "num_key_value_heads=4 is not supported with num_attention_heads=8",
+        ),
+        (
+            {
+                "model_type": "deepseek_v2",
+                "rope_scaling": {"type": "linear", "factor": 2.0, "mscale_all_dim": 1.0},
+            },
+            "mscale_all_dim=1.0 of rope_parameters is supported only for rope_type='yarn'",
+        ),
         ({"model_type": "albert", "inner_group_num": "2"}, "inner_group_num must be a number"),
         ({"model_type": "gpt2", "add_cross_attention": True}, "add_cross_attention=True"),
         ({"model_type": "t5", "feed_forward_proj": "gated-gated-gelu"}, "feed_forward_proj"),

@@ -106,6 +106,83 @@ def test_a_step_of_fit_is_that_of_a_loop(torch, options, inputs):
     assert float(evaluated) == pytest.approx(np.mean(outputs[mask] ** 2), rel=1e-5)
 
 
+ROUTER = {
+    "num_experts": 8,
+    "expert_dim": 6,
+    "experts_per_token": 3,
+    "expert_groups": 4,
+    "expert_group_limit": 2,
+}
+
+
+def weights_of_experts(layer, inputs):
+    """The weight of each expert for each token, in NumPy, one token at a time."""
+    tokens = inputs.reshape(-1, inputs.shape[-1]).astype("float64")
+    scores = tokens @ numpy(layer.router.kernel).astype("float64")
+    found = np.zeros_like(scores)
+    for row, x in zip(found, scores, strict=True):
+        sigmoid = layer.router_activation == "sigmoid"
+        shares = 1 / (1 + np.exp(-x)) if sigmoid else np.exp(x) / np.exp(x).sum()
+        choice = shares if layer.correction_bias is None else shares + numpy(layer.correction_bias)
+        groups = np.sort(choice.reshape(layer.groups, -1), axis=1)
+        best = groups[:, -2:].sum(1) if layer.group_score == "top_two" else groups[:, -1]
+        size = groups.shape[1]
+        kept = [g * size + i for g in np.argsort(best)[-layer.group_limit :] for i in range(size)]
+        chosen = sorted(kept, key=lambda e: choice[e])[-layer.experts_per_token :]
+        total = shares[chosen].sum() if layer.normalize_expert_weights else 1.0
+        row[chosen] = layer.expert_weight_scale * shares[chosen] / total
+    return found
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"normalize_expert_weights": False},
+        {
+            "router_activation": "sigmoid",
+            "router_correction_bias": True,
+            "expert_group_score": "top_two",
+            "expert_weight_scale": 2.5,
+        },
+    ],
+    ids=["DeepSeek-V2", "DeepSeek-V3"],
+)
+def test_experts_of_the_best_groups(options):
+    layer = made(MANY, **ROUTER, **options)
+    weights, chosen = layer._routed(MANY.reshape(-1, 8), None, False)
+    found = np.zeros((len(chosen), 8))
+    np.put_along_axis(found, numpy(chosen), numpy(weights), axis=1)
+    assert_close(found, weights_of_experts(layer, MANY), atol=1e-5)
+    everywhere = made(MANY, **{**ROUTER, "expert_group_limit": 4}, **options)
+    assert differs(everywhere._routed(MANY.reshape(-1, 8), None, False)[0], weights)
+
+
+@pytest.mark.one_backend
+def test_a_shared_expert_without_a_gate_is_added_as_it_is():
+    options = {**PLAIN, "shared_expert_dim": 5, "shared_expert_gate": False}
+    layer, alone = made(FEW, **options), MixtureOfExperts(**PLAIN)
+    alone.build(FEW.shape)
+    shared = {v.path for v in layer.shared.weights}
+    alone.set_weights([numpy(v) for v in layer.weights if v.path not in shared])
+    assert_close(layer(FEW), numpy(alone(FEW)) + numpy(layer.shared(FEW)), atol=1e-6)
+
+
+@pytest.mark.one_backend
+def test_the_bias_of_the_choice_is_not_trained():
+    router = {"router_activation": "sigmoid", "router_correction_bias": True}
+    lm = model(**router, load_balancing_factor=0.1)
+    ids = np.random.default_rng(0).integers(1, 11, (2, 7))
+    experts = lm.backbone.decoder.blocks[0].feed_forward
+    bias = experts.correction_bias
+    bias.assign([5.0, -0.5, 0.25, 0.0])
+    lm.fit({"token_ids": ids}, ids, verbose=0)
+    assert numpy(bias).tolist() == [5.0, -0.5, 0.25, 0.0]
+    lm.freeze(layers=0, embeddings=False)
+    assert not bias.trainable and bias.dtype == "float32"
+    _, chosen = experts._routed(FEW.reshape(-1, 8), None, True)
+    assert (numpy(chosen) == 0).any(axis=1).all()
+
+
 def test_a_capacity_is_for_the_first_choices_of_the_first_tokens():
     """All choose expert 0 first and expert 1 then; padding does not take a place."""
     inputs = np.ones((1, 6, 8), "float32")
@@ -184,6 +261,16 @@ def test_what_does_not_go_is_refused():
         model(experts_per_token=5)
     with pytest.raises(ValueError, match="`gate_limit` needs `gated`"):
         model(gate_limit=7.0)
+    with pytest.raises(ValueError, match="expert_groups=3 must divide num_experts=4"):
+        model(expert_groups=3)
+    with pytest.raises(ValueError, match="expert_group_limit=3 is more than expert_groups=2"):
+        model(expert_groups=2, expert_group_limit=3)
+    with pytest.raises(ValueError, match="is more than the 1 experts of expert_group_limit=1"):
+        MixtureOfExperts(4, 6, expert_groups=4, expert_group_limit=1)
+    with pytest.raises(ValueError, match="'top_two' needs groups of 2 experts or more"):
+        model(expert_groups=4, expert_group_score="top_two")
+    with pytest.raises(ValueError, match="`router_activation` must be one of 'softmax'"):
+        MixtureOfExperts(4, 6, router_activation="tanh")
     lm = model()
     with pytest.raises(ValueError, match="with experts is not quantized"):
         lm.quantize("int8")

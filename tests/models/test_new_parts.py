@@ -121,11 +121,8 @@ def test_beams_packs_and_training(name, made):
     assert together == [lm.generate(prompt, sampler=beams, max_new_tokens=5) for prompt in prompts]
     packed = np.array([[0] * 5 + [1] * 4])
     inputs = {"token_ids": IDS[:1], "pack_ids": packed}
-    if name in (
-        "convolutions",
-        "hybrid",
-        "latent",
-    ):  # chunks and added positions count from the row's start
+    # Chunks and added positions count from the row's start.
+    if name in ("convolutions", "hybrid", "latent"):
         positions = np.array([[*range(5), *range(4)]])
         states = backbone({**inputs, "position_ids": positions})
         assert_close(states[:, 5:], backbone({"token_ids": IDS[:1, 5:]}), atol=1e-5)
