@@ -46,6 +46,9 @@ _LLAMA3 = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 16,
 }
+_OF_EXPERTS = (
+    "moe_intermediate_size", "n_routed_experts", "num_experts_per_tok", "pad_token_id",
+)  # fmt: skip
 _LATENT = {
     **{name: x for name, x in LLAMA.items() if name != "num_key_value_heads"},
     "kv_lora_rank": 6,
@@ -59,6 +62,7 @@ _LATENT = {
     "pad_token_id": 0,
 }
 _V3 = {**_LATENT, "num_key_value_heads": LLAMA["num_attention_heads"]}
+_GLM = {**LLAMA, **{name: _LATENT[name] for name in _OF_EXPERTS}}
 _GROUPS = {"n_group": 4, "topk_group": 2}
 _MSCALE = {"mscale": 0.7, "mscale_all_dim": 1.3}
 
@@ -345,6 +349,29 @@ CONFIGS = {
                 "routed_scaling_factor": 1.0,
                 "rms_norm_eps": 1e-3,
             },
+        ],
+    ),
+    "glm4_moe": (
+        "Glm4Moe",
+        [
+            {**_GLM, "hidden_size": 24},
+            {**_GLM, **_GROUPS, "head_dim": 10, "use_qk_norm": True, "attention_bias": True},
+            {
+                **_GLM,
+                "head_dim": 6,
+                "num_hidden_layers": 3,
+                "first_k_dense_replace": 0,
+                "norm_topk_prob": False,
+                "rope_parameters": {**_YARN, "partial_rotary_factor": 1.0},
+            },
+        ],
+    ),
+    "glm4_moe_lite": (
+        "Glm4MoeLite",
+        [
+            _V3,
+            {**_V3, **_GROUPS, "mlp_layer_types": ["sparse", "dense"], "attention_bias": True},
+            {**_V3, "mlp_layer_types": ["sparse"] * 2, "q_lora_rank": None, "v_head_dim": 14},
         ],
     ),
     "opt": (

@@ -325,6 +325,8 @@ _GENERATING = [
     "gpt_oss",
     "deepseek_v2",
     "deepseek_v3",
+    "glm4_moe",
+    "glm4_moe_lite",
     "opt",
     "bloom",
     "gptj",

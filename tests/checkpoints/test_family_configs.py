@@ -70,6 +70,8 @@ _RELATIVE = {
         ({"model_type": "deepseek_v2", "topk_method": "noaux_tc"}, "topk_method='noaux_tc' is not"),
         ({"model_type": "deepseek_v2", "norm_topk_prob": True}, "norm_topk_prob=True is not"),
         ({"model_type": "deepseek_v3", "n_shared_experts": 0}, "n_shared_experts must be at least"),
+        ({"model_type": "deepseek_v3", "quantization_config": {"a": 1}}, "Take a checkpoint in bf"),
+        ({"model_type": "glm4_moe_lite", "mlp_layer_types": ["x"]}, "mlp_layer_types must be a"),
         ({"model_type": "deepseek_v3", "scoring_func": "softmax"}, "scoring_func='softmax' is not"),
         (
             {"model_type": "deepseek_v3", "num_attention_heads": 8, "num_key_value_heads": 4},

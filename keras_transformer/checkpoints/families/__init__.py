@@ -13,6 +13,7 @@ from keras_transformer.checkpoints.families.decoders.cohere2 import COHERE2
 from keras_transformer.checkpoints.families.decoders.deepseek import DEEPSEEK_V2, DEEPSEEK_V3
 from keras_transformer.checkpoints.families.decoders.falcon import FALCON
 from keras_transformer.checkpoints.families.decoders.gemma import GEMMA, GEMMA2, GEMMA3
+from keras_transformer.checkpoints.families.decoders.glm4_moe import GLM4_MOE, GLM4_MOE_LITE
 from keras_transformer.checkpoints.families.decoders.gpt import GPT, GPT2
 from keras_transformer.checkpoints.families.decoders.gpt_neox import GPT_NEOX
 from keras_transformer.checkpoints.families.decoders.gpt_oss import GPT_OSS
@@ -104,6 +105,8 @@ FAMILIES = {
         GPT_OSS,
         DEEPSEEK_V2,
         DEEPSEEK_V3,
+        GLM4_MOE,
+        GLM4_MOE_LITE,
         OPT,
         BLOOM,
         GPTJ,

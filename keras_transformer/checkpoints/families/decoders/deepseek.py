@@ -2,8 +2,6 @@
 
 DeepseekV3: DeepSeek-AI 2024, https://arxiv.org/abs/2412.19437.
 
-Glm4MoeLite: Zeng et al. 2025, https://arxiv.org/abs/2508.06471.
-
 Latent attention, and after some dense layers experts with a shared one. The experts of a token are
 from few groups; from version 3 on, a bias balances their choice. The layers that predict further
 tokens in training are not loaded.
@@ -79,7 +77,7 @@ class _OfHeads(WeightLine):
         return dataclasses.replace(self, sizes=sizes, groups=config.num_heads)
 
 
-_WEIGHTS = (
+WEIGHTS = (
     *layers({"token_embedding": "embed_tokens", "decoder/final_norm": "norm"}),
     output_matrix("lm_head.weight"),
     *layers(_LAYER, _OURS, _THEIRS),
@@ -117,56 +115,72 @@ def _read_heads(values: Values) -> dict[str, Any]:
     return {}
 
 
-_HEADS = Conversion(_read_heads, lambda config: {"num_key_value_heads": config.num_heads})
+def _refuse_bytes(values: Values) -> dict[str, Any]:
+    if values.get("quantization_config"):
+        raise ValueError(
+            "The weights of this checkpoint are quantized, see quantization_config, and are not "
+            "read. Take a checkpoint in bfloat16."
+        )
+    return {}
 
 
-def experts_behind(
-    default_layers: int, default_experts: int, default_dim: int, shared: int, dense: int
-) -> Conversion:
-    """Return a conversion of the first layers, which are dense, and of the experts of the others.
+HEADS = Conversion(_read_heads, lambda config: {"num_key_value_heads": config.num_heads})
+NOT_QUANTIZED = Conversion(_refuse_bytes, lambda config: {})
+LATENT_ROTARY = Conversion(_read_rotary, _ROTARY.write)
+
+
+def first_dense(default_layers: int, default: int) -> Conversion:
+    """Return a conversion of `first_k_dense_replace` to and from a list: which layers have experts.
 
     Args:
         default_layers: int, default of `num_hidden_layers`.
-        default_experts: int, default of `n_routed_experts`.
-        default_dim: int, default of `moe_intermediate_size`.
-        shared: int, default of `n_shared_experts`.
-        dense: int, default of `first_k_dense_replace`.
+        default: int, default of `first_k_dense_replace`.
     """
 
     def read(values: Values) -> dict[str, Any]:
-        count, first = (
-            number(values, name, default)
-            for name, default in (
-                ("num_hidden_layers", default_layers),
-                ("first_k_dense_replace", dense),
-            )
-        )
-        if not 0 < count <= MOST_LAYERS:
-            raise ValueError(f"num_hidden_layers={count} is not from 1 to {MOST_LAYERS:,}.")
-        return read_experts(values, [i >= first for i in range(count)])
+        first = number(values, "first_k_dense_replace", default)
+        return {"sparse": [i >= first for i in range(number_of_layers(values, default_layers))]}
 
-    def read_experts(values: Values, sparse: list[bool]) -> dict[str, Any]:
-        width = number(values, "moe_intermediate_size", default_dim)
+    return Conversion(read, lambda sparse: {"first_k_dense_replace": sparse.count(False)})
+
+
+def number_of_layers(values: Values, default: int) -> int:
+    """Return `num_hidden_layers`. Raises ValueError if it is not the depth of a model."""
+    count = number(values, "num_hidden_layers", default)
+    if not 0 < count <= MOST_LAYERS:
+        raise ValueError(f"num_hidden_layers={count} is not from 1 to {MOST_LAYERS:,}.")
+    return count
+
+
+def experts(number_of: int, width: int, shared: int, places: Conversion) -> Conversion:
+    """Return a conversion of experts, those shared by all tokens, and the layers that have them.
+
+    Args:
+        number_of: int, default of `n_routed_experts`.
+        width: int, default of `moe_intermediate_size`.
+        shared: int, default of `n_shared_experts`.
+        places: conversion of the published values to `{"sparse": list}`, and of the list to them.
+    """
+
+    def read(values: Values) -> dict[str, Any]:
+        dim = number(values, "moe_intermediate_size", width)
         of_all = number(values, "n_shared_experts", shared)
         if of_all < 1:
             raise ValueError(f"n_shared_experts must be at least 1, received {of_all}.")
-        found = number(values, "n_routed_experts", default_experts)
+        found = number(values, "n_routed_experts", number_of)
         own = {True: {"num_experts": found}, False: {"num_experts": 0}}
-        return {
-            "expert_dim": width,
-            "shared_expert_dim": of_all * width,
-            **cycle_of_layers(sparse, own),
-        }
+        kinds = cycle_of_layers(places.read(values)["sparse"], own)
+        return {"expert_dim": dim, "shared_expert_dim": of_all * dim, **kinds}
 
     def write(config: TransformerConfig) -> dict[str, Any]:
         each = [layer.num_experts for layer in config.layers]
-        # Without experts their sizes do not matter.
-        shared_dim = config.shared_expert_dim if any(each) else config.expert_dim
+        # In a model without experts their sizes do not matter.
+        of_all = config.shared_expert_dim // config.expert_dim if any(each) else shared
         return {
-            "first_k_dense_replace": each.count(0),
-            "n_routed_experts": max(each) or 1,
+            **places.write([count > 0 for count in each]),
+            "n_routed_experts": max(each) or number_of,
             "moe_intermediate_size": config.expert_dim,
-            "n_shared_experts": max(shared_dim // config.expert_dim, 1),
+            "n_shared_experts": of_all,
         }
 
     return Conversion(read, write)
@@ -210,7 +224,7 @@ _PER_TOKEN = Conversion(
     lambda values: {"experts_per_token": values.get("num_experts_per_tok") or 6},
     lambda config: {"num_experts_per_tok": config.experts_per_token},
 )
-_LATENT = {
+LATENT = {
     "kv_lora_rank": ConfigField("kv_lora_rank", 512),
     "q_lora_rank": ConfigField("q_lora_rank", 1536),
     "qk_nope_head_dim": ConfigField("qk_nope_head_dim", 128),
@@ -218,12 +232,12 @@ _LATENT = {
     "v_head_dim": ConfigField("v_head_dim", 128),
     "attention_bias": ConfigField("attention_bias", False),
 }
-_FIELDS = {
+FIELDS = {
     name: field
     for name, field in LLAMA.fields.items()
     if name not in ("num_key_value_heads", "head_dim", "mlp_bias")
 }
-_CONSTANTS = {
+CONSTANTS = {
     **LLAMA.constants,
     "use_bias": False,
     "latent_norm_epsilon": 1e-6,
@@ -234,16 +248,17 @@ DEEPSEEK_V2 = Family(
     model_type="deepseek_v2",
     architecture="DeepseekV2Model",
     fields={
-        **_FIELDS,
-        **_LATENT,
+        **FIELDS,
+        **LATENT,
         "vocab_size": ConfigField("vocabulary_size", 102400),
         "routed_scaling_factor": ConfigField("expert_weight_scale", 1.0),
     },
-    constants={**_CONSTANTS, "rotary_interleaved": True, "normalize_expert_weights": False},
+    constants={**CONSTANTS, "rotary_interleaved": True, "normalize_expert_weights": False},
     conversions=(
-        Conversion(_read_rotary, _ROTARY.write),
-        _HEADS,
-        experts_behind(32, 64, 1407, shared=2, dense=0),
+        LATENT_ROTARY,
+        HEADS,
+        NOT_QUANTIZED,
+        experts(64, 1407, 2, first_dense(32, 0)),
         groups(None, None, _is_limited),
         _PER_TOKEN,
     ),
@@ -253,14 +268,14 @@ DEEPSEEK_V2 = Family(
         "scoring_func": "softmax",
         "moe_layer_freq": 1,
     },
-    weights=_WEIGHTS,
+    weights=WEIGHTS,
     heads=decoder_heads(),
     names=Names(prefixes=("model.",)),
 )
 
 # What only a layer that predicts further tokens has.
 FURTHER_TOKENS = "eh_proj.weight"
-_NO_FURTHER_TOKENS = Conversion(lambda values: {}, lambda config: {"num_nextn_predict_layers": 0})
+NO_FURTHER_TOKENS = Conversion(lambda values: {}, lambda config: {"num_nextn_predict_layers": 0})
 V3_ROUTER = {
     "router_activation": "sigmoid",
     "router_correction_bias": True,
@@ -273,8 +288,8 @@ DEEPSEEK_V3 = dataclasses.replace(
     model_type="deepseek_v3",
     architecture="DeepseekV3Model",
     fields={
-        **_FIELDS,
-        **_LATENT,
+        **FIELDS,
+        **LATENT,
         "vocab_size": ConfigField("vocabulary_size", 129280),
         "hidden_size": ConfigField("hidden_dim", 7168),
         "num_hidden_layers": ConfigField("num_layers", 61),
@@ -286,16 +301,17 @@ DEEPSEEK_V3 = dataclasses.replace(
         "routed_scaling_factor": ConfigField("expert_weight_scale", 2.5),
         "rope_interleave": ConfigField("rotary_interleaved", True),
     },
-    constants={**_CONSTANTS, **V3_ROUTER},
+    constants={**CONSTANTS, **V3_ROUTER},
     conversions=(
-        Conversion(_read_rotary, _ROTARY.write),
-        _HEADS,
-        experts_behind(61, 256, 2048, shared=1, dense=3),
+        LATENT_ROTARY,
+        HEADS,
+        NOT_QUANTIZED,
+        experts(256, 2048, 1, first_dense(61, 3)),
         groups(8, 4),
-        _NO_FURTHER_TOKENS,
+        NO_FURTHER_TOKENS,
     ),
     required={"topk_method": "noaux_tc", "scoring_func": "sigmoid", "moe_layer_freq": 1},
-    weights=(*_WEIGHTS, CORRECTION),
+    weights=(*WEIGHTS, CORRECTION),
     heads=decoder_heads(tokens="score"),
     names=Names(prefixes=("model.",), apart=FURTHER_TOKENS),
 )
