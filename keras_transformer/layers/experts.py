@@ -402,5 +402,5 @@ class MixtureOfExperts(ChecksCall, SavesArguments, Rematerializable, keras.layer
 
 
 def _check_choice(name: str, value: str) -> None:
-    """Raise ValueError if an option is none of its choices in a config."""
+    """Raise ValueError if an option is not one of its choices in a config."""
     check_option(name, value, FIELDS[name])

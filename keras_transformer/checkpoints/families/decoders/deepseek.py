@@ -118,8 +118,8 @@ def _read_heads(values: Values) -> dict[str, Any]:
 def _refuse_bytes(values: Values) -> dict[str, Any]:
     if values.get("quantization_config"):
         raise ValueError(
-            "The weights of this checkpoint are quantized, see quantization_config, and are not "
-            "read. Take a checkpoint in bfloat16."
+            "quantization_config is not supported: the weights are stored in blocks of few bits, "
+            "such as FP8. Take a checkpoint in bfloat16."
         )
     return {}
 
