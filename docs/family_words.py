@@ -137,7 +137,8 @@ def scalings(family: Family) -> list[str]:
     """The kinds of rotary scaling that a family reads."""
     read = []
     config = defaults(family)
-    rotated = config.head_dim if config.rotary_dim is None else config.rotary_dim
+    width = config.head_dim if config.kv_lora_rank is None else config.qk_rope_head_dim
+    rotated = width if config.rotary_dim is None else config.rotary_dim
     ones = [1.0] * (rotated // 2)
     for kind in ROTARY_SCALINGS:
         options = {
@@ -225,9 +226,23 @@ def special(family: Family) -> list[str]:
     if config.num_experts:
         experts = f"{config.num_experts} experts, {config.experts_per_token} a token"
         experts += " and a shared one" if config.shared_expert_dim else ""
+        experts += "" if config.shared_expert_gate else ", which has no gate"
         weights = "together" if config.normalize_expert_weights else "of all"
         biased = ", with a bias" if config.router_bias else ""
-        parts.append(f"{experts}, weights by softmax {weights}{biased}")
+        biased += ", chosen with a bias" if config.router_correction_bias else ""
+        parts.append(f"{experts}, weights by {config.router_activation} {weights}{biased}")
+        if {"expert_groups", "expert_group_limit"} & read:
+            group = {"max": "best expert", "top_two": "best two experts"}
+            parts.append(
+                f"experts of few groups, by the {group[config.expert_group_score]} of each"
+            )
+        if "expert_weight_scale" in read:
+            parts.append("a factor of the experts' weights")
+    if config.kv_lora_rank is not None:
+        narrow = "keys and values" if config.q_lora_rank is None else "queries, keys and values"
+        sizes = (config.qk_nope_head_dim, config.qk_rope_head_dim, config.v_head_dim)
+        widths = "{} and {} rotated features, and values of {}".format(*sizes)
+        parts.append(f"{narrow} by narrow latent vectors, heads of {widths}")
     if config.attention_sinks:
         parts.append("attention to nothing")
     if config.kind == "dual":

@@ -87,8 +87,10 @@ _EXPERTS = {
     "experts_per_token": "per_token",
     "expert_dim": "dim",
     "shared_expert_dim": "shared_dim",
+    "shared_expert_gate": "shared_gate",
     "normalize_expert_weights": "normalize_weights",
     "router_bias": "router_bias",
+    "router": "router",
     "expert_capacity_factor": "capacity_factor",
     "load_balancing_factor": "load_balancing",
     "router_z_loss_factor": "z_loss",
@@ -1068,7 +1070,7 @@ def block_values(one: Block) -> dict[str, Any]:
 def _mixer_values(one: Mixer) -> dict[str, Any]:
     if isinstance(one, Attention):
         return {**_attention_values(one), "mixer": None}
-    return {"mixer": {"kind": one.kind, **one.values()}}
+    return {"mixer": one.to_dict()}
 
 
 def _feed_forward_values(one: FeedForward | None) -> dict[str, Any]:
@@ -1076,7 +1078,8 @@ def _feed_forward_values(one: FeedForward | None) -> dict[str, Any]:
         return {"intermediate_dim": 0, "num_experts": 0}
     values = {**_given(one, _FEED_FORWARD), "intermediate_dim": one.dense_dim}
     if isinstance(one, Experts):
-        return {**values, **_given(one, _EXPERTS)}
+        router = None if one.router is None else one.router.to_dict()
+        return {**values, **_given(one, _EXPERTS), "router": router}
     return {**values, "num_experts": 0, "expert_dim": one.dense_dim}
 
 
@@ -1106,8 +1109,7 @@ def _attention_values(one: Attention) -> dict[str, Any]:
     elif isinstance(bias, ALiBi):
         values |= {"position": "alibi", **_given(bias, _ALIBI)}
     if one.position is not None:
-        values |= {"position": "rotary", **_given(one.position, _ROTARY)}
-        values |= _given(one.position.scaling, _SCALING) or {"rotary_scaling": None}
+        values |= {"position": "rotary", **rotary_values(one.position)}
     if isinstance(one.pattern, Window):
         values |= _given(one.pattern, _WINDOW)
     elif isinstance(one.pattern, Blocks):
@@ -1115,9 +1117,15 @@ def _attention_values(one: Attention) -> dict[str, Any]:
     return values
 
 
+def rotary_values(one: Rotary) -> dict[str, Any]:
+    """Return the values of a rotation by flat names."""
+    scaling = _given(one.scaling, _SCALING) or {"rotary_scaling": None}
+    return {**_given(one, _ROTARY), **scaling}
+
+
 def without_derived(values: Mapping[str, Any]) -> dict[str, Any]:
     """Return the values except those that follow from others, which `parts` derives again."""
-    derived = derived_values({**DEFAULTS, "num_heads": None, **values})
+    derived = derived_values({**DEFAULTS, **values})
     return {
         name: value
         for name, value in values.items()
@@ -1130,6 +1138,8 @@ def derived_values(values: Mapping[str, Any]) -> dict[str, Any]:
     seq2seq = values["kind"] == "seq2seq"
     encoder, decoder = values["encoder"] or {}, values["decoder"] or {}
     hidden_dim, heads = values["hidden_dim"], values["num_heads"]
+    if heads is dataclasses.MISSING:  # a side without attention
+        heads = None
     width = values["embedding_dim"] or hidden_dim
 
     def embedding(own):

@@ -10,7 +10,10 @@ from keras_transformer.config.positions import Rotation
 from keras_transformer.config.score_bias import Disentangled, ScoreBias
 from keras_transformer.config.weight import Weight, dense_of, norm_of, weight_of
 
-__all__ = ["Attention", "Fourier", "GatedDelta", "Mixer", "ShortConvolution", "StateSpace"]
+__all__ = [
+    "Attention", "Fourier", "GatedDelta", "LatentAttention", "Mixer", "ShortConvolution",
+    "StateSpace",
+]  # fmt: skip
 
 SCORES = ("scaled_dot", "dot", "general", "additive", "cosine", "location")
 
@@ -27,10 +30,12 @@ class Mixer(Part):
         name: name of the layer in a block, and of its weights.
         bidirectional: whether a token always sees the tokens behind it, so that only an encoder can
             have the mixer.
+        attends: whether the layer returns attention weights and projections if asked for.
     """
 
     name: ClassVar[str] = "mixer"
     bidirectional: ClassVar[bool] = False
+    attends: ClassVar[bool] = False
 
     def for_width(self, hidden_dim: int) -> "Mixer":
         """Return the mixer with the sizes that follow from the width of the states.
@@ -71,8 +76,15 @@ class Mixer(Part):
         """Return the number of multiplications of queries with keys, without the projections."""
         return 0
 
+    def cached_products(self, keys: int, hidden_dim: int) -> int:
+        """Return the number of multiplications of one query with keys from a cache."""
+        return self.pair_products(1, keys, hidden_dim)
+
     def kept_numbers(self, hidden_dim: int) -> int:
-        """Return about how many numbers per token are kept for the gradient of the mixer."""
+        """Return about how many numbers per token are kept for the gradient of the mixer.
+
+        The scores of a mixer that `attends` are not included.
+        """
         return 4 * hidden_dim
 
     def cached(self, hidden_dim: int) -> tuple:
@@ -91,6 +103,7 @@ class Attention(Mixer, kind="attention"):
 
     layer = "keras_transformer.layers.attention.multi_head_attention:MultiHeadAttention"
     name = "self_attention"
+    attends = True
 
     num_heads: int = option("number of query heads.", least=1)
     num_key_value_heads: int | None = option(
@@ -276,6 +289,133 @@ class Fourier(Mixer, kind="fourier"):
 
     def cached(self, hidden_dim):
         raise ValueError("A Fourier transform reads whole texts, so it has no cache.")
+
+
+@part
+class LatentAttention(Mixer, kind="latent_attention"):
+    """`layers.mixers.latent_attention.MultiHeadLatentAttention`: one compressed vector a token.
+
+    The keys and values of all heads are projected from one narrow latent vector for each token, and
+    all heads share one rotated key beside it. A cache keeps only these two. The names of the sizes
+    are those of DeepSeek-V2, which introduced it.
+    """
+
+    layer = "keras_transformer.layers.mixers.latent_attention:MultiHeadLatentAttention"
+    name = "self_attention"
+    attends = True
+
+    num_heads: int = option("number of query heads.", least=1)
+    kv_lora_rank: int = option(
+        "width of the latent vector that keys and values are projected from, an even number.",
+        least=2,
+    )
+    q_lora_rank: int | None = option(
+        "width of the latent vector that queries are projected from. None projects them from the "
+        "states themselves.",
+        None,
+        least=1,
+    )
+    qk_nope_head_dim: int = option(
+        "width of a head's queries and keys without the rotated features.", 128, least=1
+    )
+    qk_rope_head_dim: int = option(
+        "number of rotated features of each query, and of the key that all heads share; an even "
+        "number.",
+        64,
+        least=2,
+    )
+    v_head_dim: int = option("width of a head's values.", 128, least=1)
+    bias: bool = option(
+        "biases of the projections from the states to latent vectors, and of the output.", False
+    )
+    norm_epsilon: float = option(
+        "epsilon of the norms of the latent vectors, which are of the type of the block's norms.",
+        1e-6,
+        positive=True,
+    )
+    scale: float | None = option(
+        "factor of the scores. Defaults to `(qk_nope_head_dim + qk_rope_head_dim) ** -0.5`.",
+        None,
+        positive=True,
+    )
+    dropout: float = option(
+        "dropout rate on the attention weights.", 0.0, rate=True, changeable=True
+    )
+    position: Rotation | None = option(
+        "rotation of the last features of queries and of the shared key.", None
+    )
+
+    def check(self):
+        for name in ("kv_lora_rank", "qk_rope_head_dim"):
+            if getattr(self, name) % 2:
+                raise ValueError(f"`{name}` must be even, received {getattr(self, name)}.")
+
+    @property
+    def qk_head_dim(self) -> int:
+        """Width of a head's queries and keys."""
+        return self.qk_nope_head_dim + self.qk_rope_head_dim
+
+    def for_side(self, hidden_dim, max_length):
+        if self.position is None:
+            return self
+        position = self.position.for_side(self.qk_rope_head_dim, max_length)
+        return self.replace(position=position)
+
+    def weights(self, name, norm, inputs="hidden_dim"):
+        queries = "hidden_dim"
+        weights: tuple[Weight, ...] = ()
+        if self.q_lora_rank is not None:
+            queries = "query_latent"
+            weights += dense_of(f"{name}/query_down", "hidden_dim", queries, self.bias)
+            weights += norm_of(f"{name}/query_norm", norm, queries)
+        return (
+            *weights,
+            *dense_of(f"{name}/query", queries, "query_heads", bias=False),
+            *dense_of(f"{name}/latent", inputs, "latent_and_key", self.bias),
+            *norm_of(f"{name}/latent_norm", norm, "latent"),
+            *dense_of(f"{name}/key", "latent", "key_heads", bias=False),
+            *dense_of(f"{name}/value", "latent", "value_heads", bias=False),
+            *dense_of(f"{name}/output", "value_heads", "hidden_dim", self.bias),
+        )
+
+    def sizes(self, hidden_dim):
+        heads, rank = self.num_heads, self.kv_lora_rank
+        return {
+            "query_latent": self.q_lora_rank or 0,
+            "latent": rank,
+            "latent_and_key": rank + self.qk_rope_head_dim,
+            "query_heads": heads * self.qk_head_dim,
+            "key_heads": heads * self.qk_nope_head_dim,
+            "value_heads": heads * self.v_head_dim,
+        }
+
+    @property
+    def uses_positions(self):
+        return self.position is not None
+
+    @property
+    def divided(self):
+        return {"num_heads": self.num_heads}
+
+    def pair_products(self, queries, keys, hidden_dim):
+        # Heads of one width, to which the narrower ones are padded.
+        return 2 * queries * keys * self.num_heads * max(self.qk_head_dim, self.v_head_dim)
+
+    def cached_products(self, keys, hidden_dim):
+        # Queries meet the latent vectors and rotated keys themselves, and so do the weights.
+        return 2 * keys * self.num_heads * (self.kv_lora_rank + self.qk_rope_head_dim)
+
+    def kept_numbers(self, hidden_dim):
+        # Heads of queries, keys and values and of the sum, and the latent vectors with their norms.
+        heads = self.num_heads * (
+            2 * self.qk_head_dim + self.qk_nope_head_dim + 3 * self.v_head_dim
+        )
+        return heads + 3 * (self.kv_lora_rank + (self.q_lora_rank or 0)) + self.qk_rope_head_dim
+
+    def cached(self, hidden_dim):
+        # Each latent vector and its rotated key are kept in two halves, as the key and the value of
+        # one head.
+        return 1, (self.kv_lora_rank + self.qk_rope_head_dim) // 2, None
 
 
 @part

@@ -21,10 +21,12 @@ from keras_transformer.config import (
     Disentangled,
     Experts,
     GridBias,
+    LatentAttention,
     Learned,
     Projector,
     RelativeBias,
     Residual,
+    Router,
     ShortConvolution,
     Side,
     Similarity,
@@ -156,7 +158,8 @@ def _every_weight() -> tuple[Weight, ...]:
         )
     ]
     window = Window(size=1, global_projection=True, group_size=1)
-    experts = Experts(number=2, dim=1, gated=True, shared_dim=1, router_bias=True)
+    router = Router(correction_bias=True)
+    experts = Experts(number=2, dim=1, gated=True, shared_dim=1, router_bias=True, router=router)
     layers = (Dense(dim=1, gated=True), experts, experts)
     found: tuple[Weight, ...] = (*TABLE, *_REVERSE, *OUTPUT_BIAS)
     for attention, feed_forward in zip(attentions, layers, strict=True):
@@ -177,7 +180,9 @@ def _every_weight() -> tuple[Weight, ...]:
         found += block.weights(cross_attention=True) + before_blocks(side)
         found += attention.score_bias.weights("layer_norm")
     for mixer in (ShortConvolution(bias=True), StateSpace(num_heads=1, head_dim=1, bias=True)):
-        found += mixer.weights("mixer", "layer_norm")
+        found += mixer.weights(mixer.name, "layer_norm")
+    latent = LatentAttention(num_heads=1, kv_lora_rank=2, q_lora_rank=1, bias=True)
+    found += latent.weights(latent.name, "layer_norm")
     found += dense_of("embedding_projection", "embedding_dim", "hidden_dim")
     found += weight_of("token_projection/kernel", "embedding_dim", "hidden_dim")
     for kind in NORMALIZATIONS:
@@ -415,6 +420,11 @@ def shapes_of(weights: Iterable[Weight], config: TransformerConfig, **sizes: int
 def is_average(path: str) -> bool:
     """Return whether a variable is a moving average over batches, which is never trained."""
     return path.split("/")[-1] in ("moving_mean", "moving_variance")
+
+
+def is_frozen(path: str) -> bool:
+    """Return whether gradients never train a variable: an average, or the bias of a choice."""
+    return is_average(path) or path.split("/")[-1] == "correction_bias"
 
 
 def is_before_blocks(path: str) -> bool:

@@ -4,8 +4,8 @@ from typing import Any, ClassVar
 
 import keras
 
-from keras_transformer.config import Attention, Experts, Mixer
 from keras_transformer.config import Block as BlockPart
+from keras_transformer.config import Experts, Mixer
 from keras_transformer.kernels.products import onednn_matmul_scope
 from keras_transformer.layers.arguments import (
     ChecksCall,
@@ -258,7 +258,7 @@ class Block(ChecksCall, SavesArguments, Rematerializable, keras.layers.Layer):
         visibility = AttentionMask.given(visibility, mask)
         asked, extra = output_flags(return_attention_scores, return_projections)
         options = {"training": training}
-        attends = isinstance(self.config.mixer, Attention)
+        attends = self.config.mixer.attends
         updated = {"cross": None}
         rest = extra if cache is None else [*extra, updated]
         # A cache's padding covers its slots.
@@ -377,7 +377,7 @@ class Block(ChecksCall, SavesArguments, Rematerializable, keras.layers.Layer):
         queries, weights = 1 if given["first_only"] else length, None
         output = keras.KerasTensor((batch, queries, dim), self.compute_dtype)
         if asked:
-            if cache is not None or not isinstance(self.config.mixer, Attention):
+            if cache is not None or not self.config.mixer.attends:
                 return keras.layers.Layer.compute_output_spec(self, *args, **kwargs)
             shape = (batch, self.config.mixer.num_heads, queries, length)
             weights = {"self": keras.KerasTensor(shape, "float32")}

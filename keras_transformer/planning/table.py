@@ -47,12 +47,17 @@ def _shares(plan) -> str:
     config, parts = plan.config, plan.model_parallel
     if parts == 1:
         return "a device holds the whole model"
-    if "num_heads" not in config.flat:
+    mixers = (block.mixer for block in config.last_side.every_block)
+    mixer = next((mixer for mixer in mixers if mixer.attends), None)
+    if mixer is None:
         return f"a device holds the mixers, and a part of {parts} of the other matrices"
-    shared = config.num_key_value_heads // parts
-    heads = f"{config.num_heads // parts} of {config.num_heads} heads"
-    if config.num_key_value_heads != config.num_heads:
-        heads += f" ({shared} of keys and values)"
+    count = mixer.num_heads
+    heads, shared = (
+        f"{count // parts} of {count} heads",
+        getattr(mixer, "num_key_value_heads", count),
+    )
+    if shared != count:
+        heads += f" ({shared // parts} of keys and values)"
     if config.num_experts:
         return f"a device holds {heads} and {config.num_experts // parts} experts"
     return f"a device holds {heads} and {config.intermediate_dim // parts:,} inner features"

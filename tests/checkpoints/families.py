@@ -114,6 +114,8 @@ def make(model_type, number, suffix, seed=0, **values):
                 offset = 1.0 if name.endswith("var") else 0.0
                 noise = torch.rand(buffer.shape, generator=random)
                 buffer.copy_(offset + 0.5 * noise)
+            elif name.endswith("e_score_correction_bias"):
+                buffer.copy_(0.3 * torch.randn(buffer.shape, generator=random))
     if hasattr(model, "final_logits_bias"):
         model.final_logits_bias.copy_(torch.randn(model.final_logits_bias.shape, generator=random))
     return model

@@ -117,6 +117,25 @@ _LLAMA3 = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 16,
 }
+_OF_EXPERTS = (
+    "moe_intermediate_size", "n_routed_experts", "num_experts_per_tok", "pad_token_id",
+)  # fmt: skip
+_LATENT = {
+    **{name: x for name, x in LLAMA.items() if name != "num_key_value_heads"},
+    "kv_lora_rank": 6,
+    "q_lora_rank": 10,
+    "qk_nope_head_dim": 6,
+    "qk_rope_head_dim": 4,
+    "v_head_dim": 5,
+    "moe_intermediate_size": 8,
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 3,
+    "pad_token_id": 0,
+}
+_V3 = {**_LATENT, "num_key_value_heads": LLAMA["num_attention_heads"]}
+_GLM = {**LLAMA, **{name: _LATENT[name] for name in _OF_EXPERTS}}
+_GROUPS = {"n_group": 4, "topk_group": 2}
+_MSCALE = {"mscale": 0.7, "mscale_all_dim": 1.3}
 
 CONFIGS = {
     "openai-gpt": (
@@ -545,6 +564,78 @@ CONFIGS = {
                 "rope_parameters": {**_YARN, "truncate": True},
                 "num_experts_per_tok": 1,
             },
+        ],
+    ),
+    "deepseek_v2": (
+        "DeepseekV2",
+        [
+            {**_LATENT, "first_k_dense_replace": 1, "n_shared_experts": 2},
+            {
+                **_LATENT,
+                **_GROUPS,
+                "topk_method": "group_limited_greedy",
+                "q_lora_rank": None,
+                "routed_scaling_factor": 1.6,
+                "rope_parameters": {**_YARN, **_MSCALE},
+            },
+            {
+                **_LATENT,
+                "num_hidden_layers": 3,
+                "first_k_dense_replace": 2,
+                "attention_bias": True,
+                "v_head_dim": 12,
+                "rms_norm_eps": 1e-3,
+                "rope_parameters": {**_YARN, "mscale_all_dim": 0.8},
+            },
+        ],
+    ),
+    "deepseek_v3": (
+        "DeepseekV3",
+        [
+            {**_V3, **_GROUPS, "first_k_dense_replace": 1},
+            {
+                **_V3,
+                **_GROUPS,
+                "first_k_dense_replace": 0,
+                "q_lora_rank": None,
+                "norm_topk_prob": False,
+                "rope_interleave": False,
+                "rope_parameters": {**_YARN, "mscale": 1.0, "mscale_all_dim": 1.0},
+            },
+            {
+                **_V3,
+                "n_group": 1,
+                "topk_group": 1,
+                "first_k_dense_replace": 1,
+                "num_hidden_layers": 3,
+                "attention_bias": True,
+                "n_shared_experts": 2,
+                "routed_scaling_factor": 1.0,
+                "rms_norm_eps": 1e-3,
+            },
+        ],
+    ),
+    "glm4_moe": (
+        "Glm4Moe",
+        [
+            {**_GLM, "hidden_size": 24},
+            {**_GLM, **_GROUPS, "head_dim": 10, "use_qk_norm": True, "attention_bias": True},
+            {
+                **_GLM,
+                "head_dim": 6,
+                "num_hidden_layers": 3,
+                "first_k_dense_replace": 0,
+                "norm_topk_prob": False,
+                "rope_parameters": {**_YARN, "partial_rotary_factor": 1.0},
+            },
+        ],
+    ),
+    "glm4_moe_lite": (
+        "Glm4MoeLite",
+        [
+            _V3,
+            {**_V3, **_GROUPS, "mlp_layer_types": ["sparse", "dense"], "attention_bias": True},
+            {**_V3, "mlp_layer_types": ["sparse"] * 2, "q_lora_rank": None, "v_head_dim": 14},
         ],
     ),
     "opt": (

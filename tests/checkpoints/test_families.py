@@ -250,6 +250,8 @@ _WRITTEN_OTHERWISE = [
     "qwen3_next",
     "olmo_hybrid",
     "gpt_oss",
+    "deepseek_v2",
+    "deepseek_v3",
 ]
 
 
@@ -263,6 +265,8 @@ def test_same_gradients_read_like_weights(tmp_path, model_type):
     expected = backbone_variables(load_backbone(saved(reference, tmp_path / "gradients")))
     assert expected.keys() == gradients.keys()
     for path, variable in expected.items():
+        if not variable.trainable:  # a buffer of theirs, which has no gradient
+            continue
         value = to_numpy(variable)
         bound = 1e-4 * np.abs(value).max() + 2e-6
         assert np.abs(gradients[path] - value).max() <= bound, path
@@ -363,6 +367,10 @@ _GENERATING = [
     "qwen2_moe",
     "qwen3_moe",
     "gpt_oss",
+    "deepseek_v2",
+    "deepseek_v3",
+    "glm4_moe",
+    "glm4_moe_lite",
     "opt",
     "bloom",
     "gptj",

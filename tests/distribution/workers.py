@@ -25,6 +25,7 @@ MESHES = {
     "decoder": [(8, 1), (1, 4), (2, 4)],
     "experts": [(2, 4)],
     "recurrent": [(2, 4)],
+    "latent": [(2, 4)],
     "seq2seq": [(2, 4)],
 }
 

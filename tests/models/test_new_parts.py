@@ -1,4 +1,4 @@
-"""Parts that no keyword of a config describes: a convolution as mixer, chunks, axial positions."""
+"""Models of parts that no keyword describes: convolutions, chunks, axial positions, mixers."""
 
 import sys
 
@@ -40,6 +40,14 @@ def model(*mixers, position=None, **values):
     return backbone
 
 
+LATENT = parts.LatentAttention(
+    num_heads=2,
+    kv_lora_rank=6,
+    qk_nope_head_dim=4,
+    qk_rope_head_dim=2,
+    v_head_dim=3,
+    position=parts.Rotary(),
+)
 CONVOLUTION = parts.ShortConvolution(size=3, bias=True)
 STATES = parts.StateSpace(num_heads=4, head_dim=3, state_dim=5, num_groups=2, chunk_size=4)
 DELTA = parts.GatedDelta(num_key_heads=2, num_value_heads=4, key_dim=5, value_dim=3, chunk_size=4)
@@ -53,6 +61,7 @@ MODELS = {
     "delta": ((DELTA,), {}),
     "delta_hybrid": ((DELTA, DELTA, GATED), {}),
     "chunks": ((ATTENTION.replace(pattern=parts.Chunks(size=4)), ATTENTION), {}),
+    "latent": ((LATENT, ATTENTION), {}),
     "axial": ((ATTENTION.replace(position=None),), {"position": parts.Axial(rows=6, columns=4)}),
 }
 every = pytest.mark.parametrize("name", MODELS)
@@ -126,11 +135,8 @@ def test_beams_packs_and_training(name, made):
     assert together == [lm.generate(prompt, sampler=beams, max_new_tokens=5) for prompt in prompts]
     packed = np.array([[0] * 5 + [1] * 4])
     inputs = {"token_ids": IDS[:1], "pack_ids": packed}
-    if name in (
-        "convolutions",
-        "hybrid",
-        *RECURRENT,
-    ):  # chunks and added positions count from the row's start
+    # Chunks and added positions count from the row's start.
+    if name in ("convolutions", "hybrid", "latent", *RECURRENT):
         positions = np.array([[*range(5), *range(4)]])
         states = backbone({**inputs, "position_ids": positions})
         assert_close(states[:, 5:], backbone({"token_ids": IDS[:1, 5:]}), atol=1e-5)

@@ -12,6 +12,7 @@ from keras_transformer.checkpoints.families.decoders.bloom import BLOOM
 from keras_transformer.checkpoints.families.decoders.codegen import CODEGEN
 from keras_transformer.checkpoints.families.decoders.cohere import COHERE
 from keras_transformer.checkpoints.families.decoders.cohere2 import COHERE2
+from keras_transformer.checkpoints.families.decoders.deepseek import DEEPSEEK_V2, DEEPSEEK_V3
 from keras_transformer.checkpoints.families.decoders.ernie4_5 import ERNIE4_5
 from keras_transformer.checkpoints.families.decoders.exaone4 import EXAONE4
 from keras_transformer.checkpoints.families.decoders.falcon import FALCON
@@ -22,6 +23,7 @@ from keras_transformer.checkpoints.families.decoders.gated_delta import (
 )
 from keras_transformer.checkpoints.families.decoders.gemma import GEMMA, GEMMA2, GEMMA3
 from keras_transformer.checkpoints.families.decoders.glm import GLM, GLM4
+from keras_transformer.checkpoints.families.decoders.glm4_moe import GLM4_MOE, GLM4_MOE_LITE
 from keras_transformer.checkpoints.families.decoders.gpt import GPT, GPT2
 from keras_transformer.checkpoints.families.decoders.gpt_bigcode import GPT_BIGCODE
 from keras_transformer.checkpoints.families.decoders.gpt_neo import GPT_NEO
@@ -170,6 +172,10 @@ FAMILIES = {
         QWEN2_MOE,
         QWEN3_MOE,
         GPT_OSS,
+        DEEPSEEK_V2,
+        DEEPSEEK_V3,
+        GLM4_MOE,
+        GLM4_MOE_LITE,
         OPT,
         BLOOM,
         GPTJ,

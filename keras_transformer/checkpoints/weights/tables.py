@@ -195,6 +195,9 @@ class Names:
     # Patterns of names without a variable in the model: unsupported heads, and tensors used in
     # training only. A `*` never matches tensors outside the head that is loaded.
     ignored: tuple[str, ...] = ()
+    # A folder with a tensor of this name belongs to a part that the model does not have, such as a
+    # layer of multi-token prediction; unless it is one of the model's layers, all of it is ignored.
+    apart: str | None = None
 
     def canonical(self, name: str) -> str:
         """Return the table's name for a tensor of a checkpoint."""
@@ -205,6 +208,13 @@ class Names:
     def ignores(self, name: str) -> bool:
         """Return whether a tensor with this canonical name may be left over."""
         return any(fnmatch.fnmatchcase(name, pattern) for pattern in self.ignored)
+
+    def folders_apart(self, names: Iterable[str]) -> tuple[str, ...]:
+        """Return the beginnings of the canonical names of tensors of parts that are not loaded."""
+        if self.apart is None:
+            return ()
+        end = f".{self.apart}"
+        return tuple(name.removesuffix(self.apart) for name in names if name.endswith(end))
 
 
 def expand(table: Iterable[WeightLine], config: TransformerConfig) -> list[WeightLine]:
@@ -273,7 +283,8 @@ def match(
         if path in shapes or (around is None and path.startswith(_SPARED))
         for name in (*line.names, line.counter)
     }
-    left = {c: n for c, n in actual.items() if c not in has_place}
+    apart = names.folders_apart(actual)
+    left = {c: n for c, n in actual.items() if c not in has_place and not c.startswith(apart)}
     if around is None:
         left_over = [
             n

@@ -23,13 +23,14 @@ from keras_transformer.checkpoints.families.base.shared import (
     cycle_of_layers,
     decoder_heads,
     number,
+    number_of_layers,
     rotary,
 )
 from keras_transformer.checkpoints.families.decoders.llama import LLAMA
 from keras_transformer.checkpoints.families.decoders.olmo2 import OLMO2
 from keras_transformer.checkpoints.families.decoders.qwen_moe import QWEN2_MOE
 from keras_transformer.checkpoints.weights.tables import WeightLine, layers
-from keras_transformer.config import MOST_LAYERS, GatedDelta, TransformerConfig
+from keras_transformer.config import GatedDelta, TransformerConfig
 from keras_transformer.support.checking import shorten
 
 LINEAR = "linear_attention"
@@ -56,10 +57,7 @@ def kinds_of_layers(values: Values, default_layers: int, every: int = 4) -> list
 
     Raises ValueError if no layer has attention.
     """
-    count = number(values, "num_hidden_layers", default_layers)
-    if not 0 < count <= MOST_LAYERS:
-        raise ValueError(f"num_hidden_layers={count} is not from 1 to {MOST_LAYERS:,}.")
-    kinds = values.get("layer_types")
+    count, kinds = number_of_layers(values, default_layers), values.get("layer_types")
     if kinds is None:
         every = max(number(values, "full_attention_interval", every), 1)
         kinds = [LINEAR if (i + 1) % every else FULL for i in range(count)]
