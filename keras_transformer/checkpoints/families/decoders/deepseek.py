@@ -77,7 +77,7 @@ class _OfHeads(WeightLine):
         return dataclasses.replace(self, sizes=sizes, groups=config.num_heads)
 
 
-WEIGHTS = (
+_WEIGHTS = (
     *layers({"token_embedding": "embed_tokens", "decoder/final_norm": "norm"}),
     output_matrix("lm_head.weight"),
     *layers(_LAYER, _OURS, _THEIRS),
@@ -224,7 +224,7 @@ _PER_TOKEN = Conversion(
     lambda values: {"experts_per_token": values.get("num_experts_per_tok") or 6},
     lambda config: {"num_experts_per_tok": config.experts_per_token},
 )
-LATENT = {
+_LATENT = {
     "kv_lora_rank": ConfigField("kv_lora_rank", 512),
     "q_lora_rank": ConfigField("q_lora_rank", 1536),
     "qk_nope_head_dim": ConfigField("qk_nope_head_dim", 128),
@@ -232,12 +232,12 @@ LATENT = {
     "v_head_dim": ConfigField("v_head_dim", 128),
     "attention_bias": ConfigField("attention_bias", False),
 }
-FIELDS = {
+_FIELDS = {
     name: field
     for name, field in LLAMA.fields.items()
     if name not in ("num_key_value_heads", "head_dim", "mlp_bias")
 }
-CONSTANTS = {
+_CONSTANTS = {
     **LLAMA.constants,
     "use_bias": False,
     "latent_norm_epsilon": 1e-6,
@@ -248,12 +248,12 @@ DEEPSEEK_V2 = Family(
     model_type="deepseek_v2",
     architecture="DeepseekV2Model",
     fields={
-        **FIELDS,
-        **LATENT,
+        **_FIELDS,
+        **_LATENT,
         "vocab_size": ConfigField("vocabulary_size", 102400),
         "routed_scaling_factor": ConfigField("expert_weight_scale", 1.0),
     },
-    constants={**CONSTANTS, "rotary_interleaved": True, "normalize_expert_weights": False},
+    constants={**_CONSTANTS, "rotary_interleaved": True, "normalize_expert_weights": False},
     conversions=(
         LATENT_ROTARY,
         HEADS,
@@ -268,13 +268,13 @@ DEEPSEEK_V2 = Family(
         "scoring_func": "softmax",
         "moe_layer_freq": 1,
     },
-    weights=WEIGHTS,
+    weights=_WEIGHTS,
     heads=decoder_heads(),
     names=Names(prefixes=("model.",)),
 )
 
 # What only a layer that predicts further tokens has.
-FURTHER_TOKENS = "eh_proj.weight"
+_FURTHER_TOKENS = "eh_proj.weight"
 NO_FURTHER_TOKENS = Conversion(lambda values: {}, lambda config: {"num_nextn_predict_layers": 0})
 V3_ROUTER = {
     "router_activation": "sigmoid",
@@ -288,8 +288,8 @@ DEEPSEEK_V3 = dataclasses.replace(
     model_type="deepseek_v3",
     architecture="DeepseekV3Model",
     fields={
-        **FIELDS,
-        **LATENT,
+        **_FIELDS,
+        **_LATENT,
         "vocab_size": ConfigField("vocabulary_size", 129280),
         "hidden_size": ConfigField("hidden_dim", 7168),
         "num_hidden_layers": ConfigField("num_layers", 61),
@@ -301,7 +301,7 @@ DEEPSEEK_V3 = dataclasses.replace(
         "routed_scaling_factor": ConfigField("expert_weight_scale", 2.5),
         "rope_interleave": ConfigField("rotary_interleaved", True),
     },
-    constants={**CONSTANTS, **V3_ROUTER},
+    constants={**_CONSTANTS, **V3_ROUTER},
     conversions=(
         LATENT_ROTARY,
         HEADS,
@@ -311,7 +311,7 @@ DEEPSEEK_V3 = dataclasses.replace(
         NO_FURTHER_TOKENS,
     ),
     required={"topk_method": "noaux_tc", "scoring_func": "sigmoid", "moe_layer_freq": 1},
-    weights=(*WEIGHTS, CORRECTION),
+    weights=(*_WEIGHTS, CORRECTION),
     heads=decoder_heads(tokens="score"),
-    names=Names(prefixes=("model.",), apart=FURTHER_TOKENS),
+    names=Names(prefixes=("model.",), apart=_FURTHER_TOKENS),
 )
