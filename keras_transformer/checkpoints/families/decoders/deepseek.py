@@ -91,7 +91,7 @@ class _OfHeads(WeightLine):
         return dataclasses.replace(self, sizes=sizes, groups=mixer.num_heads)
 
 
-WEIGHTS = (
+_WEIGHTS = (
     *layers({"token_embedding": "embed_tokens", "decoder/final_norm": "norm"}),
     output_matrix("lm_head.weight"),
     *layers(_LAYER, _OURS, _THEIRS),
@@ -114,6 +114,7 @@ _SIZES = {
     "qk_rope_head_dim": ("qk_rope_head_dim", 64),
     "v_head_dim": ("v_head_dim", 128),
 }
+_LEFT_OUT = "q_lora_rank"  # null projects queries from the states themselves
 _ALL_DIM = "mscale_all_dim"
 
 
@@ -130,7 +131,7 @@ def latent(interleaved: bool | None = None, **defaults: int) -> Conversion:
     def read(values: Values) -> dict[str, Any]:
         given = {**usual, **values}
         sizes = {
-            ours: None if given[name] is None else number(given, name, None)
+            ours: None if ours == _LEFT_OUT and given[name] is None else number(given, name, None)
             for name, (ours, _) in _SIZES.items()
         }
         of_keys = values.get("num_key_value_heads")
@@ -326,8 +327,8 @@ _OF_MIXER = (
     "num_attention_heads", "num_key_value_heads", "head_dim", "attention_bias",
     "attention_dropout", "mlp_bias",
 )  # fmt: skip
-FIELDS = {name: field for name, field in LLAMA.fields.items() if name not in _OF_MIXER}
-CONSTANTS = {
+_FIELDS = {name: field for name, field in LLAMA.fields.items() if name not in _OF_MIXER}
+_CONSTANTS = {
     **LLAMA.constants,
     "position": "none",  # the mixer has the rotation
     "use_bias": False,
@@ -338,10 +339,10 @@ DEEPSEEK_V2 = Family(
     model_type="deepseek_v2",
     architecture="DeepseekV2Model",
     fields={
-        **FIELDS,
+        **_FIELDS,
         "vocab_size": ConfigField("vocabulary_size", 102400),
     },
-    constants={**CONSTANTS, "normalize_expert_weights": False},
+    constants={**_CONSTANTS, "normalize_expert_weights": False},
     conversions=(
         latent(interleaved=True),
         NOT_QUANTIZED,
@@ -355,13 +356,13 @@ DEEPSEEK_V2 = Family(
         "scoring_func": "softmax",
         "moe_layer_freq": 1,
     },
-    weights=WEIGHTS,
+    weights=_WEIGHTS,
     heads=decoder_heads(),
     names=Names(prefixes=("model.",)),
 )
 
 # What only a layer that predicts further tokens has.
-FURTHER_TOKENS = "eh_proj.weight"
+_FURTHER_TOKENS = "eh_proj.weight"
 NO_FURTHER_TOKENS = Conversion(lambda values: {}, lambda config: {"num_nextn_predict_layers": 0})
 V3_ROUTER = {"activation": "sigmoid", "correction_bias": True, "group_score": "top_two"}
 
@@ -370,7 +371,7 @@ DEEPSEEK_V3 = dataclasses.replace(
     model_type="deepseek_v3",
     architecture="DeepseekV3Model",
     fields={
-        **FIELDS,
+        **_FIELDS,
         "vocab_size": ConfigField("vocabulary_size", 129280),
         "hidden_size": ConfigField("hidden_dim", 7168),
         "num_hidden_layers": ConfigField("num_layers", 61),
@@ -379,7 +380,7 @@ DEEPSEEK_V3 = dataclasses.replace(
         "num_experts_per_tok": ConfigField("experts_per_token", 8),
         "norm_topk_prob": ConfigField("normalize_expert_weights", True),
     },
-    constants=CONSTANTS,
+    constants=_CONSTANTS,
     conversions=(
         latent(num_attention_heads=128),
         NOT_QUANTIZED,
@@ -388,7 +389,7 @@ DEEPSEEK_V3 = dataclasses.replace(
         NO_FURTHER_TOKENS,
     ),
     required={"topk_method": "noaux_tc", "scoring_func": "sigmoid", "moe_layer_freq": 1},
-    weights=(*WEIGHTS, CORRECTION),
+    weights=(*_WEIGHTS, CORRECTION),
     heads=decoder_heads(tokens="score"),
-    names=Names(prefixes=("model.",), apart=FURTHER_TOKENS),
+    names=Names(prefixes=("model.",), apart=_FURTHER_TOKENS),
 )
