@@ -11,7 +11,7 @@ from keras_transformer.checkpoints import families
 from keras_transformer.checkpoints.families.base.family import Family
 from keras_transformer.checkpoints.families.base.shared import SWITCHED_WINDOW
 from keras_transformer.checkpoints.families.encoders.deberta_v2 import RELATIVE_SCORES
-from keras_transformer.config import ROTARY_SCALINGS
+from keras_transformer.config import ROTARY_SCALINGS, LatentAttention, Rotary, Router
 
 # "Name: Authors year", then where the paper is, as the families' modules start.
 PAPER = re.compile(
@@ -31,6 +31,11 @@ _SWITCHES = {
     "rope_theta": "rotary positions in place of learned ones, if the config says so",
     "token_dropout": "masks without an embedding, if the config says so",
     "word_embed_proj_dim": "narrower tokens, projected before positions and logits, if it says so",
+}
+_MIXERS = {
+    "state_space": "a state space in place of attention",
+    "gated_delta": "a gated delta rule in place of most attentions",
+    "fourier": "Fourier transforms without weights in place of attention",
 }
 NORMALIZATIONS = {
     "layer_norm": "LayerNorm",
@@ -116,24 +121,49 @@ def absolute_positions(family: Family) -> str:
         words = "sinusoidal" if config.sinusoidal_interleaved else "sinusoidal, sines first"
         words += ", of Tensor2Tensor" if config.sinusoidal_inclusive else ""
         return words + f", from position {config.position_offset}" * (config.position_offset > 0)
-    if config.position != "rotary":
+    rotary = _rotary(config)
+    if rotary is None:
         return config.position
+    scaling = rotary.scaling
     share = ""
-    if config.rotary_dim is not None:
-        share = f" on {config.rotary_dim / config.head_dim:.0%} of a head"
-    share += "" if config.rotary_truncate else ", not rounded"
-    share += ", of neighbouring features" if config.rotary_interleaved else ""
-    share += ", clockwise" if config.rotary_direction == "clockwise" else ""
-    share += ", queries growing with the position" if config.rotary_query_growth else ""
+    if rotary.dim is not None:
+        share = f" on {rotary.dim / config.head_dim:.0%} of a head"
+    share += ", not rounded" if scaling is not None and not scaling.truncate else ""
+    share += ", of neighbouring features" if rotary.interleaved else ""
+    share += ", clockwise" if rotary.direction == "clockwise" else ""
+    growing = scaling is not None and scaling.query_growth is not None
+    share += ", queries growing with the position" if growing else ""
     stretched = scalings(family)
     return f"rotary{share}" + (f"; scaling {', '.join(stretched)}" if stretched else "")
+
+
+def _rotary(config: TransformerConfig) -> Rotary | None:
+    """The rotation in the last side's mixers, if there is one."""
+    positions = (getattr(each.mixer, "position", None) for each in config.last_side.every_block)
+    return next((position for position in positions if position is not None), None)
+
+
+def _rotated(config: TransformerConfig) -> int:
+    """The number of rotated features of a head, 0 without a rotation."""
+    rotary, mixer = _rotary(config), _latent(config)
+    if rotary is None:
+        return 0
+    if rotary.dim is not None:
+        return rotary.dim
+    return config.head_dim if mixer is None else mixer.qk_rope_head_dim
+
+
+def _latent(config: TransformerConfig) -> LatentAttention | None:
+    """The latent attention of a model, if it has one."""
+    mixers = (block.mixer for block in config.last_side.every_block)
+    return next((mixer for mixer in mixers if isinstance(mixer, LatentAttention)), None)
 
 
 def scalings(family: Family) -> list[str]:
     """The kinds of rotary scaling that a family reads."""
     read = []
     config = defaults(family)
-    rotated = config.head_dim if config.rotary_dim is None else config.rotary_dim
+    rotated = _rotated(config)
     ones = [1.0] * (rotated // 2)
     for kind in ROTARY_SCALINGS:
         options = {
@@ -145,7 +175,8 @@ def scalings(family: Family) -> list[str]:
             "long_factor": ones,
         }
         with contextlib.suppress(ValueError):  # of one that the family refuses
-            if family.config({"rope_scaling": options}).rotary_scaling == kind:
+            rotary = _rotary(family.config({"rope_scaling": options}))
+            if rotary is not None and getattr(rotary.scaling, "method", None) == kind:
                 read.append(kind)
     return read
 
@@ -210,14 +241,33 @@ def special(family: Family) -> list[str]:
         read |= {name for conversion in family.conversions for name in conversion.read({})}
     activation = ACTIVATIONS.get(config.activation, config.activation)
     parts = [f"gated {activation}" if config.gated else activation]
+    if not config.intermediate_dim:
+        parts = ["no feed-forward layers"]
+    mixers = [block.mixer.kind for block in config.last_side.every_block]
+    parts += [words for kind, words in _MIXERS.items() if kind in mixers]
+    if config.attention_gate:
+        parts.append("gates on the outputs of attention")
     if config.gate_limit is not None:
         parts.append("cut gates")
     if config.num_experts:
         experts = f"{config.num_experts} experts, {config.experts_per_token} a token"
         experts += " and a shared one" if config.shared_expert_dim else ""
+        experts += "" if config.shared_expert_gate else ", which has no gate"
         weights = "together" if config.normalize_expert_weights else "of all"
         biased = ", with a bias" if config.router_bias else ""
-        parts.append(f"{experts}, weights by softmax {weights}{biased}")
+        router = Router(**config.router or {})
+        biased += ", chosen with a bias" if router.correction_bias else ""
+        parts.append(f"{experts}, weights by {router.activation} {weights}{biased}")
+        if "router" in read:
+            group = {"max": "best expert", "top_two": "best two experts"}
+            parts.append(f"experts of few groups, by the {group[router.group_score]} of each")
+            parts.append("a factor of the experts' weights")
+    latent = _latent(config)
+    if latent is not None:
+        narrow = "keys and values" if latent.q_lora_rank is None else "queries, keys and values"
+        sizes = (latent.qk_nope_head_dim, latent.qk_rope_head_dim, latent.v_head_dim)
+        widths = "{} and {} rotated features, and values of {}".format(*sizes)
+        parts.append(f"{narrow} by narrow latent vectors, heads of {widths}")
     if config.attention_sinks:
         parts.append("attention to nothing")
     if config.kind == "dual":
@@ -238,11 +288,10 @@ def special(family: Family) -> list[str]:
         parts += ["without that of the class token"] * (not config.place_class_token)
     if family.published_type is not None:
         parts.append(f"`{family.published_type}` in configs, which name its class")
-    attends = config.flat["mixer"] == "attention"
-    if not attends:
-        parts.append("Fourier transforms without weights in place of attention")
     biases = (config.use_bias,)
-    if attends:
+    if latent is not None:
+        biases += (latent.bias, latent.bias)
+    elif config.last_side.attention is not None:
         biases += (config.attention_bias, config.attention_output_bias)
     if not any(biases):
         words = "no biases"
@@ -250,7 +299,7 @@ def special(family: Family) -> list[str]:
         words = "biases on query, key and value only"
     else:
         words = "" if all(biases) else "some biases"
-    if {"use_bias", "attention_bias", "attention_output_bias"} & read:
+    if latent is not None or {"use_bias", "attention_bias", "attention_output_bias"} & read:
         words = f"{words or 'biases'} unless the config says otherwise"
     if config.feed_forward_output_bias and not config.use_bias:
         words += ", in feed-forward layers only on the output"

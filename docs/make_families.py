@@ -63,10 +63,11 @@ def group(family: Family) -> str:
 
 NOT_COVERED = (
     NotCovered(
-        "DeepSeek-V3",
-        "Keys and values of a common small projection, and experts chosen by groups, are no config "
-        "values.",
-        ({"model_type": "deepseek_v3"},),
+        "Weights of DeepSeek-V3 in FP8, as they are published, and its layers that predict further "
+        "tokens",
+        "Tensors are read as they are stored, and nothing unpacks blocks of FP8; a checkpoint in "
+        "bfloat16 loads. The layers behind the last one are left out.",
+        ({"model_type": "deepseek_v3", "quantization_config": {"quant_method": "fp8"}},),
     ),
     NotCovered(
         "Parts of `encoder-decoder` and `vision-encoder-decoder` by themselves, and those of other "

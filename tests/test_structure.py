@@ -251,7 +251,7 @@ def check_description(config):
     # and of convolutions over tokens.
     dense = (x for x in backbone._flatten_layers() if isinstance(x, keras.layers.Dense))
     kernels = {layer.kernel.path.removeprefix(f"{backbone.path}/") for layer in dense}
-    others = ("/score/", "/expert_", "/input_", "/short_convolution/")
+    others = ("/score/", "/expert_", "/input_", "_convolution/")
     assert {path for path in kernels if "/input_" not in path} == {
         path
         for path in described

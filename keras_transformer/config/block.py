@@ -114,7 +114,10 @@ class Block(Part):
     mixer: Mixer = option(
         "the layer that exchanges information between tokens: an `Attention`, or another `Mixer`."
     )
-    feed_forward: FeedForward = option("a `Dense` feed-forward layer, or `Experts`.")
+    feed_forward: FeedForward | None = option(
+        "a `Dense` feed-forward layer, or `Experts`. None for a block with a mixer alone (Mamba).",
+        None,
+    )
     norm: Norm = option("the norms of the block.", Norm())
     residual: Residual = option("the residual connections of the sub-layers.", Residual())
     convolution: Convolution | None = option("a convolution parallel to both sub-layers.", None)
@@ -128,6 +131,10 @@ class Block(Part):
     def check(self):
         if getattr(self.mixer, "query_key_norm", None) == "per_head":
             self.check_head_norm(self.norm)
+        if self.feed_forward is None and self.residual.is_parallel:
+            raise ValueError(
+                f"The residual order {self.residual.order!r} needs a feed-forward layer."
+            )
 
     @staticmethod
     def check_head_norm(norm: Norm) -> None:
@@ -151,7 +158,13 @@ class Block(Part):
     @property
     def sublayers(self) -> tuple[str, ...]:
         """Names of the sub-layers that read the block's states."""
-        return (self.mixer.name, "feed_forward", *(["convolution"] if self.convolution else []))
+        further = {"feed_forward": self.feed_forward, "convolution": self.convolution}
+        return (self.mixer.name, *(name for name, part in further.items() if part is not None))
+
+    @property
+    def dense_dim(self) -> int:
+        """Inner width of dense feed-forward layers outside the blocks; 0 without such layers."""
+        return 0 if self.feed_forward is None else self.feed_forward.dense_dim
 
     def weights(self, cross_attention: bool = False) -> tuple[Weight, ...]:
         """Return the weights of the block, with axes named after `sizes` and `hidden_dim`.
@@ -167,7 +180,8 @@ class Block(Part):
             attention = self.cross_attention
             weights += attention.weights("cross_attention", kind, "source_dim")
             sublayers = ("cross_attention", *sublayers)
-        weights += self.feed_forward.weights("feed_forward")
+        if self.feed_forward is not None:
+            weights += self.feed_forward.weights("feed_forward")
         if self.convolution is not None:
             weights += dense_of("convolution", "neighbours", "hidden_dim")
         for sublayer in sublayers:
@@ -181,7 +195,7 @@ class Block(Part):
         """Return the sizes of the axes of the block's weights, for states of this width."""
         sizes = {
             **self.mixer.sizes(hidden_dim),
-            **self.feed_forward.sizes,
+            **({} if self.feed_forward is None else self.feed_forward.sizes),
             "hidden_dim": hidden_dim,
         }
         if self.convolution is not None:

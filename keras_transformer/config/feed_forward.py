@@ -5,7 +5,7 @@ from collections.abc import Callable
 from keras_transformer.config.options import Part, option, part
 from keras_transformer.config.weight import Weight, dense_of, weight_of
 
-__all__ = ["Dense", "Experts", "FeedForward"]
+__all__ = ["Dense", "Experts", "FeedForward", "Router"]
 
 ACTIVATIONS = (
     "relu", "gelu", "gelu_tanh", "silu", "tanh", "sigmoid", "mish", "quick_gelu", "relu_squared",
@@ -93,6 +93,79 @@ class Dense(FeedForward, kind="dense"):
 
 
 @part
+class Router(Part):
+    """How the experts of a token are chosen and weighted, from the scores of all experts."""
+
+    activation: str = option(
+        'function from scores to the weights of experts: `"softmax"` over all experts, or '
+        '`"sigmoid"` of each (DeepSeek-V3).',
+        "softmax",
+        choices=("softmax", "sigmoid"),
+    )
+    correction_bias: bool = option(
+        "a bias on the weights of experts for the choice of a token's experts alone, which "
+        "balances their load and is not trained by gradients (DeepSeek-V3).",
+        False,
+    )
+    groups: int = option("number of groups of consecutive experts.", 1, least=1)
+    group_limit: int | None = option(
+        "number of groups that the experts of a token are from, those with the highest score. "
+        "Defaults to all.",
+        None,
+        least=1,
+    )
+    group_score: str = option(
+        'score of a group: the `"max"` over its experts\' weights for the choice (DeepSeek-V2), '
+        'or the sum of the `"top_two"` (DeepSeek-V3).',
+        "max",
+        choices=("max", "top_two"),
+    )
+    weight_scale: float = option(
+        "factor of the weights of a token's experts (DeepSeek's routed scaling factor).",
+        1.0,
+        positive=True,
+    )
+
+    def check(self):
+        limit = self.group_limit
+        if limit is not None and limit > self.groups:
+            raise ValueError(f"group_limit={limit} of a router is more than groups={self.groups}.")
+
+    @property
+    def seen_groups(self) -> int:
+        """Number of groups that the experts of a token are from."""
+        return self.groups if self.group_limit is None else self.group_limit
+
+    def check_experts(self, number: int, per_token: int) -> None:
+        """Raise ValueError if the experts of a token cannot be chosen.
+
+        Args:
+            number: int, number of experts.
+            per_token: int, number of experts of a token.
+        """
+        if number % self.groups:
+            raise ValueError(
+                f"groups={self.groups} of a router must divide num_experts={number}, so that all "
+                "groups are of one size."
+            )
+        size = number // self.groups
+        if per_token > self.seen_groups * size:
+            raise ValueError(
+                f"experts_per_token={per_token} is more than the {self.seen_groups * size} experts "
+                f"of group_limit={self.seen_groups} groups."
+            )
+        if self.groups > 1 and self.group_score == "top_two" and size < 2:
+            raise ValueError(
+                f"group_score='top_two' of a router needs groups of 2 experts or more, received "
+                f"{number} experts in {self.groups} groups."
+            )
+
+    def weights(self, name: str) -> tuple[Weight, ...]:
+        """Return the weights besides the projection of the scores; `name` is that of the layer."""
+        return weight_of(f"{name}/correction_bias", "all_experts") if self.correction_bias else ()
+
+
+@part
 class Experts(FeedForward, kind="experts"):
     """`layers.MixtureOfExperts`: several feed-forward layers, of which each token uses a few."""
 
@@ -105,9 +178,12 @@ class Experts(FeedForward, kind="experts"):
         "width of dense feed-forward layers outside the blocks. Defaults to `dim`.", None, least=1
     )
     shared_dim: int = option(
-        "width of an additional expert for all tokens, with a gate of its own. 0 disables it.",
-        0,
-        least=0,
+        "width of an additional expert for all tokens. 0 disables it.", 0, least=0
+    )
+    shared_gate: bool = option(
+        "the output of the shared expert is multiplied by a gate of its own; otherwise it is added "
+        "as it is (DeepSeek).",
+        True,
     )
     normalize_weights: bool = option(
         "the weights of a token's experts sum to 1; otherwise they are probabilities over all "
@@ -115,6 +191,11 @@ class Experts(FeedForward, kind="experts"):
         True,
     )
     router_bias: bool = option("a bias on the router's scores.", False)
+    router: Router | None = option(
+        "how the experts of a token are chosen and weighted: a `config.Router`, or a dict of its "
+        'values such as `{"activation": "sigmoid"}`. Defaults to a softmax over all experts.',
+        None,
+    )
     capacity_factor: float | None = option(
         "in training, an expert takes at most this multiple of its equal share of a batch's "
         "tokens. None disables the limit.",
@@ -141,6 +222,10 @@ class Experts(FeedForward, kind="experts"):
             raise ValueError(
                 f"experts_per_token={self.per_token} is more than num_experts={self.number}."
             )
+        if self.router == Router():
+            object.__setattr__(self, "router", None)
+        if self.router is not None:
+            self.router.check_experts(self.number, self.per_token)
 
     @property
     def dense_dim(self):
@@ -157,10 +242,12 @@ class Experts(FeedForward, kind="experts"):
         shared = ()
         if self.shared_dim:
             shared = self._projections(f"{name}/shared", "shared_expert_dim")
-            shared += weight_of(f"{name}/shared_score/kernel", "hidden_dim", "one")
+            if self.shared_gate:
+                shared += weight_of(f"{name}/shared_score/kernel", "hidden_dim", "one")
         return (
             *weight_of(f"{name}/router/kernel", "hidden_dim", "all_experts"),
             *(weight_of(f"{name}/router/bias", "all_experts") if self.router_bias else ()),
+            *(() if self.router is None else self.router.weights(name)),
             *of_experts("intermediate", "hidden_dim", "expert_dim"),
             *(of_experts("gate", "hidden_dim", "expert_dim") if self.gated else ()),
             *of_experts("output", "expert_dim", "hidden_dim"),

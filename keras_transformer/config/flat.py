@@ -14,7 +14,7 @@ from typing import Any
 from keras_transformer.config.block import Block, Convolution, Norm, Residual
 from keras_transformer.config.feed_forward import Dense, Experts, FeedForward
 from keras_transformer.config.inputs import StemConfig, Tokens
-from keras_transformer.config.mixers import SCORES, Attention, Fourier, Mixer
+from keras_transformer.config.mixers import SCORES, Attention, Mixer
 from keras_transformer.config.options import Part, check_option, option, part, refuse_unknown
 from keras_transformer.config.outputs import (
     PROJECTORS,
@@ -46,7 +46,6 @@ from keras_transformer.config.weight import NORMALIZATIONS
 from keras_transformer.support.checking import describe, nearest, printable, shorten
 from keras_transformer.support.foreign_names import check_options
 
-MIXERS = ("attention", "fourier")
 KINDS = ("encoder", "decoder", "seq2seq", "dual")
 SIDES = ("encoder", "decoder")
 POSITIONS = ("none", "sinusoidal", "learned", "rotary", "relative", "alibi")
@@ -77,6 +76,7 @@ _ATTENTION = {
     "attention_output_bias": "output_bias",
     "attention_soft_cap": "soft_cap",
     "attention_sinks": "sinks",
+    "attention_gate": "output_gate",
     "attention_dropout": "dropout",
 }
 _FEED_FORWARD = {
@@ -88,8 +88,10 @@ _EXPERTS = {
     "experts_per_token": "per_token",
     "expert_dim": "dim",
     "shared_expert_dim": "shared_dim",
+    "shared_expert_gate": "shared_gate",
     "normalize_expert_weights": "normalize_weights",
     "router_bias": "router_bias",
+    "router": "router",
     "expert_capacity_factor": "capacity_factor",
     "load_balancing_factor": "load_balancing",
     "router_z_loss_factor": "z_loss",
@@ -159,6 +161,12 @@ _PROJECTOR = {
 # Options that choose an attention pattern.
 PATTERN = (*_WINDOW, *_BLOCKS)
 ROTARY = (*_ROTARY, *_SCALING)
+# Options of attention, which models of other mixers alone do not have.
+_OF_ATTENTION = (
+    *_ATTENTION, "attention_bias", "query_key_norm", "query_key_norm_across_heads",
+    "query_key_norm_per_head", "score", "score_scale", "relative_bias", "grid_bias",
+    "disentangled", *_RELATIVE, *_ALIBI, *PATTERN, *ROTARY,
+)  # fmt: skip
 
 _TABLES: tuple[tuple[type[Part], dict[str, str]], ...] = (
     (Tokens, _TOKENS), (Side, _SIDE), (Attention, _ATTENTION), (FeedForward, _FEED_FORWARD),
@@ -187,7 +195,15 @@ class _Keywords:
         least=1,
         most=MOST_LAYERS,
     )
-    intermediate_dim: int = option("width of the feed-forward layer, d_ff in the paper.", least=1)
+    intermediate_dim: int = option(
+        "width of the feed-forward layer, d_ff in the paper. 0 for blocks without one (Mamba).",
+        least=0,
+    )
+    mixer: Mixer | None = option(
+        "a mixer in place of attention: a dict with the `kind` of a `config.Mixer` and its values, "
+        'such as `{"kind": "short_convolution", "size": 3}`.',
+        None,
+    )
     num_decoder_layers: int | None = option(
         '`"seq2seq"` only: number of decoder blocks. Defaults to `num_layers`.',
         None,
@@ -250,12 +266,6 @@ class _Keywords:
         "of a block's input, added to its output (DeBERTa v2). 0 disables it.",
         0,
         least=0,
-    )
-    mixer: str = option(
-        'the layer that exchanges information between tokens: `"attention"`, or, for encoders, '
-        '`"fourier"`, Fourier transforms without weights (FNet), which have no `num_heads`.',
-        "attention",
-        choices=MIXERS,
     )
     score: str = option(
         "score function of the attention, see `layers.MultiHeadAttention`.",
@@ -440,9 +450,12 @@ def check_names(values: Any) -> None:
             f"Unknown config values: {', '.join(unknown)}. Known are: "
             f"{', '.join(sorted(OPTIONS))}.{nearest(unknown[0], OPTIONS)}"
         )
-    attends = values.get("mixer", "attention") == "attention"
-    needed = (name for name in _REQUIRED if attends or name != "num_heads")
-    missing = [name for name in needed if name not in values]
+    no_attention = values.get("mixer") is not None
+    missing = [
+        name
+        for name in _REQUIRED
+        if name not in values and not (name == "num_heads" and no_attention)
+    ]
     if missing:
         raise ValueError(f"The config lacks the values: {', '.join(missing)}.")
 
@@ -600,9 +613,6 @@ def side(values: Mapping[str, Any], kind: str) -> Side:
     """Return a side of this kind, `"encoder"` or `"decoder"`, for values by flat names."""
     block_of = block(values)
     pattern = values.get("layer_pattern")
-    own = [{"mixer": "attention", **values}, *({**values, **each} for each in pattern or ())]
-    if all(each.get("mixer", "attention") != "attention" for each in own):
-        _refuse_attention(values)
     layers = []
     if pattern is not None and not pattern:
         raise ValueError("`layer_pattern` must have a dict for each layer, received ().")
@@ -617,6 +627,8 @@ def side(values: Mapping[str, Any], kind: str) -> Side:
                 "between layers."
             )
         layers.append(block(merged))
+    if not any(isinstance(each.mixer, Attention) for each in (block_of, *layers)):
+        _refuse_attention(values)
     if values.get("token_projection"):
         projection = "tokens"
     else:
@@ -647,6 +659,18 @@ def side(values: Mapping[str, Any], kind: str) -> Side:
         vector=vector,
         **_taken(values, _SIDE),
     )
+
+
+def _refuse_attention(values: Mapping[str, Any]) -> None:
+    """Raise ValueError if there are values of an attention, and no layer has one."""
+    given = [name for name in _OF_ATTENTION if values.get(name, DEFAULTS[name]) != DEFAULTS[name]]
+    if values.get("position") in ("rotary", "relative", "alibi"):
+        given.append("position")
+    if given:
+        raise ValueError(
+            f"`{given[0]}`={shorten(values[given[0]])} needs attention, but the `mixer` of every "
+            "layer is another one. Leave it out."
+        )
 
 
 def _input(values: Mapping[str, Any]) -> StemConfig:
@@ -683,8 +707,9 @@ def block(values: Mapping[str, Any]) -> Block:
     convolution = None
     if values.get("convolution_size"):
         convolution = Convolution(**_taken(values, _CONVOLUTION))
+    mixer = values.get("mixer")
     return Block(
-        mixer=_mixer(values),
+        mixer=attention(values) if mixer is None else mixer,
         feed_forward=feed_forward(values),
         norm=Norm(**_taken(values, _NORM)),
         residual=Residual(order=_order(values), **_taken(values, _RESIDUAL)),
@@ -722,33 +747,6 @@ def _order(values: Mapping[str, Any]) -> str:
     return _ORDERS[chosen]
 
 
-# Options of an attention beside those of its table, and the values of `position` that belong to it.
-_FURTHER_OF_ATTENTION = (
-    *_ROTARY, *PATTERN, "attention_bias", "query_key_norm", "score", "score_scale",
-    "relative_bias", "grid_bias", "disentangled",
-)  # fmt: skip
-_OF_SCORES = ("rotary", "relative", "alibi")
-
-
-def _mixer(values: Mapping[str, Any]) -> Mixer:
-    return Fourier() if values.get("mixer") == "fourier" else attention(values)
-
-
-def _refuse_attention(values: Mapping[str, Any]) -> None:
-    """Raise ValueError if options of an attention are given, of which the side has none."""
-    for name in (*_ATTENTION, *_FURTHER_OF_ATTENTION):
-        if values.get(name) is not None and values[name] != DEFAULTS[name]:
-            raise ValueError(
-                f"`{name}` needs mixer='attention', received {name}={shorten(values[name])} with "
-                f"mixer={values['mixer']!r}."
-            )
-    if values.get("position", "sinusoidal") in _OF_SCORES:
-        raise ValueError(
-            f"position={values['position']!r} needs mixer='attention', received "
-            f"mixer={values['mixer']!r}."
-        )
-
-
 def attention(values: Mapping[str, Any]) -> Attention:
     """Return the attention for values by flat names."""
     score, scale = values.get("score", "scaled_dot"), values.get("score_scale")
@@ -779,6 +777,7 @@ _OF_LAYER = {
     "score_scale": "scale",
     "attention_soft_cap": "soft_cap",
     "attention_sinks": "sinks",
+    "attention_gate": "output_gate",
     "max_sequence_length": "slots",
 }
 _NORMS_OF_HEADS = (
@@ -947,11 +946,13 @@ def pattern(values: Mapping[str, Any]) -> Pattern | None:
     return None if values.get("block_size") is None else Blocks(**_taken(values, _BLOCKS))
 
 
-def feed_forward(values: Mapping[str, Any]) -> FeedForward:
-    """Return the feed-forward layer for values by flat names."""
+def feed_forward(values: Mapping[str, Any]) -> FeedForward | None:
+    """Return the feed-forward layer for values by flat names, or None."""
     own = _taken(values, _FEED_FORWARD)
     width = values["intermediate_dim"]
     if not values.get("num_experts"):
+        if width == 0:
+            return None
         return Dense(dim=width, **own, **_taken(values, _DENSE))
     if values.get("feed_forward_output_bias") is not None:
         raise ValueError("`feed_forward_output_bias` and `num_experts` cannot be combined.")
@@ -1062,8 +1063,7 @@ def block_values(one: Block) -> dict[str, Any]:
     order = next(chosen for chosen, name in _ORDERS.items() if name == one.residual.order)
     convolution = _given(one.convolution, _CONVOLUTION) or {"convolution_size": 0}
     return {
-        "mixer": one.mixer.kind,
-        **(_attention_values(one.mixer) if isinstance(one.mixer, Attention) else {}),
+        **_mixer_values(one.mixer),
         **_feed_forward_values(one.feed_forward),
         **_given(one.norm, _NORM),
         **_given(one.residual, _RESIDUAL),
@@ -1073,10 +1073,19 @@ def block_values(one: Block) -> dict[str, Any]:
     }
 
 
-def _feed_forward_values(one: FeedForward) -> dict[str, Any]:
+def _mixer_values(one: Mixer) -> dict[str, Any]:
+    if isinstance(one, Attention):
+        return {**_attention_values(one), "mixer": None}
+    return {"mixer": one.to_dict()}
+
+
+def _feed_forward_values(one: FeedForward | None) -> dict[str, Any]:
+    if one is None:
+        return {"intermediate_dim": 0, "num_experts": 0}
     values = {**_given(one, _FEED_FORWARD), "intermediate_dim": one.dense_dim}
     if isinstance(one, Experts):
-        return {**values, **_given(one, _EXPERTS)}
+        router = None if one.router is None else one.router.to_dict()
+        return {**values, **_given(one, _EXPERTS), "router": router}
     return {**values, **_given(one, _DENSE), "num_experts": 0, "expert_dim": one.dense_dim}
 
 
@@ -1106,8 +1115,7 @@ def _attention_values(one: Attention) -> dict[str, Any]:
     elif isinstance(bias, ALiBi):
         values |= {"position": "alibi", **_given(bias, _ALIBI)}
     if one.position is not None:
-        values |= {"position": "rotary", **_given(one.position, _ROTARY)}
-        values |= _given(one.position.scaling, _SCALING) or {"rotary_scaling": None}
+        values |= {"position": "rotary", **rotary_values(one.position)}
     if isinstance(one.pattern, Window):
         values |= _given(one.pattern, _WINDOW)
     elif isinstance(one.pattern, Blocks):
@@ -1115,9 +1123,15 @@ def _attention_values(one: Attention) -> dict[str, Any]:
     return values
 
 
+def rotary_values(one: Rotary) -> dict[str, Any]:
+    """Return the values of a rotation by flat names."""
+    scaling = _given(one.scaling, _SCALING) or {"rotary_scaling": None}
+    return {**_given(one, _ROTARY), **scaling}
+
+
 def without_derived(values: Mapping[str, Any]) -> dict[str, Any]:
     """Return the values except those that follow from others, which `parts` derives again."""
-    derived = derived_values({**DEFAULTS, "num_heads": None, **values})
+    derived = derived_values({**DEFAULTS, **values})
     return {
         name: value
         for name, value in values.items()
@@ -1130,6 +1144,8 @@ def derived_values(values: Mapping[str, Any]) -> dict[str, Any]:
     seq2seq = values["kind"] == "seq2seq"
     encoder, decoder = values["encoder"] or {}, values["decoder"] or {}
     hidden_dim, heads = values["hidden_dim"], values["num_heads"]
+    if heads is dataclasses.MISSING:  # a side without attention
+        heads = None
     width = values["embedding_dim"] or hidden_dim
 
     def embedding(own):

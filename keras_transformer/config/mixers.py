@@ -3,13 +3,17 @@
 from collections.abc import Callable
 from typing import ClassVar
 
+from keras_transformer.config.feed_forward import ACTIVATIONS
 from keras_transformer.config.options import Part, option, part
 from keras_transformer.config.pattern import Pattern
 from keras_transformer.config.positions import Rotation
 from keras_transformer.config.score_bias import Disentangled, ScoreBias
 from keras_transformer.config.weight import Weight, dense_of, norm_of, weight_of
 
-__all__ = ["Attention", "Fourier", "Mixer", "ShortConvolution"]
+__all__ = [
+    "Attention", "Fourier", "GatedDelta", "LatentAttention", "Mixer", "ShortConvolution",
+    "StateSpace",
+]  # fmt: skip
 
 SCORES = ("scaled_dot", "dot", "general", "additive", "cosine", "location")
 
@@ -26,10 +30,12 @@ class Mixer(Part):
         name: name of the layer in a block, and of its weights.
         bidirectional: whether a token always sees the tokens behind it, so that only an encoder can
             have the mixer.
+        attends: whether the layer returns attention weights and projections if asked for.
     """
 
     name: ClassVar[str] = "mixer"
     bidirectional: ClassVar[bool] = False
+    attends: ClassVar[bool] = False
 
     def for_width(self, hidden_dim: int) -> "Mixer":
         """Return the mixer with the sizes that follow from the width of the states.
@@ -70,14 +76,23 @@ class Mixer(Part):
         """Return the number of multiplications of queries with keys, without the projections."""
         return 0
 
+    def cached_products(self, keys: int, hidden_dim: int) -> int:
+        """Return the number of multiplications of one query with keys from a cache."""
+        return self.pair_products(1, keys, hidden_dim)
+
     def kept_numbers(self, hidden_dim: int) -> int:
-        """Return about how many numbers per token are kept for the gradient of the mixer."""
+        """Return about how many numbers per token are kept for the gradient of the mixer.
+
+        The scores of a mixer that `attends` are not included.
+        """
         return 4 * hidden_dim
 
-    def cached(self, hidden_dim: int) -> tuple[int, int, int | None]:
+    def cached(self, hidden_dim: int) -> tuple:
         """Return the sizes of a cache: key-value heads, head width, and number of tokens kept.
 
-        None as the number of tokens means that all tokens are kept.
+        None as the number of tokens means that all tokens are kept. A recurrent mixer keeps no
+        tokens but states of fixed size: it returns 0 heads of width 0, 1 token, and as a fourth
+        item the shapes of the states of one row.
         """
         raise NotImplementedError
 
@@ -88,6 +103,7 @@ class Attention(Mixer, kind="attention"):
 
     layer = "keras_transformer.layers.attention.multi_head_attention:MultiHeadAttention"
     name = "self_attention"
+    attends = True
 
     num_heads: int = option("number of query heads.", least=1)
     num_key_value_heads: int | None = option(
@@ -123,6 +139,11 @@ class Attention(Mixer, kind="attention"):
         positive=True,
     )
     sinks: bool = option("each head has a trained score for attending to nothing (gpt-oss).", False)
+    output_gate: bool = option(
+        "multiply the heads' outputs by the sigmoid of a projection of the queries' states, "
+        "feature by feature, before the output projection (Qiu et al. 2025).",
+        False,
+    )
     dropout: float = option(
         "dropout rate on the attention weights.", 0.0, rate=True, changeable=True
     )
@@ -195,6 +216,8 @@ class Attention(Mixer, kind="attention"):
             *dense_of(f"{name}/value", inputs, "key_heads", biases["value"]),
             *dense_of(f"{name}/output", "query_heads", "hidden_dim", self.output_bias),
         )
+        if self.output_gate:
+            weights += dense_of(f"{name}/gate", "hidden_dim", "query_heads", self.bias)
         if self.pattern is not None:
             weights += self.pattern.weights(name, self.bias, self.key_bias)
         if isinstance(self.score_bias, Disentangled) and self.score_bias.projections == "own":
@@ -269,8 +292,135 @@ class Fourier(Mixer, kind="fourier"):
 
 
 @part
+class LatentAttention(Mixer, kind="latent_attention"):
+    """`layers.mixers.latent_attention.MultiHeadLatentAttention`: one compressed vector a token.
+
+    The keys and values of all heads are projected from one narrow latent vector for each token, and
+    all heads share one rotated key beside it. A cache keeps only these two. The names of the sizes
+    are those of DeepSeek-V2, which introduced it.
+    """
+
+    layer = "keras_transformer.layers.mixers.latent_attention:MultiHeadLatentAttention"
+    name = "self_attention"
+    attends = True
+
+    num_heads: int = option("number of query heads.", least=1)
+    kv_lora_rank: int = option(
+        "width of the latent vector that keys and values are projected from, an even number.",
+        least=2,
+    )
+    q_lora_rank: int | None = option(
+        "width of the latent vector that queries are projected from. None projects them from the "
+        "states themselves.",
+        None,
+        least=1,
+    )
+    qk_nope_head_dim: int = option(
+        "width of a head's queries and keys without the rotated features.", 128, least=1
+    )
+    qk_rope_head_dim: int = option(
+        "number of rotated features of each query, and of the key that all heads share; an even "
+        "number.",
+        64,
+        least=2,
+    )
+    v_head_dim: int = option("width of a head's values.", 128, least=1)
+    bias: bool = option(
+        "biases of the projections from the states to latent vectors, and of the output.", False
+    )
+    norm_epsilon: float = option(
+        "epsilon of the norms of the latent vectors, which are of the type of the block's norms.",
+        1e-6,
+        positive=True,
+    )
+    scale: float | None = option(
+        "factor of the scores. Defaults to `(qk_nope_head_dim + qk_rope_head_dim) ** -0.5`.",
+        None,
+        positive=True,
+    )
+    dropout: float = option(
+        "dropout rate on the attention weights.", 0.0, rate=True, changeable=True
+    )
+    position: Rotation | None = option(
+        "rotation of the last features of queries and of the shared key.", None
+    )
+
+    def check(self):
+        for name in ("kv_lora_rank", "qk_rope_head_dim"):
+            if getattr(self, name) % 2:
+                raise ValueError(f"`{name}` must be even, received {getattr(self, name)}.")
+
+    @property
+    def qk_head_dim(self) -> int:
+        """Width of a head's queries and keys."""
+        return self.qk_nope_head_dim + self.qk_rope_head_dim
+
+    def for_side(self, hidden_dim, max_length):
+        if self.position is None:
+            return self
+        position = self.position.for_side(self.qk_rope_head_dim, max_length)
+        return self.replace(position=position)
+
+    def weights(self, name, norm, inputs="hidden_dim"):
+        queries = "hidden_dim"
+        weights: tuple[Weight, ...] = ()
+        if self.q_lora_rank is not None:
+            queries = "query_latent"
+            weights += dense_of(f"{name}/query_down", "hidden_dim", queries, self.bias)
+            weights += norm_of(f"{name}/query_norm", norm, queries)
+        return (
+            *weights,
+            *dense_of(f"{name}/query", queries, "query_heads", bias=False),
+            *dense_of(f"{name}/latent", inputs, "latent_and_key", self.bias),
+            *norm_of(f"{name}/latent_norm", norm, "latent"),
+            *dense_of(f"{name}/key", "latent", "key_heads", bias=False),
+            *dense_of(f"{name}/value", "latent", "value_heads", bias=False),
+            *dense_of(f"{name}/output", "value_heads", "hidden_dim", self.bias),
+        )
+
+    def sizes(self, hidden_dim):
+        heads, rank = self.num_heads, self.kv_lora_rank
+        return {
+            "query_latent": self.q_lora_rank or 0,
+            "latent": rank,
+            "latent_and_key": rank + self.qk_rope_head_dim,
+            "query_heads": heads * self.qk_head_dim,
+            "key_heads": heads * self.qk_nope_head_dim,
+            "value_heads": heads * self.v_head_dim,
+        }
+
+    @property
+    def uses_positions(self):
+        return self.position is not None
+
+    @property
+    def divided(self):
+        return {"num_heads": self.num_heads}
+
+    def pair_products(self, queries, keys, hidden_dim):
+        # Heads of one width, to which the narrower ones are padded.
+        return 2 * queries * keys * self.num_heads * max(self.qk_head_dim, self.v_head_dim)
+
+    def cached_products(self, keys, hidden_dim):
+        # Queries meet the latent vectors and rotated keys themselves, and so do the weights.
+        return 2 * keys * self.num_heads * (self.kv_lora_rank + self.qk_rope_head_dim)
+
+    def kept_numbers(self, hidden_dim):
+        # Heads of queries, keys and values and of the sum, and the latent vectors with their norms.
+        heads = self.num_heads * (
+            2 * self.qk_head_dim + self.qk_nope_head_dim + 3 * self.v_head_dim
+        )
+        return heads + 3 * (self.kv_lora_rank + (self.q_lora_rank or 0)) + self.qk_rope_head_dim
+
+    def cached(self, hidden_dim):
+        # Each latent vector and its rotated key are kept in two halves, as the key and the value of
+        # one head.
+        return 1, (self.kv_lora_rank + self.qk_rope_head_dim) // 2, None
+
+
+@part
 class ShortConvolution(Mixer, kind="short_convolution"):
-    """`layers.short_convolution.GatedShortConvolution`: a gated convolution over few tokens."""
+    """`layers.mixers.short_convolution.GatedShortConvolution`: a gated causal convolution."""
 
     layer = "keras_transformer.layers.mixers.short_convolution:GatedShortConvolution"
 
@@ -309,3 +459,198 @@ class ShortConvolution(Mixer, kind="short_convolution"):
     def cached(self, hidden_dim):
         # Each gated state is kept in two halves, as the key and the value of one head.
         return 1, hidden_dim // 2, self.size
+
+
+@part
+class StateSpace(Mixer, kind="state_space"):
+    """`layers.mixers.state_space.SelectiveStateSpace`: a selective state space (Mamba 2).
+
+    Each head keeps a matrix, which fades by a factor and takes up the outer product of two
+    projections of each token.
+    """
+
+    layer = "keras_transformer.layers.mixers.state_space:SelectiveStateSpace"
+
+    num_heads: int = option("number of heads, each with one factor of decay.", least=1)
+    head_dim: int = option("width of one head.", least=1)
+    state_dim: int = option("number of states for each feature of a head.", 128, least=1)
+    num_groups: int = option(
+        "number of groups of heads that share the projections into and out of the states.",
+        1,
+        least=1,
+    )
+    convolution_size: int = option(
+        "number of tokens that the convolution before the recurrence sees.", 4, least=2, most=1024
+    )
+    convolution_bias: bool = option("bias of the convolution.", True)
+    bias: bool = option("biases of the projections.", False)
+    chunk_size: int = option(
+        "number of tokens whose pairs are computed at once; no output depends on it.",
+        256,
+        least=1,
+        most=2**16,
+        changeable=True,
+    )
+
+    def check(self):
+        if self.num_heads % self.num_groups:
+            raise ValueError(
+                "`num_heads` of a state space must be a multiple of `num_groups`, received "
+                f"{self.num_heads} and {self.num_groups}."
+            )
+
+    @property
+    def inner_dim(self) -> int:
+        """Width of all heads together."""
+        return self.num_heads * self.head_dim
+
+    @property
+    def mixed_dim(self) -> int:
+        """Number of features that the convolution reads: of the heads and of both projections."""
+        return self.inner_dim + 2 * self.num_groups * self.state_dim
+
+    def weights(self, name, norm, inputs="hidden_dim"):
+        each = (f"{name}/{weight}" for weight in ("decay", "skip", "step_bias"))
+        convolution = f"{name}/short_convolution"
+        bias = weight_of(f"{convolution}/bias", "mixed_dim") if self.convolution_bias else ()
+        return (
+            *dense_of(f"{name}/input", "hidden_dim", "projected_dim", self.bias),
+            *weight_of(f"{convolution}/kernel", "kernel_size", "mixed_dim"),
+            *bias,
+            *(weight for path in each for weight in weight_of(path, "state_heads")),
+            *weight_of(f"{name}/norm/scale", "inner_dim"),
+            *dense_of(f"{name}/output", "inner_dim", "hidden_dim", self.bias),
+        )
+
+    def sizes(self, hidden_dim):
+        return {
+            "projected_dim": self.inner_dim + self.mixed_dim + self.num_heads,
+            "kernel_size": self.convolution_size,
+            "mixed_dim": self.mixed_dim,
+            "inner_dim": self.inner_dim,
+            "state_heads": self.num_heads,
+        }
+
+    def pair_products(self, queries, keys, hidden_dim):
+        # Of the states; and if there are several tokens, of the pairs in each chunk.
+        of_states = 2 * self.inner_dim * self.state_dim
+        chunk = 0 if queries == 1 else min(self.chunk_size, keys)
+        return queries * (of_states + chunk * (self.num_groups * self.state_dim + self.inner_dim))
+
+    def kept_numbers(self, hidden_dim):
+        chunk = 3 * self.num_heads * self.chunk_size  # decays and scores of a token's pairs
+        return chunk + 7 * self.inner_dim + (self.convolution_size + 4) * self.mixed_dim
+
+    def cached(self, hidden_dim):
+        last = (self.convolution_size - 1, self.mixed_dim)
+        return 0, 0, 1, (last, (self.num_heads, self.head_dim, self.state_dim))
+
+
+@part
+class GatedDelta(Mixer, kind="gated_delta"):
+    """`layers.mixers.gated_delta.GatedDeltaRule`: an associative memory of keys and values.
+
+    Each head keeps a matrix, which fades by a factor. A token replaces a share of what the matrix
+    returns for the token's key by the token's value, and reads with its query.
+    """
+
+    layer = "keras_transformer.layers.mixers.gated_delta:GatedDeltaRule"
+
+    num_key_heads: int = option("number of heads of queries and keys.", least=1)
+    num_value_heads: int = option(
+        "number of heads of values, each with a matrix; a multiple of `num_key_heads`.", least=1
+    )
+    key_dim: int = option("width of one head of queries and keys.", least=1)
+    value_dim: int = option("width of one head of values.", least=1)
+    convolution_size: int = option(
+        "number of tokens that the convolutions of queries, keys and values see.",
+        4,
+        least=2,
+        most=1024,
+    )
+    activation: str = option("activation behind the convolutions.", "silu", choices=ACTIVATIONS)
+    strength: float = option(
+        "largest share of an old value that a token replaces. Beyond 1, up to 2, the new value "
+        "overshoots, which gives the matrix negative eigenvalues (Grazzi et al. 2024).",
+        1.0,
+        positive=True,
+    )
+    epsilon: float | None = option(
+        "epsilon of the norm of each head's output. Defaults to that of the block's norm.",
+        None,
+        positive=True,
+    )
+    chunk_size: int = option(
+        "number of tokens whose pairs are computed at once; no output depends on it.",
+        64,
+        least=1,
+        most=2**16,
+        changeable=True,
+    )
+
+    def check(self):
+        if self.num_value_heads % self.num_key_heads:
+            raise ValueError(
+                "`num_value_heads` must be a multiple of `num_key_heads`, received "
+                f"{self.num_value_heads} and {self.num_key_heads}."
+            )
+        if self.strength > 2:
+            raise ValueError(
+                f"`strength` must be at most 2, beyond which states grow, received {self.strength}."
+            )
+
+    @property
+    def mixed_dim(self) -> int:
+        """Number of features of queries, keys and values, which the convolutions read."""
+        return 2 * self.num_key_heads * self.key_dim + self.num_value_heads * self.value_dim
+
+    def weights(self, name, norm, inputs="hidden_dim"):
+        dims = {"query": "state_keys", "key": "state_keys", "value": "state_values"}
+        heads = {"gate": "state_values", "step": "state_heads", "strength": "state_heads"}
+        return (
+            *(
+                weight
+                for part, dim in (dims | heads).items()
+                for weight in dense_of(f"{name}/{part}", "hidden_dim", dim, False)
+            ),
+            *(
+                weight
+                for part, dim in dims.items()
+                for weight in weight_of(f"{name}/{part}_convolution/kernel", "kernel_size", dim)
+            ),
+            *weight_of(f"{name}/decay", "state_heads"),
+            *weight_of(f"{name}/step_bias", "state_heads"),
+            *weight_of(f"{name}/norm/scale", "state_value"),
+            *dense_of(f"{name}/output", "state_values", "hidden_dim", False),
+        )
+
+    def sizes(self, hidden_dim):
+        return {
+            "kernel_size": self.convolution_size,
+            "state_heads": self.num_value_heads,
+            "state_keys": self.num_key_heads * self.key_dim,
+            "state_values": self.num_value_heads * self.value_dim,
+            "state_value": self.value_dim,
+        }
+
+    def pair_products(self, queries, keys, hidden_dim):
+        # What a matrix returns for the key, the change, and what it returns for the query.
+        matrix = self.key_dim * self.value_dim
+        if queries == 1:
+            return 3 * self.num_value_heads * matrix
+        # In chunks: two triangular systems, scores of keys and of queries, and outputs; from chunk
+        # to chunk a product of matrices as wide as the keys.
+        chunk = min(self.chunk_size, keys)
+        pairs = chunk * (3 * self.key_dim + 2 * self.value_dim)
+        passed = (self.key_dim + self.value_dim) * self.key_dim
+        passed += self.key_dim * self.key_dim * self.value_dim // chunk + 2 * matrix
+        return queries * self.num_value_heads * (pairs + passed)
+
+    def kept_numbers(self, hidden_dim):
+        chunk = 4 * self.num_value_heads * self.chunk_size  # decays, scores and systems
+        heads = self.num_value_heads * (5 * self.key_dim + 6 * self.value_dim)
+        return chunk + heads + (self.convolution_size + 3) * self.mixed_dim
+
+    def cached(self, hidden_dim):
+        last = (self.convolution_size - 1, self.mixed_dim)
+        return 0, 0, 1, (last, (self.num_value_heads, self.key_dim, self.value_dim))

@@ -410,8 +410,9 @@ class TransformerConfig(Part):
 
         Values that follow from others are derived again.
         """
-        # `stem` does not count: a stem is a part, but also the value of a keyword.
-        parts = any(_is_part(each) for name, each in values.items() if name != "stem")
+        # Some parts are also the values of keywords, and do not count.
+        of_keywords = ("stem", "mixer", "router")
+        parts = any(_is_part(each) for name, each in values.items() if name not in of_keywords)
         if parts or _PARTS_ALONE & values.keys():
             return super().replace(**values)
         if not self.by_keywords:

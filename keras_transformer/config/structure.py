@@ -21,12 +21,16 @@ from keras_transformer.config import (
     Disentangled,
     Experts,
     GridBias,
+    LatentAttention,
     Learned,
     Projector,
     RelativeBias,
     Residual,
+    Router,
+    ShortConvolution,
     Side,
     Similarity,
+    StateSpace,
     Tokens,
     TransformerConfig,
     Vector,
@@ -131,6 +135,8 @@ def feed_forward_of_head(config: TransformerConfig) -> tuple[Weight, ...]:
     """Return the weights of a head's feed-forward sub-layer and of the norm after its residual."""
     block = config.only_side.block
     own = block.feed_forward
+    if own is None:
+        raise ValueError("A head with a feed-forward layer needs blocks that have one.")
     dense = Dense(dim=own.dense_dim, gated=own.gated, bias=own.bias)
     return dense.weights("feed_forward") + norm_of("feed_forward_norm", block.norm.type)
 
@@ -138,7 +144,14 @@ def feed_forward_of_head(config: TransformerConfig) -> tuple[Weight, ...]:
 def _every_weight() -> tuple[Weight, ...]:
     """Return all weights that the models of this library can have."""
     attentions = [
-        Attention(num_heads=1, query_key_norm=norm, score=score, sinks=True, score_bias=bias)
+        Attention(
+            num_heads=1,
+            query_key_norm=norm,
+            score=score,
+            sinks=True,
+            output_gate=True,
+            score_bias=bias,
+        )
         for norm, score, bias in (
             ("head", "scaled_dot", Disentangled(projections="own")),
             ("across", "general", RelativeBias()),
@@ -146,7 +159,8 @@ def _every_weight() -> tuple[Weight, ...]:
         )
     ]
     window = Window(size=1, global_projection=True, group_size=1)
-    experts = Experts(number=2, dim=1, gated=True, shared_dim=1, router_bias=True)
+    router = Router(correction_bias=True)
+    experts = Experts(number=2, dim=1, gated=True, shared_dim=1, router_bias=True, router=router)
     layers = (Dense(dim=1, gated=True), experts, experts)
     found: tuple[Weight, ...] = (*TABLE, *_REVERSE, *OUTPUT_BIAS)
     for attention, feed_forward in zip(attentions, layers, strict=True):
@@ -166,6 +180,10 @@ def _every_weight() -> tuple[Weight, ...]:
         )
         found += block.weights(cross_attention=True) + before_blocks(side)
         found += attention.score_bias.weights("layer_norm")
+    for mixer in (ShortConvolution(bias=True), StateSpace(num_heads=1, head_dim=1, bias=True)):
+        found += mixer.weights(mixer.name, "layer_norm")
+    latent = LatentAttention(num_heads=1, kv_lora_rank=2, q_lora_rank=1, bias=True)
+    found += latent.weights(latent.name, "layer_norm")
     found += dense_of("embedding_projection", "embedding_dim", "hidden_dim")
     found += weight_of("token_projection/kernel", "embedding_dim", "hidden_dim")
     for kind in NORMALIZATIONS:
@@ -293,7 +311,7 @@ def _sizes(side: Side) -> Mapping[str, int]:
         "num_layers": side.num_layers,
         "max_sequence_length": side.max_sequence_length,
         "vocabulary_size": getattr(stem, "vocabulary_size", 0),
-        "intermediate_dim": block.feed_forward.dense_dim,
+        "intermediate_dim": block.dense_dim,
         "vector_dim": side.vector_dim,
         **stem.sizes(side.embedding_dim),
         **block.sizes(side.hidden_dim),
@@ -361,7 +379,7 @@ def divided(config: TransformerConfig) -> dict[str, int]:
     """Return the sizes of a layer that the number of devices must divide (whole heads each)."""
     block = config.only_side.block
     own = block.feed_forward
-    inner = {"intermediate_dim": own.dense_dim}
+    inner = {"intermediate_dim": block.dense_dim}
     if isinstance(own, Experts):
         inner = {"num_experts": own.number, "shared_expert_dim": own.shared_dim}
     return {**block.mixer.divided, **inner}
@@ -403,6 +421,11 @@ def shapes_of(weights: Iterable[Weight], config: TransformerConfig, **sizes: int
 def is_average(path: str) -> bool:
     """Return whether a variable is a moving average over batches, which is never trained."""
     return path.split("/")[-1] in ("moving_mean", "moving_variance")
+
+
+def is_frozen(path: str) -> bool:
+    """Return whether gradients never train a variable: an average, or the bias of a choice."""
+    return is_average(path) or path.split("/")[-1] == "correction_bias"
 
 
 def is_before_blocks(path: str) -> bool:

@@ -19,8 +19,8 @@ Shapes = dict[str, tuple[int, ...]]
 # Axes that are divided over the devices of one model. A kernel is cut by columns if its last axis
 # is among them, by rows if its first axis is, and token tables are cut by vocabulary.
 PARALLEL = frozenset({
-    "query_heads", "key_heads", "intermediate_dim", "num_experts", "shared_expert_dim",
-    "neighbours", "vocabulary_size",
+    "query_heads", "key_heads", "value_heads", "intermediate_dim", "num_experts",
+    "shared_expert_dim", "neighbours", "vocabulary_size",
 })  # fmt: skip
 
 

@@ -69,8 +69,8 @@ def layout_map(
     """Return a layout map for the weights of all backbones and tasks of this library.
 
     The axis `"model"` splits the heads of attention, the width of the feed-forward layer or its
-    experts, and the vocabulary, with the corresponding optimizer states. All other weights are
-    replicated on each device.
+    experts, and the vocabulary, with the corresponding optimizer states. All other weights, also
+    those of mixers other than attention, are replicated on each device.
 
     Args:
         mesh: a mesh with an axis `"model"`, such as `device_mesh` returns.

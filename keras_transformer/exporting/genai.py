@@ -19,6 +19,8 @@ def genai_config(task: keras.Model) -> dict[str, Any] | None:
         return None
     (heads, width), tokenizer = layers[0], getattr(task, "tokenizer", None)
     start = None if tokenizer is None else tokenizer.start_id
+    mixers = [block.mixer for block in config.last_side.every_block]
+    of_queries = max((mixer.num_heads for mixer in mixers if mixer.attends), default=heads)
     names = {f"past_{part}_names": f"past_key_values.%d.{part}" for part in ("key", "value")}
     given = {f"present_{part}_names": f"present.%d.{part}" for part in ("key", "value")}
     ids = ("input_ids", "attention_mask", "position_ids")
@@ -35,7 +37,7 @@ def genai_config(task: keras.Model) -> dict[str, Any] | None:
                 "session_options": {"provider_options": []},
                 "head_size": width,
                 "hidden_size": config.hidden_dim,
-                "num_attention_heads": config.num_heads,
+                "num_attention_heads": of_queries,
                 "num_hidden_layers": len(layers),
                 "num_key_value_heads": heads,
                 "inputs": {name: name for name in ids} | names,

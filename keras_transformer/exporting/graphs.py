@@ -10,7 +10,7 @@ from keras import ops
 
 from keras_transformer.config import TransformerConfig
 from keras_transformer.exporting.graph import PUBLISHED, Array, Graph
-from keras_transformer.generation.cache import Cache, CacheGroup
+from keras_transformer.generation.cache import Cache, CacheGroup, has_states
 from keras_transformer.kernels.indexing import columns
 from keras_transformer.layers.position import row_lengths
 from keras_transformer.layers.stems import Input
@@ -31,6 +31,11 @@ def graphs_of(task: keras.Model) -> list[Graph]:
         generates = False
     if not generates:
         return [_one_pass(task)]
+    if has_states(backbone):
+        raise ValueError(
+            "A decoder with recurrent mixers has no graph with a cache, whose inputs and outputs "
+            "are keys and values. Export it with format='huggingface'."
+        )
     return [_decoder(backbone)] if kind == "decoder" else _seq2seq(backbone)
 
 

@@ -1,4 +1,4 @@
-"""Key/value cache for decoding."""
+"""Cache for decoding: keys and values of tokens, and states of recurrent mixers."""
 
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
@@ -6,11 +6,38 @@ from typing import Any, NamedTuple
 import keras
 from keras import ops
 
-from keras_transformer.kernels.indexing import columns, put_rows, taken
+from keras_transformer.kernels.indexing import columns, lines_at, put_rows, taken
 from keras_transformer.layers.attention.key_value_cache import KeyValueCache, write
 from keras_transformer.layers.attention.masking import AttentionMask, is_static_zero
+from keras_transformer.layers.mixers.states import MixerStates
 from keras_transformer.planning.memory import cache_bytes
 from keras_transformer.support.former_names import FormerName
+
+
+class CachedLayer(NamedTuple):
+    """Sizes of what a cache keeps for one layer: an item of `backbone.cache_layers`.
+
+    Fields:
+        heads, width: ints, number of key and value heads, and their width.
+        window: int, number of tokens that are kept; None keeps all.
+        states: shapes of the states that a recurrent mixer keeps of each row instead of tokens.
+    """
+
+    heads: int
+    width: int
+    window: int | None = None
+    states: tuple[tuple[int, ...], ...] = ()
+
+    @property
+    def group(self) -> int:
+        """Key of the layer's group in `Cache.groups`."""
+        return EVERYTHING if self.window is None else self.window
+
+    def slots(self, rows: int, count: int, dtype: str) -> tuple:
+        """Return the tensors of `count` empty slots; a recurrent mixer has none."""
+        if self.states:
+            return ()
+        return KeyValueCache.make(rows, self.heads, count, self.width, dtype).tensors
 
 
 class CacheGroup(NamedTuple):
@@ -19,7 +46,8 @@ class CacheGroup(NamedTuple):
     All rows write the same slots, so that a write is one slice update.
 
     Fields:
-        layers: dict from the number of each layer to the tensors of its `layers.KeyValueCache`.
+        layers: dict from the number of each layer to the tensors of its `layers.KeyValueCache`,
+            `()` for a recurrent mixer.
         valid: bool `(rows, branches, slots)`, the slots that a branch sees.
         positions: int `(rows, slots)`, the position of each slot's token in its row.
         start: the slot of the first token of the current call, an int or a tensor, as `end`.
@@ -207,6 +235,10 @@ class Cache(NamedTuple):
     token can see, so that a layer with a window only caches its window. If a prompt is longer than
     a group, the group keeps the tokens that a later token can see.
 
+    A recurrent mixer keeps states of a fixed size for each branch instead, and belongs to the group
+    of window 1, whose slots no later token sees. Its states cannot lose a token again, so that
+    `accept` refuses them.
+
     Fields:
         groups: dict from window to `CacheGroup` (with `valid`, `positions`, `start` and `end`);
             the key is 0 for layers without a window.
@@ -215,6 +247,9 @@ class Cache(NamedTuple):
         source: bool `(rows, source_length)`, the real tokens of the encoder's input;
             `(rows, 0)` before the first call and without an encoder.
         lengths: int `(rows,)`, number of real tokens of each row, or of each of its branches.
+        states: list of the tensors of each layer's `MixerStates`, `()` without a recurrent mixer.
+        padding: bool `(rows, length)`, the real tokens of the current call; `()` between calls and
+            if all are real.
 
     Example:
     ```python
@@ -240,6 +275,8 @@ class Cache(NamedTuple):
     cross: list[tuple]
     source: Any
     lengths: Any
+    states: list[tuple]
+    padding: Any = ()
 
     # Names of the first release.
     spaces = FormerName("spaces", "groups")
@@ -262,24 +299,26 @@ class Cache(NamedTuple):
         """
         dtype = dtype or backbone.compute_dtype
         groups = {}
+        cached = [CachedLayer(*layer) for layer in backbone.cache_layers]
         for key in cache_group_keys(backbone):
             capacity = slots[key] if isinstance(slots, Mapping) else slots
             layers = {
-                i: KeyValueCache.make(rows, heads, capacity, head_dim, dtype).tensors
-                for i, (heads, head_dim, *window) in enumerate(backbone.cache_layers)
-                if _key(*window) == key
+                i: layer.slots(rows, capacity, dtype)
+                for i, layer in enumerate(cached)
+                if layer.group == key
             }
             groups[key] = CacheGroup.empty(layers, rows, capacity)
         return cls(
             groups,
-            cross=[()] * len(backbone.cache_layers),
+            cross=[()] * len(cached),
             source=ops.zeros((rows, 0), "bool"),
             lengths=ops.zeros((rows,), "int32"),
+            states=[MixerStates.make(rows, layer.states).tensors for layer in cached],
         )
 
     @staticmethod
     def count_bytes(config, rows: int, slots: int, source: int = 0, itemsize: int = 4) -> int:
-        """Count the bytes of the keys and values of a cache during generation.
+        """Count the bytes of the keys, values and states of a cache during generation.
 
         A layer with a window keeps no more than its window and the 64 tokens of one call of the
         decoding loop, however many tokens there are.
@@ -309,9 +348,9 @@ class Cache(NamedTuple):
 
     @property
     def layers(self) -> list[dict]:
-        """Tensors of each layer, `{"self": tensors, "cross": tensors}`."""
+        """Tensors of each layer, `{"self": tensors, "cross": tensors}`: slots, or states."""
         return [
-            {"self": self.groups[self.group_of(i)].layers[i], "cross": cross}
+            {"self": self.states[i] or self.groups[self.group_of(i)].layers[i], "cross": cross}
             for i, cross in enumerate(self.cross)
         ]
 
@@ -325,6 +364,8 @@ class Cache(NamedTuple):
             mask: bool `(rows, length)`, the real tokens, or None if all are.
         """
         rows, length = ops.shape(inputs)[:2]
+        alone = self.branches == 1 and mask is not None
+        padding = ops.cast(mask, "bool") if alone else ()
         if self.branches > 1:
             own = ops.broadcast_to(ops.eye(length, dtype="bool"), (rows, length, length))
             positions = ops.broadcast_to(self.lengths[:, None], (rows, length))
@@ -339,7 +380,7 @@ class Cache(NamedTuple):
             key: group.reserve(own, positions, key or None, lengths)
             for key, group in self.groups.items()
         }
-        return self._replace(groups=groups, lengths=lengths)
+        return self._replace(groups=groups, lengths=lengths, padding=padding)
 
     def visibilities(self, length: int) -> dict[int, AttentionMask]:
         """Return which slots of each group the `length` tokens of the current call see."""
@@ -350,7 +391,13 @@ class Cache(NamedTuple):
         return next(key for key, group in self.groups.items() if i in group.layers)
 
     def layer(self, i: int) -> dict:
-        """Return the `KeyValueCache` of layer `i`, or None, under `"self"` and `"cross"`."""
+        """Return the `KeyValueCache` of layer `i`, or None, under `"self"` and `"cross"`.
+
+        For a recurrent mixer `"self"` is its `MixerStates`.
+        """
+        if self.states[i]:
+            padding = None if isinstance(self.padding, tuple) else self.padding
+            return {"self": MixerStates(self.states[i], padding), "cross": None}
         group = self.groups[self.group_of(i)]
         cross = KeyValueCache(*self.cross[i]) if self.cross[i] else None
         kept = None if isinstance(group.kept, tuple) else group.kept
@@ -361,11 +408,15 @@ class Cache(NamedTuple):
         """Return the cache after a call, with the new slots of the layers and the source mask."""
         groups = {}
         for key, group in self.groups.items():
-            own = {i: layers[i]["self"].tensors for i in group.layers}
+            own = {i: () if self.states[i] else layers[i]["self"].tensors for i in group.layers}
             groups[key] = group.with_layers(own, key or None, self.lengths)
         cross = [layer["cross"].tensors if layer["cross"] else () for layer in layers]
+        states = [
+            layer["self"].tensors if before else ()
+            for before, layer in zip(self.states, layers, strict=True)
+        ]
         source = self.source if source is None else source
-        return self._replace(groups=groups, cross=cross, source=source)
+        return self._replace(groups=groups, cross=cross, source=source, states=states, padding=())
 
     def part(self, first: int, last: int | None = None) -> "Cache":
         """Return the cache of layers `first` to `last`: one of several models that share slots."""
@@ -375,7 +426,7 @@ class Cache(NamedTuple):
                 layers={i - first: layer for i, layer in group.layers.items() if i in numbers}
             )
         )
-        return part._replace(cross=self.cross[first:last])
+        return part._replace(cross=self.cross[first:last], states=self.states[first:last])
 
     def join(self, other: "Cache") -> "Cache":
         """Append the layers of `other`, a cache with the same slots."""
@@ -385,7 +436,11 @@ class Cache(NamedTuple):
             mine = groups.get(key, group._replace(layers={}))
             groups[key] = mine._replace(layers={**mine.layers, **layers})
         groups = {key: groups[key] for key in sorted(groups)}
-        return self._replace(groups=groups, cross=[*self.cross, *other.cross])
+        return self._replace(
+            groups=groups,
+            cross=[*self.cross, *other.cross],
+            states=[*self.states, *other.states],
+        )
 
     def branch(self, branches: int) -> "Cache":
         """Give each row this many branches, which share all slots of the row."""
@@ -393,7 +448,8 @@ class Cache(NamedTuple):
             return self
         # Not `ops.repeat`: on PyTorch its rows share memory and could not be written to.
         each = ops.zeros((branches,), "int32")
-        return self._each(lambda group: group._replace(valid=ops.take(group.valid, each, axis=1)))
+        cache = self._each(lambda group: group._replace(valid=ops.take(group.valid, each, axis=1)))
+        return cache._replace(states=_map(self.states, lambda x: ops.take(x, each, axis=1)))
 
     def as_tensors(self) -> "Cache":
         """Convert `start` and `end` to tensors, whose values do not trigger a compilation."""
@@ -410,13 +466,29 @@ class Cache(NamedTuple):
 
     def reorder_branches(self, parents) -> "Cache":
         """Let branch `i` continue the past of branch `parents[:, i]`, int `(rows, branches)`."""
-        parents = ops.cast(parents, "int32")[..., None]
-        return self._each(
-            lambda group: group._replace(valid=ops.take_along_axis(group.valid, parents, axis=1))
+        parents = ops.cast(parents, "int32")
+
+        def reordered(x):
+            lines = ops.reshape(x, (*x.shape[:2], -1))
+            return ops.reshape(lines_at(lines, parents), x.shape)
+
+        cache = self._each(
+            lambda group: group._replace(
+                valid=ops.take_along_axis(group.valid, parents[..., None], axis=1)
+            )
         )
+        return cache._replace(states=_map(self.states, reordered))
 
     def accept(self, counts, length: int) -> "Cache":
-        """Keep only the first `counts`, int `(rows,)`, of the last `length` tokens of each row."""
+        """Keep only the first `counts`, int `(rows,)`, of the last `length` tokens of each row.
+
+        Raises ValueError if a layer has a recurrent mixer, whose states cannot lose a token.
+        """
+        if any(self.states):
+            raise ValueError(
+                "The cache holds states of recurrent mixers, from which no token can be removed. "
+                "Decode without drafts."
+            )
         kept = self._each(lambda group: group.accept(counts, length))
         return kept._replace(lengths=self.lengths - (length - counts))
 
@@ -485,8 +557,14 @@ class Cache(NamedTuple):
 
 def cache_group_keys(*backbones) -> list[int]:
     """Return the keys of `Cache.groups` for these models."""
-    return sorted({_key(*window) for model in backbones for _, _, *window in model.cache_layers})
+    return sorted({CachedLayer(*x).group for model in backbones for x in model.cache_layers})
 
 
-def _key(window: int | None = None) -> int:
-    return EVERYTHING if window is None else window
+def has_states(backbone) -> bool:
+    """Return whether a model has recurrent mixers, whose states cannot lose a token again."""
+    return any(CachedLayer(*layer).states for layer in backbone.cache_layers)
+
+
+def _map(states: list[tuple], function: Callable) -> list[tuple]:
+    """Apply a function to each tensor of the states of all layers."""
+    return [tuple(map(function, tensors)) for tensors in states]

@@ -550,7 +550,10 @@ class Engine:
         for key, own in layers.items():
             if more[key]:
                 each = list(own)
-                layers[key] = {i: compiled.grow_layer(own.pop(i), extra=more[key]) for i in each}
+                layers[key] = {
+                    i: tensors and compiled.grow_layer(tensors, extra=more[key])
+                    for i, tensors in ((i, own.pop(i)) for i in each)
+                }
         batch.state = batch.state._replace(cache=batch.state.cache.replace_layers(layers))
         release_memory()
 

@@ -4,8 +4,8 @@ from typing import Any, ClassVar
 
 import keras
 
-from keras_transformer.config import Attention, Experts, Mixer
 from keras_transformer.config import Block as BlockPart
+from keras_transformer.config import Experts, Mixer
 from keras_transformer.kernels.products import onednn_matmul_scope
 from keras_transformer.layers.arguments import (
     ChecksCall,
@@ -32,7 +32,7 @@ from keras_transformer.support.checking import check_bool, known_shape
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
 class Block(ChecksCall, SavesArguments, Rematerializable, keras.layers.Layer):
-    """One layer of a model: a mixer, optional cross-attention, and a feed-forward layer.
+    """One layer of a model: a mixer, optional cross-attention, and usually a feed-forward layer.
 
     Args:
         config: `config.Block`, the mixer, the feed-forward layer, the norms and the residual order.
@@ -52,8 +52,9 @@ class Block(ChecksCall, SavesArguments, Rematerializable, keras.layers.Layer):
         visibility: `AttentionMask` of the mixer, see `MultiHeadAttention`.
         cross_visibility: `AttentionMask` of the encoder states.
         bias: float `(batch or 1, heads or 1, length, keys)`, added to the self-attention scores.
-        cache: dict `{"self": KeyValueCache, "cross": KeyValueCache}`; `"cross"` is None before the
-            first call and without cross-attention.
+        cache: dict `{"self": KeyValueCache, "cross": KeyValueCache}`; `"self"` is a `MixerStates`
+            for a recurrent mixer, `"cross"` is None before the first call and without
+            cross-attention.
         return_attention_scores, return_projections: bool, as in `MultiHeadAttention`.
         relative: `RelativeStates`, see `MultiHeadAttention`.
         first_only: bool, whether to compute only the state of the first token.
@@ -119,14 +120,15 @@ class Block(ChecksCall, SavesArguments, Rematerializable, keras.layers.Layer):
         self._seed = seed
         # The order of creation matters: saved optimizer states follow the order of the layers.
         self._make_norms(part.mixer.name)
-        self._make_norms("feed_forward")
-        with no_inner_remat():
-            self.feed_forward = layer_of(part.feed_forward).from_part(
-                part.feed_forward,
-                kernel_initializer=self._initializer,
-                name="feed_forward",
-                dtype=self.dtype_policy,
-            )
+        if part.feed_forward is not None:
+            self._make_norms("feed_forward")
+            with no_inner_remat():
+                self.feed_forward = layer_of(part.feed_forward).from_part(
+                    part.feed_forward,
+                    kernel_initializer=self._initializer,
+                    name="feed_forward",
+                    dtype=self.dtype_policy,
+                )
         if part.convolution is not None:
             self.convolution_activation = own_layer(part.convolution.activation)
             self._make_norms("convolution")
@@ -180,8 +182,9 @@ class Block(ChecksCall, SavesArguments, Rematerializable, keras.layers.Layer):
         setattr(self, name, self._mixer(part.mixer, hidden_dim, name=name, causal=self.causal))
         self.mixer_layer.build(inputs_shape)
         self._build_norms(name, inputs_shape)
-        self.feed_forward.build(inputs_shape)
-        self._build_norms("feed_forward", inputs_shape)
+        if part.feed_forward is not None:
+            self.feed_forward.build(inputs_shape)
+            self._build_norms("feed_forward", inputs_shape)
         if part.convolution is not None:
             self._build_convolution(part.convolution.size, inputs_shape)
         self.fixed = {"dim": hidden_dim}
@@ -222,8 +225,8 @@ class Block(ChecksCall, SavesArguments, Rematerializable, keras.layers.Layer):
             if cache["cross"] is not None:
                 mixers["cross"] = self.config.cross_attention
             for side, mixer in mixers.items():
-                heads, width, _ = mixer.for_width(shape[-1]).cached(shape[-1])
-                cache[side].check_fit(shape, heads, width)
+                heads, width, _, *states = mixer.for_width(shape[-1]).cached(shape[-1])
+                cache[side].check_fit(shape, *(states or (heads, width)))
 
     def check_rank(self, shape):
         """Raise ValueError if a shape is not `(batch, length, dim)`."""
@@ -255,7 +258,7 @@ class Block(ChecksCall, SavesArguments, Rematerializable, keras.layers.Layer):
         visibility = AttentionMask.given(visibility, mask)
         asked, extra = output_flags(return_attention_scores, return_projections)
         options = {"training": training}
-        attends = isinstance(self.config.mixer, Attention)
+        attends = self.config.mixer.attends
         updated = {"cross": None}
         rest = extra if cache is None else [*extra, updated]
         # A cache's padding covers its slots.
@@ -307,7 +310,8 @@ class Block(ChecksCall, SavesArguments, Rematerializable, keras.layers.Layer):
             given = x
             if residual.is_parallel:
                 given = inputs[:, :1] if first_only else inputs
-            x = self._sublayer("feed_forward", feed_forward, given, x, training)
+            if self.config.feed_forward is not None:
+                x = self._sublayer("feed_forward", feed_forward, given, x, training)
             if self.config.convolution is not None:
                 x = self._sublayer("convolution", convolve, inputs, x, training, dropped=True)
         return pack_outputs(x, *rest)
@@ -373,7 +377,7 @@ class Block(ChecksCall, SavesArguments, Rematerializable, keras.layers.Layer):
         queries, weights = 1 if given["first_only"] else length, None
         output = keras.KerasTensor((batch, queries, dim), self.compute_dtype)
         if asked:
-            if cache is not None or not isinstance(self.config.mixer, Attention):
+            if cache is not None or not self.config.mixer.attends:
                 return keras.layers.Layer.compute_output_spec(self, *args, **kwargs)
             shape = (batch, self.config.mixer.num_heads, queries, length)
             weights = {"self": keras.KerasTensor(shape, "float32")}

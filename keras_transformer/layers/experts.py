@@ -6,7 +6,7 @@ from typing import ClassVar
 import keras
 from keras import ops
 
-from keras_transformer.config import Experts
+from keras_transformer.config import Experts, Router
 from keras_transformer.distribution.layout import on_each_device
 from keras_transformer.kernels.grouped import ExpertGroups
 from keras_transformer.kernels.values import tensor_of
@@ -18,6 +18,7 @@ from keras_transformer.layers.feed_forward import (
     check_gate,
     get_activation,
 )
+from keras_transformer.layers.parts import part_of
 from keras_transformer.layers.remat import Rematerializable, no_inner_remat
 from keras_transformer.support.checking import known_shape
 
@@ -63,8 +64,8 @@ class MixtureOfExperts(ChecksCall, SavesArguments, Rematerializable, keras.layer
         num_experts: int, number of experts.
         expert_dim: int, width inside an expert.
         experts_per_token: int, number of experts that process a token.
-        shared_expert_dim: int, width of an additional expert that processes all tokens; its output
-            is weighted by the sigmoid of a score of its own. 0 makes no shared expert.
+        shared_expert_dim: int, width of an additional expert that processes all tokens. 0 makes no
+            shared expert.
         activation: str, function or layer, see `FeedForward`. The experts share it.
         gated: bool, see `FeedForward`.
         gate_limit: float, see `FeedForward`.
@@ -77,10 +78,14 @@ class MixtureOfExperts(ChecksCall, SavesArguments, Rematerializable, keras.layer
             that are full. None disables the limit; evaluation has no limit.
         load_balancing_factor: float, factor of the loss `num_experts * sum(f * p)` added in
             training, with `f` the mean number of choices of an expert per token and `p` its mean
-            softmax share.
+            share of the weights over all experts.
         router_z_loss_factor: float, factor of the loss added in training that is the mean square
             of the logsumexp of a token's scores.
         kernel_initializer: initializer of the kernels.
+        shared_expert_gate: bool, whether the output of the shared expert is weighted by the sigmoid
+            of a score of its own.
+        router: `config.Router` or a dict of its values, how the experts of a token are chosen and
+            weighted. Defaults to a softmax over all experts.
         **kwargs: as in `keras.layers.Layer`.
 
     Call arguments:
@@ -107,7 +112,8 @@ class MixtureOfExperts(ChecksCall, SavesArguments, Rematerializable, keras.layer
 
     Source: Shazeer et al. 2017, "Outrageously Large Neural Networks", section 2; capacity and
     losses: Fedus et al. 2021, "Switch Transformers", section 2.2, and Zoph et al. 2022, "ST-MoE",
-    section 3.2; shared expert: Yang et al. 2024, "Qwen2", section 2.2.2.
+    section 3.2; shared expert: Yang et al. 2024, "Qwen2", section 2.2.2; groups: DeepSeek-AI 2024,
+    "DeepSeek-V2", section 2.2.2, and "DeepSeek-V3", section 2.1.2, with the correction bias.
     """
 
     axes: ClassVar = {"inputs": (..., "dim")}
@@ -128,6 +134,8 @@ class MixtureOfExperts(ChecksCall, SavesArguments, Rematerializable, keras.layer
         load_balancing_factor: float = 0.0,
         router_z_loss_factor: float = 0.0,
         kernel_initializer="glorot_uniform",
+        shared_expert_gate: bool = True,
+        router: Router | dict | None = None,
         **kwargs,
     ):
         super().__init__(**kwargs)
@@ -136,6 +144,8 @@ class MixtureOfExperts(ChecksCall, SavesArguments, Rematerializable, keras.layer
                 "`experts_per_token` must be from 1 to `num_experts`, received "
                 f"{experts_per_token} of {num_experts}."
             )
+        self.routing = part_of("router", router or Router(), Router)
+        self.routing.check_experts(num_experts, experts_per_token)
         activation = own_layer(activation)
         check_gate(gated, gate_limit)
         if not callable(activation):
@@ -148,6 +158,7 @@ class MixtureOfExperts(ChecksCall, SavesArguments, Rematerializable, keras.layer
         self.expert_capacity_factor = expert_capacity_factor
         self.load_balancing_factor = load_balancing_factor
         self.router_z_loss_factor = router_z_loss_factor
+        self.correction_bias = None
         self.supports_masking = True
         self.use_bias = use_bias
         self.kernel_initializer = keras.initializers.get(kernel_initializer)
@@ -156,7 +167,8 @@ class MixtureOfExperts(ChecksCall, SavesArguments, Rematerializable, keras.layer
         self.expert_gate = self._projection(expert_dim, "gate") if gated else None
         self.shared = self.shared_score = None
         if shared_expert_dim:
-            self.shared_score = self._dense(1, False, "shared_score")
+            if shared_expert_gate:
+                self.shared_score = self._dense(1, False, "shared_score")
             with no_inner_remat():
                 self.shared = FeedForward(
                     shared_expert_dim,
@@ -185,6 +197,8 @@ class MixtureOfExperts(ChecksCall, SavesArguments, Rematerializable, keras.layer
             expert_capacity_factor=part.capacity_factor,
             load_balancing_factor=part.load_balancing,
             router_z_loss_factor=part.z_loss,
+            shared_expert_gate=part.shared_gate,
+            router=part.router,
             **options,
             **kwargs,
         )
@@ -223,6 +237,16 @@ class MixtureOfExperts(ChecksCall, SavesArguments, Rematerializable, keras.layer
         for layer in of_inputs:
             if layer is not None:
                 layer.build((None, input_shape[-1]))  # The calls flatten all tokens to rows.
+        if self.routing.correction_bias:
+            # In float32: it differs from expert to expert by less than bfloat16 resolves.
+            self.correction_bias = self.add_weight(
+                (self.num_experts,),
+                "zeros",
+                dtype="float32",
+                trainable=False,
+                autocast=False,
+                name="correction_bias",
+            )
         self.fixed = {"dim": input_shape[-1]}
 
     def call(self, inputs, mask=None, training: bool = False):
@@ -242,25 +266,58 @@ class MixtureOfExperts(ChecksCall, SavesArguments, Rematerializable, keras.layer
         kernels = {n: layer.weights_of_call() for n, layer in projections.items() if layer}
         output = on_each_device(self._mixed, (states, chosen, weights), kernels)
         if self.shared is not None:
-            share = ops.sigmoid(self.shared_score(states))
-            output = output + share * self.shared(states)
+            shared = self.shared(states)
+            if self.shared_score is not None:
+                shared = ops.sigmoid(self.shared_score(states)) * shared
+            output = output + shared
         return ops.reshape(output, shape)
 
     def _routed(self, states, real, training: bool):
         """Return weights and indices of each token's experts, `(tokens, experts_per_token)`."""
         scores = ops.cast(self.router(states), "float32")
-        shares = ops.softmax(scores, axis=-1) if self.num_experts > 1 else ops.ones_like(scores)
-        weights, chosen = ops.top_k(shares, self.experts_per_token)
+        by_sigmoid = self.routing.activation == "sigmoid"
+        shares = ops.sigmoid(scores) if by_sigmoid else self._softmax(scores)
+        choice = self._of_best_groups(shares)
+        weights, chosen = ops.top_k(choice, self.experts_per_token)
         chosen = ops.cast(chosen, "int32")
+        if choice is not shares:
+            weights = ops.take_along_axis(shares, chosen, axis=-1)
         if self.normalize_expert_weights:
-            weights = weights / ops.sum(weights, axis=-1, keepdims=True)
+            total = ops.sum(weights, axis=-1, keepdims=True)
+            # Sigmoids may all be 0.
+            weights = weights / (total + 1e-20 if by_sigmoid else total)
+        if self.routing.weight_scale != 1:
+            weights = weights * self.routing.weight_scale
         if training:
+            if by_sigmoid:
+                shares = shares / (ops.sum(shares, axis=-1, keepdims=True) + 1e-20)
             self._add_losses(scores, shares, chosen, real)
         if real is not None:
             chosen = ops.where(real[:, None], chosen, self.num_experts)
         if training and self.expert_capacity_factor is not None:
             chosen = self._within_capacity(chosen)
         return weights, chosen
+
+    def _softmax(self, scores):
+        # Keras warns about a softmax over one number.
+        return ops.softmax(scores, axis=-1) if self.num_experts > 1 else ops.ones_like(scores)
+
+    def _of_best_groups(self, shares):
+        """Return the numbers that the experts of a token are chosen by, `(tokens, experts)`.
+
+        They are the shares with the correction bias, and -inf outside of the chosen groups.
+        """
+        choice = shares if self.correction_bias is None else shares + self.correction_bias
+        count, limit = self.routing.groups, self.routing.seen_groups
+        if limit == count:
+            return choice
+        each = ops.reshape(choice, (-1, count, self.num_experts // count))
+        best = ops.top_k(each, 2 if self.routing.group_score == "top_two" else 1)[0]
+        groups = ops.top_k(ops.sum(best, axis=-1), limit)[1]
+        numbers = ops.arange(count, dtype="int32")
+        seen = ops.any(ops.cast(groups, "int32")[..., None] == numbers, axis=1)
+        each = ops.where(seen[..., None], each, -float("inf"))
+        return ops.reshape(each, (-1, self.num_experts))
 
     def _add_losses(self, scores, shares, chosen, real):
         factors = (self.load_balancing_factor, self.router_z_loss_factor)

@@ -105,6 +105,7 @@ class FeedForward(ChecksCall, SavesArguments, Rematerializable, keras.layers.Lay
     """
 
     option_rules: ClassVar = {
+        "intermediate_dim": functools.partial(check_int, at_least=1),
         "output_dim": functools.partial(check_int, at_least=1),
         "output_bias": "feed_forward_output_bias",
     }

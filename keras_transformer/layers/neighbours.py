@@ -51,9 +51,9 @@ def last_states(
     if cache is None or is_static_zero(cache.next):
         if visibility.padding is not None:
             x = ops.where(visibility.padding[..., None], x, ops.zeros_like(x))
-        cache = cache if cache is None else _written(cache, x)
-        return [_moved(x, i, visibility.query_pack) for i in range(size)], cache
-    cache = _written(cache, x)
+        cache = cache if cache is None else cache.write_halves(x)
+        return [moved(x, i, visibility.query_pack) for i in range(size)], cache
+    cache = cache.write_halves(x)
     kept = ops.concatenate(cache.read(x.dtype), axis=-1)[:, 0]
     # The slots of a cache may be in any order and hold several branches, so positions decide.
     distances = visibility.query_positions[:, :, None] - visibility.key_positions[:, None]
@@ -62,12 +62,14 @@ def last_states(
     return [ops.matmul(ops.cast(place, kept.dtype), kept) for place in places], cache
 
 
-def _written(cache: KeyValueCache, x) -> KeyValueCache:
-    return cache.write(*(half[:, :, None] for half in ops.split(x, 2, axis=-1)))
+def moved(x, i: int, packs):
+    """Return the state `i` tokens before each token, zeros before the start of its document.
 
-
-def _moved(x, i: int, packs):
-    """Return the state `i` tokens before each token, zeros before the start of its document."""
+    Args:
+        x: float `(batch, length, dim)`.
+        i: int.
+        packs: int `(batch, length)`, the packed document of each token, or None.
+    """
     length = ops.shape(x)[1]
     if i == 0:
         return x

@@ -218,7 +218,8 @@ class Backbone(Runtime):
     def cache_layers(self) -> list[tuple]:
         """Tuples `(key_value_heads, head_dim, window)`, one for each cached layer.
 
-        With a window of None, or without one, the cache keeps all tokens.
+        With a window of None, or without one, the cache keeps all tokens. A recurrent mixer has a
+        fourth item, the shapes of its states, see `config.Mixer.cached`.
         """
         side = self.config.decoder
         return [block.mixer.cached(side.hidden_dim) for block in side.blocks]

@@ -6,8 +6,9 @@ Transformer Models", section 4: normalization factors are copied, and masks are 
 """
 
 import dataclasses
+from typing import Any
 
-from keras_transformer.config import TransformerConfig
+from keras_transformer.config import Attention, TransformerConfig
 from keras_transformer.config.structure import sides
 
 # Tensors of feed-forward width kept for each activation: its input, intermediate values that the
@@ -108,7 +109,7 @@ def _around(config: TransformerConfig, rows: Rows, length: int) -> int:
 def _layer(config: TransformerConfig, rows: Rows, length: int, source: int | None):
     """Return the bytes that one layer keeps and the bytes of its largest gradient."""
     tokens, item, parts = rows.count * length, rows.itemsize, rows.model_parallel
-    sublayers = 2 if source is None else 3
+    sublayers = (2 if source is None else 3) - (config.only_side.block.feed_forward is None)
     each = 2 if config.normalize_first and config.normalize_output else 1
     count = sublayers * each - (not config.attention_normalization) - config.share_normalization
     norms = count * _OF_NORM[config.normalization]
@@ -134,9 +135,11 @@ def _layer(config: TransformerConfig, rows: Rows, length: int, source: int | Non
         count += _OF_GATE.get(config.activation, _OF_OTHER_GATE)
     cut += inner * count
     gradient = inner
-    if config.only_side.attention is not None:
-        of_pairs = config.head_dim * item if config.score == "additive" else _FLOAT32
-        gradient = max(inner, rows.count * config.num_heads * scores * of_pairs)
+    mixer = config.only_side.block.mixer
+    if mixer.attends:
+        additive = isinstance(mixer, Attention) and mixer.score == "additive"
+        of_pairs = mixer.head_dim * item if additive else _FLOAT32
+        gradient = max(inner, rows.count * mixer.num_heads * scores * of_pairs)
     return whole + cut // parts, gradient // parts
 
 
@@ -160,25 +163,21 @@ def _around_experts(config: TransformerConfig, rows: Rows, length: int) -> tuple
 
 def _attention(config: TransformerConfig, rows: Rows, queries: int, keys: int) -> int:
     """Return the bytes kept for queries, keys, values and scores of all heads."""
-    side = config.only_side
+    side, mixer = config.only_side, config.only_side.block.mixer
     if side.attention is None:
-        kept = side.block.mixer.kept_numbers(side.hidden_dim)
-        return rows.count * queries * kept * rows.itemsize
+        total = rows.count * queries * mixer.kept_numbers(side.hidden_dim) * rows.itemsize
+        return total + (_of_pairs(mixer, rows, queries, keys) if mixer.attends else 0)
     dropped = config.attention_dropout > 0
     heads, shared, size = config.num_heads, config.num_key_value_heads, config.head_dim
     if shared == 1 and not dropped:  # the fused kernel takes one key head per query head
         shared = heads
     of_queries = rows.count * queries * heads * size * rows.itemsize
     of_keys = rows.count * keys * shared * size * rows.itemsize
-    total = 2 * of_queries + 2 * of_keys
+    total = (2 + 2 * config.attention_gate) * of_queries + 2 * of_keys
     if config.query_key_norm:
         total += _OF_NORM[config.normalization] * (of_queries + of_keys)
     pairs = rows.count * heads * queries * keys
-    # The attention weights are kept, and in float32 the mask. In other precisions JAX's own
-    # attention keeps the scores with and without the mask. With dropout, the scores before it are
-    # kept too.
-    others = _FLOAT32 if dropped else 1 if rows.itemsize == _FLOAT32 else 2 * _FLOAT32
-    total += pairs * (others + rows.itemsize)
+    total += _of_pairs(mixer, rows, queries, keys)
     if config.disentangled:  # scores with all relative positions, and the scores of the pairs
         total += rows.count * heads * (queries + keys) * config.relative_num_buckets * rows.itemsize
         total += 2 * pairs * rows.itemsize
@@ -191,6 +190,17 @@ def _attention(config: TransformerConfig, rows: Rows, queries: int, keys: int) -
     elif config.score == "additive":  # a hidden layer for each pair
         total += 2 * pairs * size * rows.itemsize
     return total
+
+
+def _of_pairs(mixer: Any, rows: Rows, queries: int, keys: int) -> int:
+    """Return the bytes kept for the scores of all pairs of queries and keys.
+
+    The attention weights are kept, and in float32 the mask. In other precisions JAX's own attention
+    keeps the scores with and without the mask. With dropout, the scores before it are kept too.
+    """
+    in_float32 = rows.itemsize == _FLOAT32
+    others = _FLOAT32 if mixer.dropout > 0 else 1 if in_float32 else 2 * _FLOAT32
+    return rows.count * mixer.num_heads * queries * keys * (others + rows.itemsize)
 
 
 def _loss(config: TransformerConfig, rows: Rows) -> int:

@@ -174,7 +174,10 @@ def decoding_flops(config: TransformerConfig, source: int, target: int) -> int:
     """Return the operations for the last of `target` tokens, with the other keys cached."""
     side = sides(config)[-1]
     attended = [(target, 1)] + ([(source, 0)] if side.source_dim else [])
-    layers = (layer_flops(side.layer(i), 1, attended, side.source_dim) for i in range(side.depth))
+    layers = (
+        layer_flops(side.layer(i), 1, attended, side.source_dim, cached=True)
+        for i in range(side.depth)
+    )
     head = config.embedding_dim * config.vocabulary_size + _kernels(
         shaped_weights(transform(config), side.config)
     )
@@ -182,12 +185,17 @@ def decoding_flops(config: TransformerConfig, source: int, target: int) -> int:
 
 
 def layer_flops(
-    config: TransformerConfig, queries: int, attended: list[tuple[int, int]], source_dim: int | None
+    config: TransformerConfig,
+    queries: int,
+    attended: list[tuple[int, int]],
+    source_dim: int | None,
+    cached: bool = False,
 ) -> int:
     """Return the forward operations of one layer.
 
     `attended` has a pair for self-attention and one for cross-attention: the number of keys, and
-    the number of keys that are projected in this call.
+    the number of keys that are projected in this call. With `cached` there is one query, and the
+    other keys are in a cache.
     """
     one = config.only_side.block
     mixer, score = one.mixer, getattr(one.mixer, "score", None)
@@ -202,9 +210,12 @@ def layer_flops(
         if weight.path.endswith("/kernel") and not once and (name, score) not in _NO_PRODUCTS:
             tokens = parts[part][1] if name in ("key", "value") else queries
             total += 2 * tokens * numbers_of_a_token(weight, one)
-    total += 2 * mixer.pair_products(queries, attended[0][0], config.hidden_dim)
+    keys = attended[0][0]
+    width = config.hidden_dim
+    pairs = mixer.pair_products(queries, keys, width)
+    total += 2 * (mixer.cached_products(keys, width) if cached else pairs)
     if source_dim is not None:
-        pairs = one.cross_attention.pair_products(queries, attended[1][0], config.hidden_dim)
+        pairs = one.cross_attention.pair_products(queries, attended[1][0], width)
         total += 2 * pairs
     return total
 

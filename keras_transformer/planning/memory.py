@@ -44,7 +44,7 @@ class Memory:
         activations: activations that a step keeps without rematerialization.
         rematerialized: activations that a step keeps with `keras.RematScope(mode="full")`.
         layer: the part of `rematerialized` needed for one layer while it is recomputed.
-        cache: keys and values, during generation.
+        cache: keys, values and states, during generation.
         copies: copies of the weights in the compute dtype, which mixed precision makes.
         summed: bool, whether gradients are summed over several copies of the model.
     """
@@ -123,10 +123,12 @@ def _weights(weights: list[Weight], dtype: str, model_parallel: int) -> tuple[in
 def cache_bytes(
     config: TransformerConfig, rows: int, slots: int, source: int = 0, itemsize: int = 4
 ) -> int:
-    """Return the bytes of cached keys and values, see `generation.Cache.count_bytes`."""
+    """Return the bytes of cached keys, values and states, see `generation.Cache.count_bytes`."""
     side, total = sides(config)[-1], 0
     for i in range(side.depth):
-        heads, width, receptive_field = side.side.layer(i).mixer.cached(side.side.hidden_dim)
+        mixer = side.side.layer(i).mixer
+        heads, width, receptive_field, *states = mixer.cached(side.side.hidden_dim)
+        total += sum(4 * rows * math.prod(shape) for shapes in states for shape in shapes)
         tokens = slots if receptive_field is None else min(slots, receptive_field - 1 + LOOP_TOKENS)
         tokens += source if side.source_dim else 0
         of_a_head = width * itemsize + (4 if itemsize == 1 else 0)

@@ -47,12 +47,17 @@ def _shares(plan) -> str:
     config, parts = plan.config, plan.model_parallel
     if parts == 1:
         return "a device holds the whole model"
-    if "num_heads" not in config.flat:
-        return f"a device holds a part of {parts} of each matrix"
-    shared = config.num_key_value_heads // parts
-    heads = f"{config.num_heads // parts} of {config.num_heads} heads"
-    if config.num_key_value_heads != config.num_heads:
-        heads += f" ({shared} of keys and values)"
+    mixers = (block.mixer for block in config.last_side.every_block)
+    mixer = next((mixer for mixer in mixers if mixer.attends), None)
+    if mixer is None:
+        return f"a device holds the mixers, and a part of {parts} of the other matrices"
+    count = mixer.num_heads
+    heads, shared = (
+        f"{count // parts} of {count} heads",
+        getattr(mixer, "num_key_value_heads", count),
+    )
+    if shared != count:
+        heads += f" ({shared // parts} of keys and values)"
     if config.num_experts:
         return f"a device holds {heads} and {config.num_experts // parts} experts"
     return f"a device holds {heads} and {config.intermediate_dim // parts:,} inner features"
@@ -63,7 +68,10 @@ def _memory_rows(plan, memory, states):
     if memory.copies:
         yield "copies", size(memory.copies), "of the weights in the dtype of the computation"
     if plan.generating:
-        yield "cache", size(memory.cache), "keys and values"
+        side = plan.config.last_side
+        recurrent = any(len(block.mixer.cached(side.hidden_dim)) > 3 for block in side.every_block)
+        kept = "keys, values and states" if recurrent else "keys and values"
+        yield "cache", size(memory.cache), kept
     else:
         yield "optimizer", size(memory.optimizer), f"{plan.optimizer}, {states} a weight"
         held = "each used immediately, except the embedding's"

@@ -11,8 +11,8 @@ from keras import ops
 
 from keras_transformer.config.structure import (
     block_of,
-    is_average,
     is_before_blocks,
+    is_frozen,
     without_numbers,
 )
 from keras_transformer.support.checking import check_bool, check_int, check_number, shorten
@@ -33,7 +33,7 @@ def freeze(model: keras.Model, layers: int, embeddings: bool = True) -> None:
     layers = check_int("layers", layers, at_least=0, at_most=max(blocks.values()) + 1)
     embeddings = check_bool("embeddings", embeddings)
     for variable in model.weights:
-        if is_average(variable.path):
+        if is_frozen(variable.path):
             continue
         before = embeddings and is_before_blocks(variable.path)
         variable.trainable = not before and blocks.get(id(variable), layers) >= layers

@@ -33,6 +33,7 @@ CONFIGS = {**OF_TEXTS, **OF_OTHERS}
 # Models of theirs that mix padding with the tokens: their texts are of one length.
 WITHOUT_MASK = ("fnet",)
 LANGUAGE_MODELS = {
+    "qwen3_5_text": "Qwen3_5ForCausalLM",
     "gemma3_text": "Gemma3ForCausalLM",
     "gpt2": "GPT2LMHeadModel",
     "openai-gpt": "OpenAIGPTLMHeadModel",
@@ -113,6 +114,8 @@ def make(model_type, number, suffix, seed=0, **values):
                 offset = 1.0 if name.endswith("var") else 0.0
                 noise = torch.rand(buffer.shape, generator=random)
                 buffer.copy_(offset + 0.5 * noise)
+            elif name.endswith("e_score_correction_bias"):
+                buffer.copy_(0.3 * torch.randn(buffer.shape, generator=random))
     if hasattr(model, "final_logits_bias"):
         model.final_logits_bias.copy_(torch.randn(model.final_logits_bias.shape, generator=random))
     return model

@@ -22,6 +22,45 @@ _OPT = {
 _NARROW = {"hidden_size": 20, "num_attention_heads": 5, "enable_bias": False}
 _BLOOM = {"vocab_size": 61, "hidden_size": 12, "n_layer": 2, "n_head": 3}
 _GPTJ = {**_GPT, "n_embd": 24, "rotary_dim": 4, "n_positions": 80}
+_MAMBA2 = {
+    "vocab_size": 61,
+    "hidden_size": 12,
+    "num_hidden_layers": 2,
+    "num_heads": 6,
+    "head_dim": 4,
+    "state_size": 5,
+    "n_groups": 2,
+    "chunk_size": 4,
+    "pad_token_id": 0,
+}
+_LINEAR = {
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 5,
+    "linear_value_head_dim": 3,
+    "layer_types": ["linear_attention", "full_attention"],
+}
+_QWEN3_NEXT = {
+    **_QWEN2_MOE,
+    **_LINEAR,
+    "head_dim": 8,
+}
+_QWEN3_5 = {**LLAMA, **_LINEAR, "head_dim": 8}
+# Transformers writes the convolutions of queries, keys and values as thirds of their sum, which is
+# what they are if all are of one width.
+_OLMO_HYBRID = {
+    **LLAMA,
+    "pad_token_id": 0,
+    "linear_value_head_dim": 3,
+    "layer_types": ["linear_attention", "full_attention"],
+}
+_BAMBA = {
+    **LLAMA,
+    "mamba_n_heads": 6,
+    "mamba_d_state": 5,
+    "mamba_chunk_size": 4,
+    "pad_token_id": 0,
+}
 _PHI = {**_NEOX, "hidden_size": 24}
 _FALCON = {**_PHI, "ffn_hidden_size": 20}
 _STARCODER2 = {**LLAMA, "num_attention_heads": 6, "num_key_value_heads": 2}
@@ -78,6 +117,25 @@ _LLAMA3 = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 16,
 }
+_OF_EXPERTS = (
+    "moe_intermediate_size", "n_routed_experts", "num_experts_per_tok", "pad_token_id",
+)  # fmt: skip
+_LATENT = {
+    **{name: x for name, x in LLAMA.items() if name != "num_key_value_heads"},
+    "kv_lora_rank": 6,
+    "q_lora_rank": 10,
+    "qk_nope_head_dim": 6,
+    "qk_rope_head_dim": 4,
+    "v_head_dim": 5,
+    "moe_intermediate_size": 8,
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 3,
+    "pad_token_id": 0,
+}
+_V3 = {**_LATENT, "num_key_value_heads": LLAMA["num_attention_heads"]}
+_GLM = {**LLAMA, **{name: _LATENT[name] for name in _OF_EXPERTS}}
+_GROUPS = {"n_group": 4, "topk_group": 2}
+_MSCALE = {"mscale": 0.7, "mscale_all_dim": 1.3}
 
 _MODERN = {
     **{name: value for name, value in LLAMA.items() if name != "num_key_value_heads"},
@@ -220,6 +278,107 @@ CONFIGS = {
                 "tie_word_embeddings": True,
                 "rope_parameters": _LONGROPE,
                 "original_max_position_embeddings": 16,
+            },
+        ],
+    ),
+    "bamba": (
+        "Bamba",
+        [
+            {**_BAMBA, "attn_layer_indices": [1]},
+            {
+                **_BAMBA,
+                "attn_layer_indices": [0],
+                "mamba_n_groups": 3,
+                "mamba_d_conv": 2,
+                "mamba_conv_bias": False,
+                "mamba_proj_bias": True,
+            },
+            {
+                **_BAMBA,
+                "num_hidden_layers": 3,
+                "attn_layer_indices": [0, 2],
+                "attention_bias": True,
+                "mlp_bias": True,
+                "mamba_expand": 3,
+                "tie_word_embeddings": True,
+                "rope_parameters": {"rope_type": "default", "rope_theta": 50.0},
+            },
+        ],
+    ),
+    "mamba2": (
+        "Mamba2",
+        [
+            _MAMBA2,
+            {**_MAMBA2, "n_groups": 1, "conv_kernel": 2, "use_conv_bias": False, "chunk_size": 64},
+            {
+                **_MAMBA2,
+                "hidden_size": 20,
+                "expand": 3,
+                "num_heads": 10,
+                "n_groups": 5,
+                "head_dim": 6,
+                "tie_word_embeddings": True,
+                "layer_norm_epsilon": 1e-3,
+            },
+        ],
+    ),
+    "qwen3_next": (
+        "Qwen3Next",
+        [
+            _QWEN3_NEXT,
+            {
+                **_QWEN3_NEXT,
+                "layer_types": ["full_attention", "linear_attention"],
+                "attention_bias": True,
+                "mlp_only_layers": [1],
+                "norm_topk_prob": False,
+                "linear_conv_kernel_dim": 2,
+                "rope_parameters": {"rope_theta": 50.0, "partial_rotary_factor": 0.5},
+            },
+            {
+                **_QWEN3_NEXT,
+                "num_hidden_layers": 3,
+                "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+                "decoder_sparse_step": 2,
+                "linear_num_key_heads": 3,
+                "linear_num_value_heads": 3,
+                "rms_norm_eps": 1e-3,
+                "tie_word_embeddings": True,
+            },
+        ],
+    ),
+    "qwen3_5_text": (
+        "Qwen3_5Text",
+        [
+            _QWEN3_5,
+            {**_QWEN3_5, "linear_key_head_dim": 7, "attention_bias": True, "hidden_act": "gelu"},
+            {
+                **_QWEN3_5,
+                "layer_types": ["full_attention", "linear_attention"],
+                "tie_word_embeddings": True,
+                "num_key_value_heads": 3,
+            },
+        ],
+    ),
+    "olmo_hybrid": (
+        "OlmoHybrid",
+        [
+            _OLMO_HYBRID,
+            {
+                **_OLMO_HYBRID,
+                "linear_allow_neg_eigval": False,
+                "linear_key_head_dim": 6,
+                "linear_num_value_heads": 6,
+                "rope_parameters": {"rope_type": "default", "rope_theta": 50.0},
+            },
+            {
+                **_OLMO_HYBRID,
+                "layer_types": ["full_attention", "linear_attention"],
+                "attention_bias": True,
+                "tie_word_embeddings": True,
+                "linear_key_head_dim": 5,
+                "linear_value_head_dim": 5,
+                "rms_norm_eps": 1e-3,
             },
         ],
     ),
@@ -410,6 +569,78 @@ CONFIGS = {
                 "rope_parameters": {**_YARN, "truncate": True},
                 "num_experts_per_tok": 1,
             },
+        ],
+    ),
+    "deepseek_v2": (
+        "DeepseekV2",
+        [
+            {**_LATENT, "first_k_dense_replace": 1, "n_shared_experts": 2},
+            {
+                **_LATENT,
+                **_GROUPS,
+                "topk_method": "group_limited_greedy",
+                "q_lora_rank": None,
+                "routed_scaling_factor": 1.6,
+                "rope_parameters": {**_YARN, **_MSCALE},
+            },
+            {
+                **_LATENT,
+                "num_hidden_layers": 3,
+                "first_k_dense_replace": 2,
+                "attention_bias": True,
+                "v_head_dim": 12,
+                "rms_norm_eps": 1e-3,
+                "rope_parameters": {**_YARN, "mscale_all_dim": 0.8},
+            },
+        ],
+    ),
+    "deepseek_v3": (
+        "DeepseekV3",
+        [
+            {**_V3, **_GROUPS, "first_k_dense_replace": 1},
+            {
+                **_V3,
+                **_GROUPS,
+                "first_k_dense_replace": 0,
+                "q_lora_rank": None,
+                "norm_topk_prob": False,
+                "rope_interleave": False,
+                "rope_parameters": {**_YARN, "mscale": 1.0, "mscale_all_dim": 1.0},
+            },
+            {
+                **_V3,
+                "n_group": 1,
+                "topk_group": 1,
+                "first_k_dense_replace": 1,
+                "num_hidden_layers": 3,
+                "attention_bias": True,
+                "n_shared_experts": 2,
+                "routed_scaling_factor": 1.0,
+                "rms_norm_eps": 1e-3,
+            },
+        ],
+    ),
+    "glm4_moe": (
+        "Glm4Moe",
+        [
+            {**_GLM, "hidden_size": 24},
+            {**_GLM, **_GROUPS, "head_dim": 10, "use_qk_norm": True, "attention_bias": True},
+            {
+                **_GLM,
+                "head_dim": 6,
+                "num_hidden_layers": 3,
+                "first_k_dense_replace": 0,
+                "norm_topk_prob": False,
+                "rope_parameters": {**_YARN, "partial_rotary_factor": 1.0},
+            },
+        ],
+    ),
+    "glm4_moe_lite": (
+        "Glm4MoeLite",
+        [
+            _V3,
+            {**_V3, **_GROUPS, "mlp_layer_types": ["sparse", "dense"], "attention_bias": True},
+            {**_V3, "mlp_layer_types": ["sparse"] * 2, "q_lora_rank": None, "v_head_dim": 14},
         ],
     ),
     "opt": (

@@ -69,6 +69,23 @@ _RELATIVE = {
         ({**_RELATIVE, "relative_attention": False}, "with relative_attention=False, only"),
         ({**_RELATIVE, "norm_rel_ebd": "none"}, "norm_rel_ebd='none' is not supported"),
         ({**_RELATIVE, "position_buckets": 512}, "position_buckets=512 must be below 512"),
+        ({"model_type": "deepseek_v2", "topk_method": "noaux_tc"}, "topk_method='noaux_tc' is not"),
+        ({"model_type": "deepseek_v2", "norm_topk_prob": True}, "norm_topk_prob=True is not"),
+        ({"model_type": "deepseek_v3", "n_shared_experts": 0}, "n_shared_experts must be at least"),
+        ({"model_type": "deepseek_v3", "quantization_config": {"a": 1}}, "Take a checkpoint in bf"),
+        ({"model_type": "glm4_moe_lite", "mlp_layer_types": ["x"]}, "mlp_layer_types must be a"),
+        ({"model_type": "deepseek_v3", "scoring_func": "softmax"}, "scoring_func='softmax' is not"),
+        (
+            {"model_type": "deepseek_v3", "num_attention_heads": 8, "num_key_value_heads": 4},
+            "num_key_value_heads=4 is not supported with num_attention_heads=8",
+        ),
+        (
+            {
+                "model_type": "deepseek_v2",
+                "rope_scaling": {"type": "linear", "factor": 2.0, "mscale_all_dim": 1.0},
+            },
+            "mscale_all_dim=1.0 of rope_parameters is supported only for rope_type='yarn'",
+        ),
         ({"model_type": "albert", "inner_group_num": "2"}, "inner_group_num must be a number"),
         ({"model_type": "gpt2", "add_cross_attention": True}, "add_cross_attention=True"),
         ({"model_type": "t5", "feed_forward_proj": "gated-gated-gelu"}, "feed_forward_proj"),
@@ -245,11 +262,11 @@ def test_ids_that_change_what_is_computed_are_not_exported(tmp_path):
         export_to_huggingface(lm, tmp_path / "no")
 
 
-def test_parts_that_no_keyword_says():
+def test_mixers_of_layers():
     """A family that states some of them refuses others."""
     family = FAMILIES["lfm2"]
     config = family.config(families.CONFIGS["lfm2"][1][0])
-    assert not config.by_keywords
+    assert config.by_keywords
     values = family.published_config(config)
     assert values["layer_types"] == ["conv", "conv", "full_attention"] and values["conv_bias"]
     first, *others = config.decoder.layers

@@ -9,7 +9,7 @@ import safetensors.numpy
 import keras_transformer as kt
 from keras_transformer.checkpoints.families import FAMILIES
 from keras_transformer.checkpoints.families.base.shared import encoder_heads, masked_lm
-from tests.checkpoints import families
+from tests.checkpoints import families, test_families
 from tests.checkpoints.test_heads import made
 
 torch = pytest.importorskip("torch")
@@ -51,6 +51,19 @@ def test_a_tensor_that_no_line_takes_is_refused(tmp_path, name):
     changed(tmp_path, {tensor: np.ones(12, "float32")})
     with pytest.raises(ValueError, match=rf"no place in the model:\n  {tensor}"):
         loader.from_preset(tmp_path)
+
+
+def test_layers_that_predict_further_tokens_are_left_out(tmp_path):
+    """They have a tensor that no other layer has, and stand behind the layers of the model."""
+    test_families.saved(test_families.whole("deepseek_v3", 0), tmp_path)
+    layer = "model.layers.2."
+    names = ["self_attn.o_proj.weight", "mlp.experts.0.up_proj.weight", "shared_head.norm.weight"]
+    further = {layer + name: np.ones((2, 2), "float32") for name in names}
+    changed(tmp_path, further)
+    with pytest.raises(ValueError, match=r"no place in the model:\n  model\.layers\.2\."):
+        kt.CausalLM.from_preset(tmp_path)
+    changed(tmp_path, {f"{layer}eh_proj.weight": np.ones((2, 2), "float32")})
+    assert kt.CausalLM.from_preset(tmp_path).backbone.config.num_layers == 2
 
 
 @pytest.mark.parametrize("ignored", [(), ("classifier.*",)])

@@ -33,9 +33,46 @@ def config(kind: str, **values) -> kt.TransformerConfig:
         "load_balancing_factor": 0.1,
         "router_z_loss_factor": 0.1,
     }
+    sizes = {"num_key_heads": 2, "num_value_heads": 4, "key_dim": 4, "value_dim": 3}
+    own["recurrent"] = {
+        **own["decoder"],
+        "num_layers": 2,
+        "attention_gate": True,
+        "layer_pattern": ({"mixer": {"kind": "gated_delta", **sizes}}, {}),
+    }
+    latent = {
+        "kind": "latent_attention",
+        "num_heads": 8,
+        "kv_lora_rank": 6,
+        "q_lora_rank": 10,
+        "qk_nope_head_dim": 4,
+        "qk_rope_head_dim": 2,
+        "v_head_dim": 3,
+        "position": {"kind": "rotary"},
+    }
+    own["latent"] = {
+        **{name: own["decoder"][name] for name in ("gated", "normalization", "normalize_first")},
+        "tie_embeddings": False,
+        "mixer": latent,
+        "position": "none",
+        "num_experts": 8,
+        "expert_dim": 12,
+        "shared_expert_dim": 8,
+        "shared_expert_gate": False,
+        "router": {
+            "activation": "sigmoid",
+            "correction_bias": True,
+            "groups": 4,
+            "group_limit": 2,
+            "group_score": "top_two",
+        },
+    }
     own = {name: {"kind": name, **of_kind} for name, of_kind in own.items()}
-    own["experts"]["kind"] = "decoder"
-    return kt.TransformerConfig(**{**_SIZES, **own[kind], **values})
+    for name in ("experts", "recurrent", "latent"):
+        own[name]["kind"] = "decoder"
+    of_attention = ("num_heads", "head_dim") if "mixer" in own[kind] else ()
+    sizes = {name: size for name, size in _SIZES.items() if name not in of_attention}
+    return kt.TransformerConfig(**{**sizes, **own[kind], **values})
 
 
 def make(kind: str, **values) -> kt.Task:
@@ -81,7 +118,11 @@ class Batches(keras.utils.PyDataset):
             places = np.stack([np.arange(3)] * rows).astype("int32")
             x = {"token_ids": inputs, "padding_mask": mask, "mask_positions": places}
             return x, targets[:, :3], (places < lengths[:, None] - 1).astype("float32")
-        if self.kind in ("decoder", "experts"):
+<<<<<<< ours
+        if self.kind in ("decoder", "experts", "latent"):
+=======
+        if self.kind in ("decoder", "experts", "recurrent"):
+>>>>>>> theirs
             return {"token_ids": inputs, "padding_mask": mask}, targets, mask.astype("float32")
         x = {
             "encoder_token_ids": inputs[:, :7],

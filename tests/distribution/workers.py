@@ -24,6 +24,8 @@ MESHES = {
     "encoder": [(2, 4)],
     "decoder": [(8, 1), (1, 4), (2, 4)],
     "experts": [(2, 4)],
+    "recurrent": [(2, 4)],
+    "latent": [(2, 4)],
     "seq2seq": [(2, 4)],
 }
 

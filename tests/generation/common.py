@@ -25,6 +25,8 @@ def make_backbone(kind, vocabulary_size=24, seed=0, **values):
     """A backbone with weights so large that the likeliest token is so by a margin."""
     # Untied: a tied output mostly repeats the last token.
     sizes = {"hidden_dim": 16, "num_layers": 1, "num_heads": 4, "intermediate_dim": 24}
+    if values.get("mixer") is not None:
+        del sizes["num_heads"]
     values = {**sizes, "tie_embeddings": False, **values}
     config = TransformerConfig(kind=kind, vocabulary_size=vocabulary_size, **values)
     backbone = build_backbone(config)

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 import keras_transformer as kt
+from keras_transformer.config import Router
 from keras_transformer.layers import DecoderBlock, MixtureOfExperts
 from tests.layers.conftest import assert_close, copy_weights, differs, numpy, random, randomize
 
@@ -106,6 +107,89 @@ def test_a_step_of_fit_is_that_of_a_loop(torch, options, inputs):
     assert float(evaluated) == pytest.approx(np.mean(outputs[mask] ** 2), rel=1e-5)
 
 
+EIGHT = {
+    "num_experts": 8,
+    "expert_dim": 6,
+    "experts_per_token": 3,
+}
+
+
+def weights_of_experts(layer, inputs):
+    """The weight of each expert for each token, in NumPy, one token at a time."""
+    tokens = inputs.reshape(-1, inputs.shape[-1]).astype("float64")
+    scores = tokens @ numpy(layer.router.kernel).astype("float64")
+    found = np.zeros_like(scores)
+    for row, x in zip(found, scores, strict=True):
+        sigmoid = layer.routing.activation == "sigmoid"
+        shares = 1 / (1 + np.exp(-x)) if sigmoid else np.exp(x) / np.exp(x).sum()
+        choice = shares if layer.correction_bias is None else shares + numpy(layer.correction_bias)
+        groups = np.sort(choice.reshape(layer.routing.groups, -1), axis=1)
+        both = layer.routing.group_score == "top_two"
+        best = groups[:, -2:].sum(1) if both else groups[:, -1]
+        size = groups.shape[1]
+        limit = layer.routing.group_limit
+        kept = [g * size + i for g in np.argsort(best)[-limit:] for i in range(size)]
+        chosen = sorted(kept, key=lambda e: choice[e])[-layer.experts_per_token :]
+        total = shares[chosen].sum() if layer.normalize_expert_weights else 1.0
+        row[chosen] = layer.routing.weight_scale * shares[chosen] / total
+    return found
+
+
+@pytest.mark.parametrize(
+    ("normalized", "router"),
+    [
+        (False, Router(groups=4, group_limit=2)),
+        (
+            True,
+            Router(
+                groups=4,
+                group_limit=2,
+                activation="sigmoid",
+                correction_bias=True,
+                group_score="top_two",
+                weight_scale=2.5,
+            ),
+        ),
+    ],
+    ids=["DeepSeek-V2", "DeepSeek-V3"],
+)
+def test_experts_of_the_best_groups(normalized, router):
+    options = {**EIGHT, "normalize_expert_weights": normalized}
+    layer = made(MANY, **options, router=router)
+    weights, chosen = layer._routed(MANY.reshape(-1, 8), None, False)
+    found = np.zeros((len(chosen), 8))
+    np.put_along_axis(found, numpy(chosen), numpy(weights), axis=1)
+    assert_close(found, weights_of_experts(layer, MANY), atol=1e-5)
+    everywhere = made(MANY, **options, router=router.replace(group_limit=None))
+    assert differs(everywhere._routed(MANY.reshape(-1, 8), None, False)[0], weights)
+
+
+@pytest.mark.one_backend
+def test_a_shared_expert_without_a_gate_is_added_as_it_is():
+    options = {**PLAIN, "shared_expert_dim": 5, "shared_expert_gate": False}
+    layer, alone = made(FEW, **options), MixtureOfExperts(**PLAIN)
+    alone.build(FEW.shape)
+    shared = {v.path for v in layer.shared.weights}
+    alone.set_weights([numpy(v) for v in layer.weights if v.path not in shared])
+    assert_close(layer(FEW), numpy(alone(FEW)) + numpy(layer.shared(FEW)), atol=1e-6)
+
+
+@pytest.mark.one_backend
+def test_the_bias_of_the_choice_is_not_trained():
+    router = {"activation": "sigmoid", "correction_bias": True}
+    lm = model(router=router, load_balancing_factor=0.1)
+    ids = np.random.default_rng(0).integers(1, 11, (2, 7))
+    experts = lm.backbone.decoder.blocks[0].feed_forward
+    bias = experts.correction_bias
+    bias.assign([5.0, -0.5, 0.25, 0.0])
+    lm.fit({"token_ids": ids}, ids, verbose=0)
+    assert numpy(bias).tolist() == [5.0, -0.5, 0.25, 0.0]
+    lm.freeze(layers=0, embeddings=False)
+    assert not bias.trainable and bias.dtype == "float32"
+    _, chosen = experts._routed(FEW.reshape(-1, 8), None, True)
+    assert (numpy(chosen) == 0).any(axis=1).all()
+
+
 def test_a_capacity_is_for_the_first_choices_of_the_first_tokens():
     """All choose expert 0 first and expert 1 then; padding does not take a place."""
     inputs = np.ones((1, 6, 8), "float32")
@@ -184,6 +268,17 @@ def test_what_does_not_go_is_refused():
         model(experts_per_token=5)
     with pytest.raises(ValueError, match="`gate_limit` needs `gated`"):
         model(gate_limit=7.0)
+    with pytest.raises(ValueError, match="groups=3 of a router must divide num_experts=4"):
+        model(router={"groups": 3})
+    with pytest.raises(ValueError, match="group_limit=3 of a router is more than groups=2"):
+        model(router={"groups": 2, "group_limit": 3})
+    with pytest.raises(ValueError, match="is more than the 1 experts of group_limit=1 groups"):
+        MixtureOfExperts(4, 6, router=Router(groups=4, group_limit=1))
+    with pytest.raises(ValueError, match="'top_two' of a router needs groups of 2 experts or more"):
+        model(router={"groups": 4, "group_score": "top_two"})
+    with pytest.raises(ValueError, match="`activation` must be one of 'softmax'"):
+        MixtureOfExperts(4, 6, router={"activation": "tanh"})
+    assert model(router={}).backbone.config.router is None
     lm = model()
     with pytest.raises(ValueError, match="with experts is not quantized"):
         lm.quantize("int8")

@@ -49,16 +49,16 @@ def test_what_a_transform_cannot_do():
     with pytest.raises(ValueError, match="it is for encoders: received causal=True"):
         FourierMixer(parts.Fourier(), causal=True)
     with pytest.raises(ValueError, match="'fourier' reads whole texts, so it needs an encoder"):
-        kt.TransformerConfig(**{**SMALL, "kind": "decoder"}, mixer="fourier")
+        kt.TransformerConfig(**{**SMALL, "kind": "decoder"}, mixer={"kind": "fourier"})
     for given in ({"num_heads": 2}, {"window": 3}, {"score": "additive"}, {"rotary_dim": 2}):
         (name,) = given
-        with pytest.raises(ValueError, match=f"`{name}` needs mixer='attention'"):
-            kt.TransformerConfig(**{**SMALL, **given}, mixer="fourier")
-    with pytest.raises(ValueError, match="position='rotary' needs mixer='attention'"):
-        kt.TransformerConfig(**{**SMALL, "position": "rotary"}, mixer="fourier")
+        with pytest.raises(ValueError, match=f"`{name}`=.* needs attention, but the `mixer`"):
+            kt.TransformerConfig(**{**SMALL, **given}, mixer={"kind": "fourier"})
+    with pytest.raises(ValueError, match="`position`='?rotary'? needs attention"):
+        kt.TransformerConfig(**{**SMALL, "position": "rotary"}, mixer={"kind": "fourier"})
     with pytest.raises(ValueError, match="lacks the values: num_heads"):
         kt.TransformerConfig(**SMALL)
-    config = kt.TransformerConfig(**SMALL, mixer="fourier")
+    config = kt.TransformerConfig(**SMALL, mixer={"kind": "fourier"})
     with pytest.raises(AttributeError, match="no attention, and so no `num_heads`"):
         _ = config.num_heads
 
@@ -68,8 +68,8 @@ HYBRID = {"num_heads": 2, "layer_pattern": [{}, {}, {"mixer": "attention"}]}
 
 @pytest.mark.parametrize("further", [{}, HYBRID], ids=["alone", "hybrid"])
 def test_a_model_of_transforms(further, tmp_path):
-    """FNet, and the paper's hybrid, whose last layers attend."""
-    config = kt.TransformerConfig(**SMALL, **further, mixer="fourier")
+    """FNet, and FNet-Hybrid, whose last layers attend (section 4.3 of the paper)."""
+    config = kt.TransformerConfig(**SMALL, **further, mixer={"kind": "fourier"})
     assert config.by_keywords and kt.TransformerConfig.from_json(config.to_json()) == config
     backbone = kt.models.Encoder(config)
     randomize(backbone)

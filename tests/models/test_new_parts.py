@@ -1,4 +1,4 @@
-"""Parts that no keyword of a config describes: a convolution as mixer, chunks, axial positions."""
+"""Models of parts that no keyword describes: convolutions, chunks, axial positions, mixers."""
 
 import sys
 
@@ -18,14 +18,14 @@ MASK = IDS > 0
 ATTENTION = parts.Attention(num_heads=2, num_key_value_heads=1, position=parts.Rotary())
 
 
-def model(*mixers, position=None):
+def model(*mixers, position=None, **values):
     """A decoder whose layers have these mixers in turn, with random weights."""
     block = parts.Block(
         mixer=mixers[0],
         feed_forward=parts.Dense(dim=12, activation="silu", gated=True, bias=False),
         norm=parts.Norm(type="rms_norm"),
         residual=parts.Residual(order="pre"),
-    )
+    ).replace(**values)
     side = parts.Side(
         input=parts.Tokens(vocabulary_size=20),
         hidden_dim=8,
@@ -40,11 +40,28 @@ def model(*mixers, position=None):
     return backbone
 
 
+LATENT = parts.LatentAttention(
+    num_heads=2,
+    kv_lora_rank=6,
+    qk_nope_head_dim=4,
+    qk_rope_head_dim=2,
+    v_head_dim=3,
+    position=parts.Rotary(),
+)
 CONVOLUTION = parts.ShortConvolution(size=3, bias=True)
+STATES = parts.StateSpace(num_heads=4, head_dim=3, state_dim=5, num_groups=2, chunk_size=4)
+DELTA = parts.GatedDelta(num_key_heads=2, num_value_heads=4, key_dim=5, value_dim=3, chunk_size=4)
+GATED = ATTENTION.replace(output_gate=True)
+RECURRENT = ("states", "states_hybrid", "delta", "delta_hybrid")
 MODELS = {
     "convolutions": ((CONVOLUTION,), {}),
     "hybrid": ((CONVOLUTION, CONVOLUTION, ATTENTION), {}),
+    "states": ((STATES.replace(bias=True, convolution_bias=False),), {"feed_forward": None}),
+    "states_hybrid": ((STATES, ATTENTION, CONVOLUTION), {}),
+    "delta": ((DELTA,), {}),
+    "delta_hybrid": ((DELTA, DELTA, GATED), {}),
     "chunks": ((ATTENTION.replace(pattern=parts.Chunks(size=4)), ATTENTION), {}),
+    "latent": ((LATENT, ATTENTION), {}),
     "axial": ((ATTENTION.replace(position=None),), {"position": parts.Axial(rows=6, columns=4)}),
 }
 every = pytest.mark.parametrize("name", MODELS)
@@ -63,7 +80,8 @@ def test_weights_and_files(name, made, tmp_path):
     assert {v.path.split("/", 1)[1]: tuple(v.shape) for v in backbone.weights} == variable_shapes(
         config
     )
-    assert not config.by_keywords and kt.TransformerConfig.from_json(config.to_json()) == config
+    assert config.by_keywords == (name not in ("chunks", "axial"))
+    assert kt.TransformerConfig.from_json(config.to_json()) == config
     plan = kt.planning.make_plan(config, batch_size=2, length=8)
     assert plan.parameters == backbone.count_params()
     lm = kt.CausalLM(backbone)
@@ -76,10 +94,15 @@ def test_weights_and_files(name, made, tmp_path):
     ):
         assert_close(again.backbone({"token_ids": IDS}), expected, atol=1e-5)
     assert kt.CausalLM.from_preset(tmp_path / "preset", dropout=0.1).backbone.config.dropout == 0.1
-    with pytest.raises(ValueError, match="cannot express the parts of this config"):
-        kt.export_to_huggingface(lm, tmp_path / "theirs")
-    with pytest.raises(ValueError, match="`window` cannot be changed by keyword"):
-        config.replace(window=3)
+    theirs = "cannot express" if config.by_keywords else "cannot express the parts of this config"
+    with pytest.raises(ValueError, match=theirs):
+        kt.export_to_huggingface(lm, tmp_path / "theirs", family="llama")
+    if not config.by_keywords:
+        with pytest.raises(ValueError, match="`window` cannot be changed by keyword"):
+            config.replace(window=3)
+    elif name in ("convolutions", "states", "delta"):
+        with pytest.raises(ValueError, match="`window`=3 needs attention"):
+            config.replace(window=3)
 
 
 @every
@@ -112,7 +135,8 @@ def test_beams_packs_and_training(name, made):
     assert together == [lm.generate(prompt, sampler=beams, max_new_tokens=5) for prompt in prompts]
     packed = np.array([[0] * 5 + [1] * 4])
     inputs = {"token_ids": IDS[:1], "pack_ids": packed}
-    if name in ("convolutions", "hybrid"):  # chunks and added positions count from the row's start
+    # Chunks and added positions count from the row's start.
+    if name in ("convolutions", "hybrid", "latent", *RECURRENT):
         positions = np.array([[*range(5), *range(4)]])
         states = backbone({**inputs, "position_ids": positions})
         assert_close(states[:, 5:], backbone({"token_ids": IDS[:1, 5:]}), atol=1e-5)
@@ -122,6 +146,28 @@ def test_beams_packs_and_training(name, made):
     fresh.fit({"token_ids": IDS[:1, :-1]}, IDS[:1, 1:], epochs=3, verbose=0)
     after = fresh.evaluate({"token_ids": IDS[:1, :-1]}, IDS[:1, 1:], verbose=0)
     assert np.ravel(after)[0] < np.ravel(before)[0]
+
+
+@pytest.mark.one_backend
+@pytest.mark.parametrize("name", ["states_hybrid", "delta"])
+def test_adapters_of_recurrent_mixers(name, made):
+    lm = kt.CausalLM(kt.models.Decoder(made[name].config))
+    lm.backbone.set_weights(made[name].get_weights())
+    before = numpy(lm.backbone({"token_ids": IDS}))
+    targets = {"states_hybrid": ["input", "output"], "delta": ["query", "value", "strength"]}
+    lm.enable_lora(rank=2, targets=targets[name])
+    lm.compile(keras.optimizers.Adam(0.01), lm.loss)
+    lm.fit({"token_ids": IDS[:1, :-1]}, IDS[:1, 1:], epochs=2, verbose=0)
+    adapted = numpy(lm.backbone({"token_ids": IDS}))
+    assert np.abs(adapted - before).max() > 1e-4
+    lm.merge_lora()
+    assert_close(lm.backbone({"token_ids": IDS}), adapted, atol=1e-5)
+
+
+@pytest.mark.one_backend
+def test_recurrent_mixers_have_no_graph_with_a_cache(made, tmp_path):
+    with pytest.raises(ValueError, match="recurrent mixers has no graph with a cache"):
+        kt.export(kt.CausalLM(made["states_hybrid"]), tmp_path / "graph", format="pt2")
 
 
 @pytest.mark.one_backend

@@ -31,6 +31,12 @@ CONFIGS = {
     "one key head": {"kind": "decoder", "num_key_value_heads": 1},
     "bilinear score": {"kind": "decoder", "score": "general"},
     "location score": {"kind": "decoder", "score": "location", "max_sequence_length": TARGET},
+    "latent": {
+        "kind": "decoder", "position": "none",
+        "mixer": {"kind": "latent_attention", "num_heads": 4, "kv_lora_rank": 6, "q_lora_rank": 10,
+                  "qk_nope_head_dim": 5, "qk_rope_head_dim": 2, "v_head_dim": 4,
+                  "position": {"kind": "rotary"}},
+    },
     "seq2seq": {"kind": "seq2seq", "num_decoder_layers": 3, "position": "relative"},
     "projected": {"kind": "seq2seq", "projector": "linear", "output_transform": "relu",
                   "encoder": {"hidden_dim": 20, "num_heads": 4}},
@@ -89,7 +95,9 @@ def traced(task, inputs, targets, training):
 @pytest.mark.parametrize("training", [False, True])
 @pytest.mark.parametrize("name", CONFIGS)
 def test_equal_to_the_products_of_the_traced_program(name, training):
-    config = kt.TransformerConfig(**{**SMALL, **CONFIGS[name]})
+    own = CONFIGS[name]
+    sizes = {n: size for n, size in SMALL.items() if n != "num_heads" or "mixer" not in own}
+    config = kt.TransformerConfig(**{**sizes, **own})
     backbone = kt.models.build_backbone(config)
     inputs, targets = arrays(config)
     classifies = name == "classifier"

@@ -35,6 +35,15 @@ BERT = {
 }  # fmt: skip
 VASWANI = {**SIZES, "kind": "seq2seq", "num_decoder_layers": 3, "dropout": 0.1}
 MOE = {**LLAMA, "vocabulary_size": 800, "num_experts": 8, "experts_per_token": 2, "expert_dim": 192}
+_LATENT_ATTENTION = {
+    "kind": "latent_attention", "num_heads": 4, "kv_lora_rank": 48, "q_lora_rank": 64,
+    "qk_nope_head_dim": 32, "qk_rope_head_dim": 16, "v_head_dim": 24,
+    "position": {"kind": "rotary"},
+}  # fmt: skip
+LATENT = {
+    **{name: value for name, value in LLAMA.items() if "heads" not in name},
+    "vocabulary_size": 800, "mixer": _LATENT_ATTENTION, "position": "none",
+}  # fmt: skip
 STEP = {"batch_size": 8, "length": 128}
 CASES = {
     "decoder": {"config": GPT, **STEP},
@@ -43,6 +52,7 @@ CASES = {
     "encoder, rematerialized": {"config": BERT, **STEP, "rematerialize": True},
     "seq2seq": {"config": VASWANI, **STEP, "target_length": 96, "optimizer": "sgd"},
     "seq2seq, rematerialized": {"config": VASWANI, **STEP, "rematerialize": True},
+    "latent": {"config": LATENT, **STEP},
     "experts": {"config": MOE, **STEP},
     "experts, rematerialized": {"config": MOE, **STEP, "rematerialize": True},
     "data and model axes": {"config": LLAMA, **STEP, "mesh": (4, 2)},

@@ -12,11 +12,18 @@ from keras_transformer.checkpoints.families.decoders.bloom import BLOOM
 from keras_transformer.checkpoints.families.decoders.codegen import CODEGEN
 from keras_transformer.checkpoints.families.decoders.cohere import COHERE
 from keras_transformer.checkpoints.families.decoders.cohere2 import COHERE2
+from keras_transformer.checkpoints.families.decoders.deepseek import DEEPSEEK_V2, DEEPSEEK_V3
 from keras_transformer.checkpoints.families.decoders.ernie4_5 import ERNIE4_5
 from keras_transformer.checkpoints.families.decoders.exaone4 import EXAONE4
 from keras_transformer.checkpoints.families.decoders.falcon import FALCON
+from keras_transformer.checkpoints.families.decoders.gated_delta import (
+    OLMO_HYBRID,
+    QWEN3_5_TEXT,
+    QWEN3_NEXT,
+)
 from keras_transformer.checkpoints.families.decoders.gemma import GEMMA, GEMMA2, GEMMA3
 from keras_transformer.checkpoints.families.decoders.glm import GLM, GLM4
+from keras_transformer.checkpoints.families.decoders.glm4_moe import GLM4_MOE, GLM4_MOE_LITE
 from keras_transformer.checkpoints.families.decoders.gpt import GPT, GPT2
 from keras_transformer.checkpoints.families.decoders.gpt_bigcode import GPT_BIGCODE
 from keras_transformer.checkpoints.families.decoders.gpt_neo import GPT_NEO
@@ -29,6 +36,7 @@ from keras_transformer.checkpoints.families.decoders.helium import HELIUM
 from keras_transformer.checkpoints.families.decoders.hunyuan import HUNYUAN_V1_DENSE
 from keras_transformer.checkpoints.families.decoders.lfm2 import LFM2
 from keras_transformer.checkpoints.families.decoders.llama import LLAMA, MISTRAL, QWEN2, QWEN3
+from keras_transformer.checkpoints.families.decoders.mamba2 import BAMBA, MAMBA2
 from keras_transformer.checkpoints.families.decoders.ministral3 import MINISTRAL3
 from keras_transformer.checkpoints.families.decoders.mixtral import MIXTRAL
 from keras_transformer.checkpoints.families.decoders.modernbert_decoder import MODERNBERT_DECODER
@@ -157,11 +165,20 @@ FAMILIES = {
         NANOCHAT,
         LFM2,
         SMOLLM3,
+        BAMBA,
+        MAMBA2,
+        OLMO_HYBRID,
+        QWEN3_5_TEXT,
+        QWEN3_NEXT,
         MIXTRAL,
         OLMOE,
         QWEN2_MOE,
         QWEN3_MOE,
         GPT_OSS,
+        DEEPSEEK_V2,
+        DEEPSEEK_V3,
+        GLM4_MOE,
+        GLM4_MOE_LITE,
         OPT,
         BLOOM,
         GPTJ,

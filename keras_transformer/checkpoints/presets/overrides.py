@@ -6,6 +6,7 @@ from typing import Any
 
 from keras_transformer.config import CHANGEABLE, TransformerConfig
 from keras_transformer.config.flat import FIELDS
+from keras_transformer.config.options import Part
 from keras_transformer.support.checking import nearest
 from keras_transformer.support.foreign_names import check_options, tables
 
@@ -68,8 +69,10 @@ def contradictions(
     plain = config.replace(**left_out)
     found = {}
     for name, given in values.items():
-        mine = config.flat[name]
-        wanted = plain.flat[name] if name in left_out else given
+        mine = config.flat.get(name)  # a model without attention has no values of one
+        wanted = plain.flat.get(name) if name in left_out else given
+        if isinstance(wanted, Part):
+            wanted = wanted.to_dict()
         if isinstance(wanted, list) and isinstance(mine, tuple):
             wanted = tuple(wanted)
         # Compare types first: `==` of an array has no truth value, and True == 1.

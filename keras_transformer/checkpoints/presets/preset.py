@@ -309,9 +309,9 @@ class Preset(os.PathLike):
         config = self.weights.family.config(self.weights.config, self.checkpoint)
         theirs = config.flat
         differing = [
-            f"{name} is {theirs[name]!r}, not {old!r}"
+            f"{name} is {theirs.get(name)!r}, not {old!r}"
             for name, old in bundled.flat.items()
-            if old != theirs[name]
+            if old != theirs.get(name)
         ]
         if differing:
             _LOGGER.warning(

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 import numpy as np
 
 from keras_transformer.checkpoints.weights.safetensors_io import Checkpoint
-from keras_transformer.config import TransformerConfig
+from keras_transformer.config import LatentAttention, Rotary, TransformerConfig
 from keras_transformer.layers.attention.grid import grid_index
 from keras_transformer.layers.position import RotaryEmbedding
 
@@ -40,10 +40,13 @@ def _masked(config: TransformerConfig, name: str, array: np.ndarray) -> Iterator
 
 def _rotary(config: TransformerConfig, name: str, array: np.ndarray) -> Iterator[np.ndarray]:
     for layer in _layers(config, name):
-        if layer.position != "rotary":
+        mixer = layer.only_side.block.mixer
+        if not isinstance(getattr(mixer, "position", None), Rotary):
             continue
-        rotary = RotaryEmbedding.from_part(layer.only_side.block.mixer.position)
-        dim = layer.head_dim if rotary.dim is None else rotary.dim
+        rotary = RotaryEmbedding.from_part(mixer.position)
+        latent = isinstance(mixer, LatentAttention)
+        width = mixer.qk_rope_head_dim if latent else mixer.head_dim
+        dim = width if rotary.dim is None else rotary.dim
         yield rotary.frequencies(dim)
         # Older releases stored the frequencies before scaling.
         yield RotaryEmbedding(rotary.base).frequencies(dim)

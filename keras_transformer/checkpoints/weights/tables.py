@@ -35,7 +35,8 @@ class WeightLine:
     transpose: bool = False  # the tensor is transposed, as in `torch.nn.Linear`
     # If the tensor holds several variables side by side in their last axis: (index, their number).
     part: tuple[int, int] | None = None
-    sizes: tuple = ()  # sizes of the parts: config values or numbers; equal by default
+    # Sizes of the parts, in each group: names of config values, or numbers; equal by default.
+    sizes: tuple = ()
     per_head: bool = False  # the parts are side by side within each group of heads
     interleaved: bool = False  # the parts' columns alternate, in experts
     # If each row of the tensor is a variable: (index, number of rows).
@@ -51,13 +52,15 @@ class WeightLine:
     when: tuple[str, Any] | None = None  # a config value and its required value for this line
     outside: bool = False  # outside of the bare model, so its name has no prefix
     counter: str | None = None  # a step counter beside it, written as 0 and not read
-    groups: int = 1  # number of groups of columns in which the parts are side by side
+    groups: int = 1  # groups in which the parts are side by side, also set by `for_config`
 
     def for_config(self, config: TransformerConfig) -> "WeightLine":
         """Return the line with sizes and groups filled in from a config."""
         heads = config.num_key_value_heads if self.per_head else 1
         groups = config.expert_dim if self.interleaved else heads * self.groups
-        sizes = tuple(getattr(config, name) // heads for name in self.sizes)
+        sizes = tuple(
+            size if isinstance(size, int) else getattr(config, size) // heads for size in self.sizes
+        )
         return dataclasses.replace(self, sizes=sizes, groups=groups)
 
     def at(self, i: int, each: int = 1) -> "WeightLine":
@@ -76,10 +79,10 @@ class WeightLine:
     def shape(self, ours: tuple[int, ...]) -> tuple[int, ...]:
         """Return the shape of the checkpoint's tensor for a variable's shape."""
         shape = (*ours[:-3:-1], *ours[:-2]) if self.convolution else tuple(ours)
-        shape = (shape[1], 1, shape[0]) if self.depthwise else shape
         if self.part is not None:
             index, sizes = self._parts()
             shape = (*ours[:-1], ours[-1] // sizes[index] * sum(sizes))
+        shape = (shape[1], 1, shape[0]) if self.depthwise else shape
         shape = (*shape[:-2], *shape[:-3:-1]) if self.transpose else shape
         shape = (*(1,) * self.row, *shape)
         return shape if self.rows is None else (self.rows[1], *shape[1:])
@@ -90,10 +93,10 @@ class WeightLine:
             array = array[self.rows[0]][None]
         array = array.reshape(array.shape[self.row :])
         array = _turned(array) if self.transpose else array
-        if self.depthwise:
-            return array[:, 0].T
         if self.convolution:
             array = np.moveaxis(array, (0, 1), (-1, -2))
+        if self.depthwise:
+            array = array[:, 0].T
         if self.part is None:
             return array
         index, sizes = self._parts()
@@ -110,10 +113,10 @@ class WeightLine:
             parts = [each.reshape(*each.shape[:-1], self.groups, -1) for each in arrays]
             array = np.concatenate(parts, axis=-1).reshape(*array.shape[:-1], -1)
         array = _turned(array) if self.transpose else array
-        if self.depthwise:
-            array = array.T[:, None]
         if self.convolution:
             array = np.moveaxis(array, (-1, -2), (0, 1))
+        if self.depthwise:
+            array = array.T[:, None]
         return array.reshape((*(1,) * self.row, *array.shape))
 
     def _parts(self) -> tuple[int, tuple[int, ...]]:
@@ -192,6 +195,9 @@ class Names:
     # Patterns of names without a variable in the model: unsupported heads, and tensors used in
     # training only. A `*` never matches tensors outside the head that is loaded.
     ignored: tuple[str, ...] = ()
+    # A folder with a tensor of this name belongs to a part that the model does not have, such as a
+    # layer of multi-token prediction; unless it is one of the model's layers, all of it is ignored.
+    apart: str | None = None
 
     def canonical(self, name: str) -> str:
         """Return the table's name for a tensor of a checkpoint."""
@@ -202,6 +208,13 @@ class Names:
     def ignores(self, name: str) -> bool:
         """Return whether a tensor with this canonical name may be left over."""
         return any(fnmatch.fnmatchcase(name, pattern) for pattern in self.ignored)
+
+    def folders_apart(self, names: Iterable[str]) -> tuple[str, ...]:
+        """Return the beginnings of the canonical names of tensors of parts that are not loaded."""
+        if self.apart is None:
+            return ()
+        end = f".{self.apart}"
+        return tuple(name.removesuffix(self.apart) for name in names if name.endswith(end))
 
 
 def expand(table: Iterable[WeightLine], config: TransformerConfig) -> list[WeightLine]:
@@ -270,7 +283,8 @@ def match(
         if path in shapes or (around is None and path.startswith(_SPARED))
         for name in (*line.names, line.counter)
     }
-    left = {c: n for c, n in actual.items() if c not in has_place}
+    apart = names.folders_apart(actual)
+    left = {c: n for c, n in actual.items() if c not in has_place and not c.startswith(apart)}
     if around is None:
         left_over = [
             n

@@ -6,6 +6,7 @@ from typing import Any, ClassVar, NamedTuple
 import keras
 from keras import ops
 
+from keras_transformer.generation.cache import has_states
 from keras_transformer.generation.samplers.samplers import (
     Outputs,
     Prompt,
@@ -62,8 +63,8 @@ class Speculative(Sampler):
 
     Raises:
         ValueError: if a value is out of range or the draft is not a decoder. When generation
-            starts: if the draft has another vocabulary or is of another kind than the model, or
-            if rules change the logits.
+            starts: if the draft has another vocabulary or is of another kind than the model, if one
+            of them has recurrent mixers, or if rules change the logits.
 
     Example:
     ```python
@@ -130,6 +131,13 @@ class Speculative(Sampler):
                 "Rules that change the logits do not go with `Speculative`. Use another sampler, "
                 "or leave the rules out: `rules=Rules()` also drops a checkpoint's rules."
             )
+        for name, model in (("The model", backbone), ("`draft`", self.draft)):
+            if model is not None and has_states(model):
+                raise ValueError(
+                    f"{name} has recurrent mixers, whose states cannot lose a draft that was "
+                    "rejected: `Speculative` needs models of attention alone. Use another sampler, "
+                    "such as Greedy()."
+                )
         if self.draft is None:
             return
         for name in ("vocabulary_size", "kind"):

@@ -113,6 +113,10 @@ class KeyValueCache:
             next=end,
         )
 
+    def write_halves(self, states) -> "KeyValueCache":
+        """Write states `(rows, length, dim)`, in two halves as the key and value of one head."""
+        return self.write(*(half[:, :, None] for half in ops.split(states, 2, axis=-1)))
+
     def full(self) -> "KeyValueCache":
         """Return the same slots, read-only."""
         return dataclasses.replace(self, next=None)

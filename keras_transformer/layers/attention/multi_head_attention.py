@@ -8,7 +8,6 @@ from keras import ops
 
 from keras_transformer.config import Attention, Disentangled, Norm
 from keras_transformer.config.flat import ATTENTION_KEYWORDS, attention_by_keywords
-from keras_transformer.kernels import attention as kernels
 from keras_transformer.layers.arguments import (
     ChecksCall,
     SavesArguments,
@@ -22,7 +21,7 @@ from keras_transformer.layers.arguments import (
     refuse_unused,
 )
 from keras_transformer.layers.attention import scores
-from keras_transformer.layers.attention.chunks import attend_in_chunks, attend_in_row_groups
+from keras_transformer.layers.attention.core import AttentionCore, heads_first
 from keras_transformer.layers.attention.disentangled import (
     position_projections,
     with_relative_scores,
@@ -37,13 +36,11 @@ from keras_transformer.layers.position import row_lengths, sequence_positions
 from keras_transformer.layers.remat import Rematerializable, no_inner_remat
 from keras_transformer.support.checking import check_bool, check_int, known_shape
 
-# From this length on, full attention is computed for some queries at a time if the kernel of the
-# backend would otherwise keep the scores of all queries.
-_LONG = 4096
-
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
-class MultiHeadAttention(ChecksCall, SavesArguments, Rematerializable, keras.layers.Layer):
+class MultiHeadAttention(
+    AttentionCore, ChecksCall, SavesArguments, Rematerializable, keras.layers.Layer
+):
     """Multi-head attention of every query to every visible key.
 
     One layer serves self-attention (give only `query`), cross-attention (give `value`, and `key`
@@ -171,7 +168,7 @@ class MultiHeadAttention(ChecksCall, SavesArguments, Rematerializable, keras.lay
                 "causal=True."
             )
         self.output_dim = output_dim
-        self.dropout = part.dropout
+        self.dropout, self.soft_cap = part.dropout, part.soft_cap
         self.kernel_initializer = keras.initializers.get(kernel_initializer)
         self.supports_masking = True
         self._make_projections()
@@ -206,6 +203,9 @@ class MultiHeadAttention(ChecksCall, SavesArguments, Rematerializable, keras.lay
         self.query_dense = self._projection(part.num_heads * part.head_dim, "query", part.bias)
         self.key_dense = self._projection(keys, "key", part.key_bias)
         self.value_dense = self._projection(keys, "value", part.bias)
+        self.gate_dense = None
+        if part.output_gate:
+            self.gate_dense = self._projection(part.num_heads * part.head_dim, "gate", part.bias)
         self.position_projections = None
         if isinstance(part.score_bias, Disentangled):
             self.position_projections = position_projections(self)
@@ -236,7 +236,7 @@ class MultiHeadAttention(ChecksCall, SavesArguments, Rematerializable, keras.lay
         self.query_dense.build(query_shape)
         self.key_dense.build(key_shape or value_shape)
         self.value_dense.build(value_shape)
-        for layer in (*self.global_denses, self.group_norm):
+        for layer in (self.gate_dense, *self.global_denses, self.group_norm):
             if layer is not None:
                 layer.build(query_shape)
         self.score_function.build(None)
@@ -343,9 +343,10 @@ class MultiHeadAttention(ChecksCall, SavesArguments, Rematerializable, keras.lay
             given = (self, attend, query, projected, visibility, bias)
             attended, weights = self.pattern.attend(*given, **options)
         shape = ops.shape(attended)
-        output = self.output_dense(
-            ops.reshape(attended, (shape[0], shape[1], self.num_heads * self.head_dim))
-        )
+        attended = ops.reshape(attended, (shape[0], shape[1], self.num_heads * self.head_dim))
+        if self.gate_dense is not None:
+            attended = attended * ops.sigmoid(self.gate_dense(query))
+        output = self.output_dense(attended)
         projections = self._projections(queries, keys, from_cache) if return_projections else None
         return pack_outputs(output, weights, projections, cache)
 
@@ -379,97 +380,11 @@ class MultiHeadAttention(ChecksCall, SavesArguments, Rematerializable, keras.lay
         )
         return keys, self._split(self.value_dense(value), self.num_key_value_heads)
 
-    def _attend(self, from_cache, scores_wanted, training, queries, keys, values, visibility, bias):
-        """Return the weighted sum of the values and the weights.
-
-        Queries, keys, values and the sum are `(batch, length, heads, head_dim)`; keys and values
-        from a cache are `(batch, heads, length, head_dim)`. The weights are None if not wanted.
-        """
-        dropped = training and self.dropout > 0
-        dot = self.score_function.scale is not None
-        plain = dot and self.attention.soft_cap is None and not self.attention.sinks
-        by_kernel = plain and not (scores_wanted or from_cache) and kernels.takes(queries.dtype)
-        by_kernel = by_kernel and (not dropped or kernels.takes_dropout(queries))
-        attend = functools.partial(self._attend_stepwise, training=training)
-        if by_kernel:
-            attend = functools.partial(self._attend_fused, dropout=self.dropout if dropped else 0)
-        elif not from_cache:
-            keys, values = _heads_first(keys), _heads_first(values)
-        elif plain and not (scores_wanted or dropped) and kernels.takes_cached(queries, keys):
-            attend = self._attend_cached
-        sinks = (ops.cast(self.sinks, "float32"),) if self.attention.sinks else ()
-        draw = self.dropout_layer.next_seeds if dropped else None
-        long = dot and bias is None and not scores_wanted and _is_long(visibility, queries)
-        if long and (not by_kernel or kernels.keeps_scores(queries)):
-            shared = (keys, values, *sinks)
-            return attend_in_chunks(attend, queries, shared, visibility, draw), None
-        if sinks:
-            attend = functools.partial(attend, sinks=sinks[0])
-        if not (scores_wanted or from_cache) and kernels.scores_at_a_time(queries) is not None:
-            slots = keys.shape[1 if by_kernel else 2]
-            given = (attend, queries, keys, values, visibility, bias, slots, draw)
-            return attend_in_row_groups(*given), None
-        attended, weights = attend(queries, keys, values, visibility=visibility, bias=bias)
-        return attended, weights if scores_wanted else None
-
-    def _attend_fused(self, queries, keys, values, *, visibility, bias=None, seed=None, dropout):
-        """Return the weighted sum of the values by a fused kernel, with None as the weights.
-
-        All arrays are `(batch, length, heads, head_dim)`.
-        """
-        given = (queries, keys, values)
-        options = {"scale": self.score_function.scale, "dropout": dropout}
-        if visibility.is_causality_alone and bias is None:
-            return kernels.attention(*given, is_causal=True, **options), None
-        allowed = visibility.mask(ops.shape(queries)[1], ops.shape(keys)[1])
-        if bias is not None and allowed is not None:
-            # Not every backend's kernel takes both, so the mask becomes part of the bias.
-            bias = ops.where(allowed, ops.cast(bias, queries.dtype), _lowest(queries.dtype))
-            allowed = None
-        return kernels.attention(*given, bias=bias, mask=allowed, **options), None
-
-    def _attend_cached(self, queries, keys, values, *, visibility, bias=None, seed=None):
-        """Like `_attend_fused`, with cached keys and values `(batch, heads, slots, head_dim)`."""
-        allowed = visibility.mask(ops.shape(queries)[1], ops.shape(keys)[2])
-        scale = self.score_function.scale
-        return kernels.cached_attention(queries, keys, values, bias, allowed, scale), None
-
-    def _attend_stepwise(
-        self, queries, keys, values, sinks=None, *, visibility, bias=None, seed=None, training
-    ):
-        """Return the weighted sum and the weights, computed without a fused kernel.
-
-        Keys and values are `(batch, heads, length, head_dim)`.
-        """
-        allowed = visibility.mask(ops.shape(queries)[1], ops.shape(keys)[2])
-        queries = _heads_first(queries)
-        logits = ops.cast(self.score_function(queries, keys), "float32")
-        if self.attention.soft_cap is not None:
-            logits = self.attention.soft_cap * ops.tanh(logits / self.attention.soft_cap)
-        if bias is not None:
-            logits = logits + ops.cast(bias, "float32")
-        if allowed is not None:
-            logits = ops.where(allowed, logits, _lowest("float32"))
-        # Keras warns about a softmax over one number.
-        one = logits.shape[-1] == 1
-        weights = ops.ones_like(logits) if one else ops.softmax(logits, axis=-1)
-        if sinks is not None:
-            # The softmax has one more score, the sink's, which adds no value to the sum.
-            total = ops.logsumexp(logits, axis=-1, keepdims=True)
-            weights = weights * ops.sigmoid(total - sinks[:, None, None])
-        cast = ops.cast(weights, values.dtype)
-        dropped = self.dropout_layer(cast, training=training, seed=seed)
-        # Query heads that share a value head become rows of one product.
-        shape, groups = ops.shape(dropped), ops.shape(values)[1]
-        dropped = ops.reshape(dropped, (shape[0], groups, -1, shape[3]))
-        attended = ops.reshape(ops.matmul(dropped, values), (*shape[:3], self.head_dim))
-        return _heads_first(attended), weights
-
     def _projections(self, queries, keys, from_cache) -> dict:
         """Return queries and keys as the scores use them, `(batch, heads, length, head_dim)`."""
         return {
-            "queries": _heads_first(queries),
-            "keys": keys if from_cache else _heads_first(keys),
+            "queries": heads_first(queries),
+            "keys": keys if from_cache else heads_first(keys),
         }
 
     def _row_lengths(self, keys, positions, padding):
@@ -521,19 +436,3 @@ class MultiHeadAttention(ChecksCall, SavesArguments, Rematerializable, keras.lay
                 for name, size in sizes.items()
             }
         return pack_outputs(output, weights, projections, cache)
-
-
-def _is_long(visibility: AttentionMask, queries) -> bool:
-    """Return whether the scores of all queries at once could take too much memory."""
-    length = queries.shape[1]
-    return isinstance(length, int) and length >= _LONG and visibility.explicit is None
-
-
-def _heads_first(states):
-    """Swap the axes of heads and length, in either direction."""
-    return ops.transpose(states, (0, 2, 1, 3))
-
-
-def _lowest(dtype: str) -> float:
-    """Return a score that gives the weight 0, finite so that fully masked rows do not give NaN."""
-    return -3e4 if keras.backend.standardize_dtype(dtype) == "float16" else -1e30

@@ -9,6 +9,7 @@ from keras_transformer.config import Norm, ShortConvolution
 from keras_transformer.layers.arguments import ChecksCall, SavesArguments, pack_outputs
 from keras_transformer.layers.attention.masking import AttentionMask
 from keras_transformer.layers.dense import Dense
+from keras_transformer.layers.mixers.causal_convolution import CausalConvolution
 from keras_transformer.layers.neighbours import last_states
 from keras_transformer.layers.parts import part_of
 from keras_transformer.layers.remat import Rematerializable, no_inner_remat
@@ -93,7 +94,7 @@ class GatedShortConvolution(ChecksCall, SavesArguments, Rematerializable, keras.
         self.input_dense = self._projection(3 * dim, "input")
         self.input_dense.build(inputs_shape)
         with no_inner_remat():
-            self.convolution = _Convolution(
+            self.convolution = CausalConvolution(
                 self.part.size, self.part.bias, name="short_convolution", dtype=self.dtype_policy
             )
         self.convolution.build(inputs_shape)
@@ -112,21 +113,3 @@ class GatedShortConvolution(ChecksCall, SavesArguments, Rematerializable, keras.
 
     def compute_output_shape(self, inputs_shape):
         return tuple(inputs_shape)
-
-
-class _Convolution(keras.layers.Layer):
-    """Weighted sum of the states of the last tokens, with a weight for each feature."""
-
-    def __init__(self, size: int, use_bias: bool, **kwargs):
-        super().__init__(**kwargs)
-        self.size, self.use_bias = size, use_bias
-
-    def build(self, input_shape):
-        shape = (self.size, input_shape[-1])
-        self.kernel = self.add_weight(shape, "glorot_uniform", name="kernel")
-        self.bias = self.add_weight(shape[1:], "zeros", name="bias") if self.use_bias else None
-
-    def call(self, states):
-        # The last row of the kernel belongs to the token itself, as in a convolution.
-        total = sum(state * self.kernel[-1 - i] for i, state in enumerate(states))
-        return total if self.bias is None else total + self.bias

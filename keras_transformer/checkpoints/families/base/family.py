@@ -40,19 +40,6 @@ class ConfigField:
     default: Any
 
 
-@dataclasses.dataclass(frozen=True)
-class OtherParts:
-    """Parts of layers that keywords do not describe, such as another mixer than attention.
-
-    Attributes:
-        read: from our config by keywords and the published values to our whole config.
-        write: back to our config by keywords, and the published values that state the parts.
-    """
-
-    read: Callable[[TransformerConfig, Values], TransformerConfig]
-    write: Callable[[TransformerConfig], tuple[TransformerConfig, dict[str, Any]]]
-
-
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PublishedHead:
     """Head of one task in a family's checkpoints: its classes, tensors and options."""
@@ -77,7 +64,6 @@ class Family:
     fields: Mapping[str, ConfigField]  # config values with a counterpart, by published name
     constants: Values  # our values that are the same for the whole family
     conversions: tuple[Conversion, ...] = ()  # all other values
-    parts: OtherParts | None = None  # what no value by keyword says
     required: Values = dataclasses.field(default_factory=dict)  # published, with the supported one
     activations: Mapping[str, str] = dataclasses.field(default_factory=lambda: ACTIVATIONS)
     weights: tuple[WeightLine, ...]
@@ -114,8 +100,6 @@ class Family:
         for conversion in self.conversions:
             ours |= conversion.read(values)
         config = TransformerConfig.from_dict(ours)
-        if self.parts is not None:
-            config = self.parts.read(config, values)
         seen = {} if tensors is None else self._seen_in(tensors, config, values)
         return config.replace(**seen) if seen else config
 
@@ -186,13 +170,14 @@ class Family:
     ) -> dict[str, Any]:
         """Return the published config for one of ours: the reverse of `config` and `task`."""
         cannot = f"A {self.model_type} checkpoint cannot express"
-        config, of_parts = self._by_keywords(config)
         if not config.by_keywords:
             raise ValueError(f"{cannot} the parts of this config.")
         model_type = self.published_type or self.model_type
         theirs = {"model_type": model_type, "architectures": [self.architecture]}
         theirs |= self.required
         for name, field in self.fields.items():
+            if field.ours not in config.flat:
+                raise ValueError(f"{cannot} a model without attention, and so no {field.ours}.")
             value = getattr(config, field.ours)
             if field.ours == "activation":
                 names = [theirs for theirs, known in self.activations.items() if known == value]
@@ -203,13 +188,10 @@ class Family:
                 theirs[name] = value
         for conversion in self.conversions:
             theirs |= conversion.write(config)
-        theirs |= of_parts
         try:
-            back, read_parts = self._by_keywords(self.config(theirs))
+            back = self.config(theirs)
         except ValueError as error:
             raise ValueError(f"{cannot} this config: {error}") from error
-        if read_parts != of_parts:
-            raise ValueError(f"{cannot} the parts of this config.")
         headed = {name for own in self.heads for name in self.classes(own)}
         alone = task is None and config.kind != self.constants["kind"]
         if config.kind != back.kind:
@@ -232,10 +214,6 @@ class Family:
                 if not skipped and name not in SIDES and own != value:
                     raise ValueError(f"{cannot} {name}={own!r}, only {value!r}.")
         return _merged(theirs, self._published_task(config, task, theirs)) if task else theirs
-
-    def _by_keywords(self, config: TransformerConfig) -> tuple[TransformerConfig, dict[str, Any]]:
-        """Return our config by keywords, and the published values of its other parts."""
-        return (config, {}) if self.parts is None else self.parts.write(config)
 
     def task(self, values: Values) -> dict[str, Any] | None:
         """Return the task of a checkpoint's head, or `None` if the model is bare."""

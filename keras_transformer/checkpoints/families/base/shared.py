@@ -312,6 +312,14 @@ NO_PADDING = Conversion(lambda values: {}, lambda config: {"pad_token_id": None}
 SLIDING, FULL = "sliding_attention", "full_attention"
 
 
+def number_of_layers(values: Values, default: int) -> int:
+    """Return `num_hidden_layers`. Raises ValueError if it is not the depth of a model."""
+    count = number(values, "num_hidden_layers", default)
+    if not 0 < count <= MOST_LAYERS:
+        raise ValueError(f"num_hidden_layers={count} is not from 1 to {MOST_LAYERS:,}.")
+    return count
+
+
 def cycle_of_layers(kinds: Sequence[Any], values: Mapping[Any, Values]) -> dict[str, Any]:
     """Return our config values for a repeating pattern of layer kinds."""
     count = len(kinds)
@@ -323,10 +331,7 @@ def cycle_of_layers(kinds: Sequence[Any], values: Mapping[Any, Values]) -> dict[
 
 def layer_kinds(values: Values, default_layers: int, is_sliding: Callable[[int], bool]) -> list:
     """Return the kind of each layer: its `layer_types`, or in older configs by `is_sliding(i)`."""
-    count = number(values, "num_hidden_layers", default_layers)
-    if not 0 < count <= MOST_LAYERS:
-        raise ValueError(f"num_hidden_layers={count} is not from 1 to {MOST_LAYERS:,}.")
-    kinds = values.get("layer_types")
+    count, kinds = number_of_layers(values, default_layers), values.get("layer_types")
     if kinds is None:
         return [SLIDING if is_sliding(i) else FULL for i in range(count)]
     if not isinstance(kinds, list) or len(kinds) != count:

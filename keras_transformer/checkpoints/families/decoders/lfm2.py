@@ -10,11 +10,16 @@ from typing import Any
 from keras_transformer.checkpoints.families.base.family import (
     ConfigField,
     Conversion,
-    OtherParts,
     PublishedHead,
     Values,
 )
-from keras_transformer.checkpoints.families.base.shared import FULL, number, rotary
+from keras_transformer.checkpoints.families.base.shared import (
+    FULL,
+    cycle_of_layers,
+    number,
+    number_of_layers,
+    rotary,
+)
 from keras_transformer.checkpoints.families.decoders.llama import LLAMA
 from keras_transformer.checkpoints.weights.tables import (
     WeightLine,
@@ -48,9 +53,9 @@ _TENSORS = (
 )
 
 
-def _read_layers(config: TransformerConfig, values: Values) -> TransformerConfig:
-    """Replace the attention of some layers by convolutions."""
-    count, kinds = config.num_layers, values.get("layer_types")
+def _read_layers(values: Values) -> dict[str, Any]:
+    """Return which layers have a convolution in place of attention."""
+    count, kinds = number_of_layers(values, 32), values.get("layer_types")
     if kinds is None:
         full = values.get("full_attn_idxs")
         full = range(count) if full is None else full
@@ -63,35 +68,22 @@ def _read_layers(config: TransformerConfig, values: Values) -> TransformerConfig
             f"layer_types={kinds!r} is not supported, only {FULL!r}, for one layer or more, and "
             f"{_CONVOLUTION!r}."
         )
-    if _CONVOLUTION not in kinds:
-        return config
-    bias = values.get("conv_bias", False)
-    mixer = ShortConvolution(size=number(values, "conv_L_cache", 3), bias=bool(bias))
-    side = config.decoder
-    blocks = {FULL: side.block, _CONVOLUTION: side.block.replace(mixer=mixer)}
-    period = next(n for n in range(1, count + 1) if kinds[n:] == kinds[: count - n])
-    own = tuple(blocks[kind] for kind in kinds[:period])
-    return config.replace(decoder=side.replace(layers=own))
+    own: dict[str, dict[str, Any]] = {FULL: {"mixer": None}}
+    if _CONVOLUTION in kinds:
+        size, bias = number(values, "conv_L_cache", 3), bool(values.get("conv_bias", False))
+        own[_CONVOLUTION] = {"mixer": ShortConvolution(size=size, bias=bias)}
+    return cycle_of_layers(kinds, own)
 
 
-def _write_layers(config: TransformerConfig) -> tuple[TransformerConfig, dict[str, Any]]:
-    side = config.last_side
-    mixers = [block.mixer for block in side.blocks]
+def _write_layers(config: TransformerConfig) -> dict[str, Any]:
+    mixers = [block.mixer for block in config.last_side.blocks]
     found = [mixer for mixer in mixers if isinstance(mixer, ShortConvolution)]
     first = found[0] if found else ShortConvolution()
-    theirs = {
+    return {
         "layer_types": [_CONVOLUTION if mixer in found else FULL for mixer in mixers],
         "conv_L_cache": first.size,
         "conv_bias": first.bias,
     }
-    others = tuple(block for block in side.every_block if block.mixer not in found)
-    if not found or not others:
-        return config, theirs
-    alike = {block.replace(mixer=others[0].mixer) for block in side.every_block}
-    if len(alike) > 1 or {*found} != {first}:
-        return config, theirs  # which keywords do not describe
-    side = side.replace(block=others[0], layers=())
-    return config.replace(**{config.side_names[-1]: side}), theirs
 
 
 def _read_width(values: Values) -> dict[str, Any]:
@@ -142,10 +134,10 @@ LFM2 = dataclasses.replace(
     },
     conversions=(
         rotary(default_base=1000000.0),
+        Conversion(_read_layers, _write_layers),
         Conversion(_read_width, _write_width),
         _TIES,
     ),
-    parts=OtherParts(_read_layers, _write_layers),
     weights=(
         *layers(_ONCE),
         output_matrix("lm_head.weight"),

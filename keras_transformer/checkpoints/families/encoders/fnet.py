@@ -15,6 +15,7 @@ from keras_transformer.checkpoints.families.encoders.bert import (
     OLDER_NORMS,
 )
 from keras_transformer.checkpoints.weights.tables import Names, layers, output_matrix
+from keras_transformer.config import Fourier
 
 _OF_ATTENTION = ("num_attention_heads", "attention_probs_dropout_prob")
 _ONCE = {
@@ -39,7 +40,7 @@ FNET = dataclasses.replace(
         "hidden_act": ConfigField("activation", "gelu_new"),
         "type_vocab_size": ConfigField("segment_vocabulary_size", 4),
     },
-    constants={**BERT.constants, "mixer": "fourier", "embedding_projection": True},
+    constants={**BERT.constants, "mixer": Fourier(), "embedding_projection": True},
     required={},
     weights=(
         *layers(_ONCE),
