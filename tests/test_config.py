@@ -175,7 +175,6 @@ def test_refuses(values, message):
         "hidden_dim",
         "num_layers",
         "num_heads",
-        "intermediate_dim",
         "max_sequence_length",
         "num_key_value_heads",
         "head_dim",
@@ -189,6 +188,14 @@ def test_refuses(values, message):
 def test_refuses_numbers_below_one(name, value):
     with pytest.raises(ValueError, match=f"`{name}` must be at least 1, received {value}"):
         TransformerConfig(**{**SEQ2SEQ, name: value})
+
+
+def test_a_width_of_zero_leaves_out_the_feed_forward_layer():
+    assert (
+        TransformerConfig(**{**SEQ2SEQ, "intermediate_dim": 0}).decoder.block.feed_forward is None
+    )
+    with pytest.raises(ValueError, match="`intermediate_dim` must be at least 0, received -4"):
+        TransformerConfig(**{**SEQ2SEQ, "intermediate_dim": -4})
 
 
 @pytest.mark.parametrize("name", ["dropout", "attention_dropout"])

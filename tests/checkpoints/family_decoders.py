@@ -379,6 +379,7 @@ CONFIGS = {
                 "linear_key_head_dim": 5,
                 "linear_value_head_dim": 5,
                 "rms_norm_eps": 1e-3,
+                "rope_parameters": {"rope_type": "default", "rope_theta": None},
             },
         ],
     ),

@@ -264,6 +264,7 @@ QWEN3_5_TEXT = dataclasses.replace(
 # How many times a value may be overshot with `linear_allow_neg_eigval`, and without.
 _STRENGTHS = {True: 2.0, False: 1.0}
 _OF_OLMO = rotary()
+_NOT_TURNED = {"rope_parameters": {"rope_type": "default", "rope_theta": None}}
 
 
 def _read_olmo(values: Values) -> dict[str, Any]:
@@ -282,7 +283,9 @@ def _read_olmo(values: Values) -> dict[str, Any]:
         mixer = _read_mixer(given).replace(strength=strength, epsilon=1e-5)
         own[LINEAR] = {"mixer": mixer, "normalize_first": True, "normalize_output": False}
     rope = values.get("rope_parameters")
-    turned = isinstance(rope, dict) and rope.get("rope_theta") is not None
+    given = rope if isinstance(rope, dict) and "rope_theta" in rope else values
+    # Without the value there is a rotation, by the usual base; with null there is none.
+    turned = given.get("rope_theta", 10000.0) is not None
     position = {"position": "rotary", **_OF_OLMO.read(values)} if turned else {"position": "none"}
     return {**position, **cycle_of_layers(kinds, own)}
 
@@ -292,7 +295,7 @@ def _write_olmo(config: TransformerConfig) -> dict[str, Any]:
     return {
         **_write_mixers(config),
         "linear_allow_neg_eigval": mixer is not None and mixer.strength == 2,
-        **({"rope_parameters": None} if position is None else _OF_OLMO.write(config)),
+        **(_NOT_TURNED if position is None else _OF_OLMO.write(config)),
     }
 
 
