@@ -16,11 +16,7 @@ from keras_transformer.checkpoints.families.decoders.deepseek import DEEPSEEK_V2
 from keras_transformer.checkpoints.families.decoders.ernie4_5 import ERNIE4_5
 from keras_transformer.checkpoints.families.decoders.exaone4 import EXAONE4
 from keras_transformer.checkpoints.families.decoders.falcon import FALCON
-from keras_transformer.checkpoints.families.decoders.gated_delta import (
-    OLMO_HYBRID,
-    QWEN3_5_TEXT,
-    QWEN3_NEXT,
-)
+from keras_transformer.checkpoints.families.decoders.gated_delta import QWEN3_5_TEXT, QWEN3_NEXT
 from keras_transformer.checkpoints.families.decoders.gemma import GEMMA, GEMMA2, GEMMA3
 from keras_transformer.checkpoints.families.decoders.glm import GLM, GLM4
 from keras_transformer.checkpoints.families.decoders.glm4_moe import GLM4_MOE, GLM4_MOE_LITE
@@ -45,6 +41,7 @@ from keras_transformer.checkpoints.families.decoders.nanochat import NANOCHAT
 from keras_transformer.checkpoints.families.decoders.nemotron import NEMOTRON
 from keras_transformer.checkpoints.families.decoders.olmo2 import OLMO2
 from keras_transformer.checkpoints.families.decoders.olmo3 import OLMO3
+from keras_transformer.checkpoints.families.decoders.olmo_hybrid import OLMO_HYBRID
 from keras_transformer.checkpoints.families.decoders.olmoe import OLMOE
 from keras_transformer.checkpoints.families.decoders.opt import OPT
 from keras_transformer.checkpoints.families.decoders.persimmon import PERSIMMON

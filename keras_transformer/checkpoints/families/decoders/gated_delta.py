@@ -1,10 +1,8 @@
-"""Qwen3-Next: Qwen Team 2025, https://huggingface.co/Qwen/Qwen3-Next-80B-A3B-Instruct, and others.
-
-Qwen3.5, without its images. OLMo Hybrid.
+"""Qwen3-Next: Qwen Team 2025, https://huggingface.co/Qwen/Qwen3-Next-80B-A3B-Instruct; Qwen3.5.
 
 Hybrids, most of whose layers have the gated delta rule of Yang and others (2024, arXiv 2412.06464)
-in place of attention. Qwen's attention is gated, rotates a quarter of each head, and normalizes
-queries and keys by 1 + weight. OLMo's norms are before the gated delta rule and behind attention.
+in place of attention, which is gated, rotates a quarter of each head, and normalizes queries and
+keys by 1 + weight. Qwen3.5 is read without its images.
 """
 
 import dataclasses
@@ -14,12 +12,10 @@ from typing import Any
 from keras_transformer.checkpoints.families.base.family import (
     ConfigField,
     Conversion,
-    PublishedHead,
     Values,
 )
 from keras_transformer.checkpoints.families.base.shared import (
     FULL,
-    NO_PADDING,
     cycle_of_layers,
     decoder_heads,
     number,
@@ -27,7 +23,6 @@ from keras_transformer.checkpoints.families.base.shared import (
     rotary,
 )
 from keras_transformer.checkpoints.families.decoders.llama import LLAMA
-from keras_transformer.checkpoints.families.decoders.olmo2 import OLMO2
 from keras_transformer.checkpoints.families.decoders.qwen_moe import QWEN2_MOE
 from keras_transformer.checkpoints.weights.tables import WeightLine, layers
 from keras_transformer.config import GatedDelta, TransformerConfig
@@ -35,15 +30,15 @@ from keras_transformer.support.checking import shorten
 
 LINEAR = "linear_attention"
 # Each size of the gated delta rule, with its published name and default.
-_SIZES = {
+SIZES = {
     "linear_num_key_heads": ("num_key_heads", 16),
     "linear_num_value_heads": ("num_value_heads", 32),
     "linear_key_head_dim": ("key_dim", 128),
     "linear_value_head_dim": ("value_dim", 128),
     "linear_conv_kernel_dim": ("convolution_size", 4),
 }
-_OURS, _THEIRS = "decoder/layer_{i}/", "layers.{i}."
-_MIXER, _LINEAR = f"{_OURS}mixer/", f"{_THEIRS}linear_attn."
+OURS, THEIRS = "decoder/layer_{i}/", "layers.{i}."
+MIXER, LINEAR_ATTENTION = f"{OURS}mixer/", f"{THEIRS}linear_attn."
 
 
 def delta_of(config: TransformerConfig) -> GatedDelta | None:
@@ -71,16 +66,18 @@ def kinds_of_layers(values: Values, default_layers: int, every: int = 4) -> list
     return kinds
 
 
-def _read_mixer(values: Values) -> GatedDelta:
-    sizes = {ours: number(values, name, default) for name, (ours, default) in _SIZES.items()}
+def read_mixer(values: Values) -> GatedDelta:
+    """Return the gated delta rule that a published config describes."""
+    sizes = {ours: number(values, name, default) for name, (ours, default) in SIZES.items()}
     activation = LLAMA.activation("hidden_act", values.get("hidden_act", "silu"))
     return GatedDelta(activation=activation, **sizes)
 
 
-def _write_mixers(config: TransformerConfig) -> dict[str, Any]:
+def write_mixers(config: TransformerConfig) -> dict[str, Any]:
+    """Return the published values of the gated delta rule, and the kind of each layer."""
     mixer = delta_of(config)
     linear = [isinstance(layer.only_side.block.mixer, GatedDelta) for layer in config.layers]
-    sizes = {} if mixer is None else {n: getattr(mixer, ours) for n, (ours, _) in _SIZES.items()}
+    sizes = {} if mixer is None else {n: getattr(mixer, ours) for n, (ours, _) in SIZES.items()}
     return {**sizes, "layer_types": [LINEAR if each else FULL for each in linear]}
 
 
@@ -88,7 +85,7 @@ def _read_layers(values: Values) -> dict[str, Any]:
     kinds = kinds_of_layers(values, 32)
     own = {FULL: {"mixer": None}}
     if LINEAR in kinds:
-        own[LINEAR] = {"mixer": _read_mixer(values)}
+        own[LINEAR] = {"mixer": read_mixer(values)}
     return cycle_of_layers(kinds, own)
 
 
@@ -103,7 +100,7 @@ def _read_sparse_layers(values: Values) -> dict[str, Any]:
             "decoder_sparse_step must be at least 1 and mlp_only_layers a list, received "
             f"{step} and {dense!r}."
         )
-    mixers = {FULL: None, LINEAR: _read_mixer(values) if LINEAR in kinds else None}
+    mixers = {FULL: None, LINEAR: read_mixer(values) if LINEAR in kinds else None}
     own = {
         (kind, has): {"mixer": mixer, "num_experts": found if has else 0}
         for kind, mixer in mixers.items()
@@ -116,7 +113,7 @@ def _read_sparse_layers(values: Values) -> dict[str, Any]:
 def _write_sparse_layers(config: TransformerConfig) -> dict[str, Any]:
     each = [layer.num_experts for layer in config.layers]
     return {
-        **_write_mixers(config),
+        **write_mixers(config),
         "num_experts": max(each),
         "decoder_sparse_step": 1,
         "mlp_only_layers": [i for i, found in enumerate(each) if not found],
@@ -136,7 +133,7 @@ def _parts(
 
 
 def _kernels(*names: str) -> list[str]:
-    return [f"{_MIXER}{name}/kernel" for name in names]
+    return [f"{MIXER}{name}/kernel" for name in names]
 
 
 def _gated_queries(config: TransformerConfig) -> tuple[WeightLine, ...]:
@@ -146,8 +143,8 @@ def _gated_queries(config: TransformerConfig) -> tuple[WeightLine, ...]:
         return ()
     sizes, lines = [attention.head_dim] * 2, ()
     for name, end, turned in (("kernel", "weight", True), ("bias", "bias", False)):
-        ours = [f"{_OURS}self_attention/{part}/{name}" for part in ("query", "gate")]
-        theirs = f"{_THEIRS}self_attn.q_proj.{end}"
+        ours = [f"{OURS}self_attention/{part}/{name}" for part in ("query", "gate")]
+        theirs = f"{THEIRS}self_attn.q_proj.{end}"
         lines += _parts(ours, theirs, sizes, attention.num_heads, transpose=turned)
     return lines
 
@@ -155,7 +152,7 @@ def _gated_queries(config: TransformerConfig) -> tuple[WeightLine, ...]:
 def _convolutions(mixer: GatedDelta) -> tuple[WeightLine, ...]:
     keys, values = mixer.num_key_heads * mixer.key_dim, mixer.num_value_heads * mixer.value_dim
     ours = _kernels("query_convolution", "key_convolution", "value_convolution")
-    return _parts(ours, f"{_LINEAR}conv1d.weight", [keys, keys, values], depthwise=True)
+    return _parts(ours, f"{LINEAR_ATTENTION}conv1d.weight", [keys, keys, values], depthwise=True)
 
 
 def _lines_of_next(config: TransformerConfig) -> tuple[WeightLine, ...]:
@@ -169,8 +166,8 @@ def _lines_of_next(config: TransformerConfig) -> tuple[WeightLine, ...]:
     return (
         *_gated_queries(config),
         *_convolutions(mixer),
-        *_parts(inputs, f"{_LINEAR}in_proj_qkvz.weight", sizes, **options),
-        *_parts(both, f"{_LINEAR}in_proj_ba.weight", [each] * 2, **options),
+        *_parts(inputs, f"{LINEAR_ATTENTION}in_proj_qkvz.weight", sizes, **options),
+        *_parts(both, f"{LINEAR_ATTENTION}in_proj_ba.weight", [each] * 2, **options),
     )
 
 
@@ -183,17 +180,19 @@ def _lines_of_3_5(config: TransformerConfig) -> tuple[WeightLine, ...]:
     return (
         *_gated_queries(config),
         *_convolutions(mixer),
-        *_parts(inputs, f"{_LINEAR}in_proj_qkv.weight", [keys, keys, values], transpose=True),
+        *_parts(
+            inputs, f"{LINEAR_ATTENTION}in_proj_qkv.weight", [keys, keys, values], transpose=True
+        ),
     )
 
 
-def _delta_lines(norm: str, **denses: str) -> tuple[WeightLine, ...]:
+def delta_lines(norm: str, **denses: str) -> tuple[WeightLine, ...]:
     """Return the lines that all configs of a family share, with the names of projections."""
     return (
-        *layers(denses, _MIXER, _LINEAR),
-        WeightLine(f"{_MIXER}decay", f"{_LINEAR}A_log"),
-        WeightLine(f"{_MIXER}step_bias", f"{_LINEAR}dt_bias"),
-        WeightLine(f"{_MIXER}norm/scale", f"{_LINEAR}{norm}.weight"),
+        *layers(denses, MIXER, LINEAR_ATTENTION),
+        WeightLine(f"{MIXER}decay", f"{LINEAR_ATTENTION}A_log"),
+        WeightLine(f"{MIXER}step_bias", f"{LINEAR_ATTENTION}dt_bias"),
+        WeightLine(f"{MIXER}norm/scale", f"{LINEAR_ATTENTION}{norm}.weight"),
     )
 
 
@@ -201,7 +200,7 @@ def _without_queries(lines: tuple[WeightLine, ...]) -> tuple[WeightLine, ...]:
     return tuple(line for line in lines if "self_attn.q_proj" not in line.theirs)
 
 
-_MIXER_NORM = layers({"mixer_norm": "input_layernorm"}, _OURS, _THEIRS)
+_MIXER_NORM = layers({"mixer_norm": "input_layernorm"}, OURS, THEIRS)
 _QWEN = {
     **LLAMA.constants,
     "normalization": "rms_norm_plus_one",
@@ -230,7 +229,7 @@ QWEN3_NEXT = dataclasses.replace(
     weights=(
         *_without_queries(QWEN2_MOE.weights),
         *_MIXER_NORM,
-        *_delta_lines("norm", output="out_proj"),
+        *delta_lines("norm", output="out_proj"),
     ),
     of_config=_lines_of_next,
 )
@@ -249,106 +248,14 @@ QWEN3_5_TEXT = dataclasses.replace(
         "max_position_embeddings": ConfigField("max_sequence_length", 32768),
     },
     constants=_QWEN,
-    conversions=(rotary(0.25, 256), Conversion(_read_layers, _write_mixers)),
+    conversions=(rotary(0.25, 256), Conversion(_read_layers, write_mixers)),
     weights=(
         *_without_queries(LLAMA.weights),
         *_MIXER_NORM,
-        *_delta_lines(
+        *delta_lines(
             "norm", gate="in_proj_z", strength="in_proj_b", step="in_proj_a", output="out_proj"
         ),
     ),
     of_config=_lines_of_3_5,
     heads=decoder_heads("Qwen3_5ForCausalLM"),
-)
-
-# How many times a value may be overshot with `linear_allow_neg_eigval`, and without.
-_STRENGTHS = {True: 2.0, False: 1.0}
-_OF_OLMO = rotary()
-_NOT_TURNED = {"rope_parameters": {"rope_type": "default", "rope_theta": None}}
-
-
-def _read_olmo(values: Values) -> dict[str, Any]:
-    kinds = kinds_of_layers(values, 32)
-    heads = number(values, "num_attention_heads", 30)
-    known = {*_SIZES, "hidden_act"}
-    given = {name: value for name, value in values.items() if name in known and value is not None}
-    given = {"linear_num_key_heads": heads, "linear_num_value_heads": heads, **given}
-    keys = number(given, "linear_num_key_heads", heads)
-    width = int(0.75 * number(values, "hidden_size", 3840) / max(keys, 1))
-    width = number(given, "linear_key_head_dim", width)
-    given = {"linear_key_head_dim": width, "linear_value_head_dim": 2 * width, **given}
-    strength = _STRENGTHS[bool(values.get("linear_allow_neg_eigval", True))]
-    own = {FULL: {"mixer": None, "normalize_first": False, "normalize_output": True}}
-    if LINEAR in kinds:
-        mixer = _read_mixer(given).replace(strength=strength, epsilon=1e-5)
-        own[LINEAR] = {"mixer": mixer, "normalize_first": True, "normalize_output": False}
-    rope = values.get("rope_parameters")
-    given = rope if isinstance(rope, dict) and "rope_theta" in rope else values
-    # Without the value there is a rotation, by the usual base; with null there is none.
-    turned = given.get("rope_theta", 10000.0) is not None
-    position = {"position": "rotary", **_OF_OLMO.read(values)} if turned else {"position": "none"}
-    return {**position, **cycle_of_layers(kinds, own)}
-
-
-def _write_olmo(config: TransformerConfig) -> dict[str, Any]:
-    mixer, position = delta_of(config), getattr(config.last_side.attention, "position", None)
-    return {
-        **_write_mixers(config),
-        "linear_allow_neg_eigval": mixer is not None and mixer.strength == 2,
-        **(_NOT_TURNED if position is None else _OF_OLMO.write(config)),
-    }
-
-
-# The norms of both kinds of layers; Transformers writes those of attention by the second name too.
-_OLMO_NORMS = tuple(
-    WeightLine(
-        f"{_OURS}{ours}/scale", f"{_THEIRS}{theirs}.weight", also=(f"{_THEIRS}{other}.weight",)
-    )
-    for ours, theirs, other in (
-        ("mixer_norm", "attention_layer_norm", "input_layernorm"),
-        ("feed_forward_norm", "feedforward_layer_norm", "post_attention_layernorm"),
-        ("self_attention_output_norm", "post_attention_layernorm", "feedforward_layer_norm"),
-    )
-)
-_OLMO_CONVOLUTIONS = tuple(
-    WeightLine(
-        f"{_MIXER}{name}_convolution/kernel", f"{_LINEAR}{name[0]}_conv1d.weight", depthwise=True
-    )
-    for name in ("query", "key", "value")
-)
-
-OLMO_HYBRID = dataclasses.replace(
-    OLMO2,
-    model_type="olmo_hybrid",
-    architecture="OlmoHybridModel",
-    fields={
-        **OLMO2.fields,
-        "vocab_size": ConfigField("vocabulary_size", 100352),
-        "hidden_size": ConfigField("hidden_dim", 3840),
-        "num_attention_heads": ConfigField("num_heads", 30),
-        "max_position_embeddings": ConfigField("max_sequence_length", 65536),
-        "rms_norm_eps": ConfigField("normalization_epsilon", 1e-6),
-    },
-    constants={
-        name: value
-        for name, value in OLMO2.constants.items()
-        if name not in ("position", "normalize_first", "normalize_output")
-    },
-    conversions=(Conversion(_read_olmo, _write_olmo), NO_PADDING),
-    weights=(
-        *(line for line in OLMO2.weights if line.ours not in {each.ours for each in _OLMO_NORMS}),
-        *_OLMO_NORMS,
-        *_OLMO_CONVOLUTIONS,
-        *_delta_lines(
-            "o_norm",
-            query="q_proj",
-            key="k_proj",
-            value="v_proj",
-            gate="g_proj",
-            strength="b_proj",
-            step="a_proj",
-            output="o_proj",
-        ),
-    ),
-    heads={"CausalLM": PublishedHead()},
 )
