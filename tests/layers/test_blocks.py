@@ -7,8 +7,7 @@ from keras import ops
 
 from keras_transformer.kernels.device import device
 from keras_transformer.layers import AttentionMask, MultiHeadAttention
-from keras_transformer.layers.attention import chunks
-from keras_transformer.layers.attention import multi_head_attention as attention
+from keras_transformer.layers.attention import chunks, core
 from keras_transformer.layers.attention.key_value_cache import KeyValueCache
 from tests.layers.conftest import assert_close, differs, numpy, random, randomize
 from tests.training.gradients import value_and_gradients
@@ -198,7 +197,7 @@ def test_the_scores_of_some_blocks_are_in_memory_at_a_time():
 @pytest.fixture
 def short_turns(monkeypatch):
     """Turns of 32 queries, from a length of 96 on."""
-    monkeypatch.setattr(attention, "_LONG", 96)
+    monkeypatch.setattr(core, "_LONG", 96)
     monkeypatch.setattr(chunks, "_AT_A_TIME", 32)
 
 
@@ -325,7 +324,7 @@ def test_turns_drop_the_same_when_they_compute_again(short_turns, seed):
     "options", [{}, {"dropout": 0.1}, {"dropout": 0.1, "seed": 3}, {"attention_soft_cap": 2.0}]
 )
 def test_queries_in_turns_need_little_memory(monkeypatch, options):
-    monkeypatch.setattr(attention, "_LONG", 1024)
+    monkeypatch.setattr(core, "_LONG", 1024)
     # Heads of a multiple of eight: a GPU has no kernel without scores for others.
     layer = MultiHeadAttention(4, 8, causal=True, **options)
     layer.build((1, 2048, DIM))
