@@ -118,7 +118,7 @@ class Batches(keras.utils.PyDataset):
             places = np.stack([np.arange(3)] * rows).astype("int32")
             x = {"token_ids": inputs, "padding_mask": mask, "mask_positions": places}
             return x, targets[:, :3], (places < lengths[:, None] - 1).astype("float32")
-        if self.kind in ("decoder", "experts", "latent"):
+        if self.kind in ("decoder", "experts", "recurrent", "latent"):
             return {"token_ids": inputs, "padding_mask": mask}, targets, mask.astype("float32")
         x = {
             "encoder_token_ids": inputs[:, :7],
