@@ -88,7 +88,8 @@ def test_each_device_holds_its_share(eight, kind, mesh):
     data, model = map(int, mesh.split("x"))
     whole = re.compile(
         r"norm_|position_embedding|relative_bias|pooler|transform|iteration|learning_rate"
-        r"|(attention|feed_forward|shared)_output_bias|router|shared_score|query_down|latent_(kernel|bias)"
+        r"|(attention|feed_forward|shared)_output_bias|router|shared_score|_mixer_"
+        r"|query_down|latent_(kernel|bias)"
     )
     states, weights = 0, 0
     for path, shape, shard_bytes in eight[f"shards of {kind} on {mesh}"]:
