@@ -60,7 +60,7 @@ def _read(values: Values) -> dict[str, Any]:
         own[LINEAR] = {"mixer": mixer, "normalize_first": True, "normalize_output": False}
     rope = values.get("rope_parameters")
     given = rope if isinstance(rope, dict) and "rope_theta" in rope else values
-    # Without the value queries and keys are rotated by the usual base, and with null they are not.
+    # A missing value stands for the usual base, null for no rotation.
     turned = given.get("rope_theta", 10000.0) is not None
     position = {"position": "rotary", **_ROTARY.read(values)} if turned else {"position": "none"}
     return {**position, **cycle_of_layers(kinds, own)}
