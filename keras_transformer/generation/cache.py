@@ -313,7 +313,10 @@ class Cache(NamedTuple):
             cross=[()] * len(cached),
             source=ops.zeros((rows, 0), "bool"),
             lengths=ops.zeros((rows,), "int32"),
-            states=[MixerStates.make(rows, layer.states).tensors for layer in cached],
+            states=[
+                MixerStates.make(rows, layer.states).tensors if layer.states else ()
+                for layer in cached
+            ],
         )
 
     @staticmethod

@@ -18,8 +18,9 @@ from keras_transformer.layers.arguments import (
     pack_outputs,
     refuse_unused,
 )
+from keras_transformer.layers.attention.core import check_mask_and_bias
 from keras_transformer.layers.attention.masking import AttentionMask
-from keras_transformer.layers.attention.score_bias import LazyBias, check_mask_and_bias
+from keras_transformer.layers.attention.score_bias import LazyBias
 from keras_transformer.layers.dense import Dense
 from keras_transformer.layers.dropout import Dropout
 from keras_transformer.layers.feed_forward import activated, build_function

@@ -323,7 +323,7 @@ OUT_OF_RANGE = [
     (encoder, {"attention_dropout": -0.1}, "`attention_dropout` is a rate"),
     (encoder, {"use_bias": 1}, "`use_bias` must be of type bool"),
     (decoder, {"cross_attention": 2}, "`cross_attention` must be True or False"),
-    (lambda **kw: layers.FeedForward(0, **kw), {}, "`intermediate_dim` must be at least 1"),
+    (lambda **kw: layers.FeedForward(0, **kw), {}, "`intermediate_dim` must be an integer of at"),
     (lambda **kw: layers.FeedForward(4, **kw), {"output_dim": 2.5}, "`output_dim` must be an int"),
     (lambda **kw: layers.MixtureOfExperts(2, 0, **kw), {}, "`expert_dim` must be at least 1"),
     (layers.SinusoidalPosition, {"max_wavelength": 0}, "`max_wavelength` must be a positive"),

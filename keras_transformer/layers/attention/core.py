@@ -6,9 +6,12 @@ from typing import Any
 import keras
 from keras import ops
 
+from keras_transformer.config import Mixer
 from keras_transformer.kernels import attention as kernels
+from keras_transformer.layers.arguments import check_shapes
 from keras_transformer.layers.attention.chunks import attend_in_chunks, attend_in_row_groups
 from keras_transformer.layers.attention.masking import AttentionMask
+from keras_transformer.layers.attention.score_bias import LazyBias
 
 # From this length on, full attention is computed for some queries at a time if the kernel of the
 # backend would otherwise keep the scores of all queries.
@@ -111,6 +114,27 @@ class AttentionCore:
         dropped = ops.reshape(dropped, (shape[0], groups, -1, shape[3]))
         attended = ops.reshape(ops.matmul(dropped, values), (*shape[:3], ops.shape(values)[3]))
         return heads_first(attended), weights
+
+
+def check_mask_and_bias(
+    part: Mixer, causal: bool, queries: Any, keys: Any, given: dict[str, Any], own_keys: bool
+) -> None:
+    """Raise ValueError if arguments about pairs of tokens have no effect, or do not fit the states.
+
+    Args:
+        part: the config of the attention, or of another mixer.
+        causal: bool, whether a token sees only itself and the tokens before it.
+        queries: float `(batch, length, dim)`.
+        keys: float `(batch, key_length, dim)`, or None if a cache holds them.
+        given: the arguments of the call by name: `visibility`, `bias`, `relative` and `cache`.
+        own_keys: bool, whether the keys come from the queries.
+    """
+    visibility = AttentionMask.given(given.get("visibility"))
+    visibility.check_used(part, causal, own_keys, cached=given.get("cache") is not None)
+    bias, relative = given.get("bias"), given.get("relative")
+    bias = None if isinstance(bias, LazyBias) else bias
+    buckets = None if relative is None else relative.buckets
+    check_shapes(queries, keys, bias=bias, buckets=buckets, **visibility.tensors())
 
 
 def _is_long(visibility: AttentionMask, queries) -> bool:

@@ -21,13 +21,17 @@ from keras_transformer.layers.arguments import (
     refuse_unused,
 )
 from keras_transformer.layers.attention import scores
-from keras_transformer.layers.attention.core import AttentionCore, heads_first
+from keras_transformer.layers.attention.core import (
+    AttentionCore,
+    check_mask_and_bias,
+    heads_first,
+)
 from keras_transformer.layers.attention.disentangled import (
     position_projections,
     with_relative_scores,
 )
 from keras_transformer.layers.attention.masking import AttentionMask, is_static_zero
-from keras_transformer.layers.attention.score_bias import LazyBias, check_mask_and_bias
+from keras_transformer.layers.attention.score_bias import LazyBias
 from keras_transformer.layers.dense import Dense
 from keras_transformer.layers.dropout import Dropout
 from keras_transformer.layers.normalization import make_head_normalization, make_normalization

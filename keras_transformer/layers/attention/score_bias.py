@@ -9,10 +9,9 @@ import numpy as np
 from keras import ops
 
 from keras_transformer.config import ALiBi as ALiBiPart
-from keras_transformer.config import Mixer, RelativeBias, Side
+from keras_transformer.config import RelativeBias, Side
 from keras_transformer.kernels.indexing import look_up
-from keras_transformer.layers.arguments import ChecksCall, SavesArguments, check_shapes
-from keras_transformer.layers.attention.masking import AttentionMask
+from keras_transformer.layers.arguments import ChecksCall, SavesArguments
 from keras_transformer.layers.position import sequence_positions
 from keras_transformer.support.checking import check_bool
 
@@ -242,27 +241,6 @@ class LazyBias:
         """Return the bias of all pairs, or of the first `queries`, for `(batch, length, dim)`."""
         positions = sequence_positions(states) if self.positions is None else self.positions
         return self.of(positions[:, :queries], positions)
-
-
-def check_mask_and_bias(
-    part: Mixer, causal: bool, queries: Any, keys: Any, given: dict[str, Any], own_keys: bool
-) -> None:
-    """Raise ValueError if arguments about pairs of tokens have no effect, or do not fit the states.
-
-    Args:
-        part: the config of the attention, or of another mixer.
-        causal: bool, whether a token sees only itself and the tokens before it.
-        queries: float `(batch, length, dim)`.
-        keys: float `(batch, key_length, dim)`, or None if a cache holds them.
-        given: the arguments of the call by name: `visibility`, `bias`, `relative` and `cache`.
-        own_keys: bool, whether the keys come from the queries.
-    """
-    visibility = AttentionMask.given(given.get("visibility"))
-    visibility.check_used(part, causal, own_keys, cached=given.get("cache") is not None)
-    bias, relative = given.get("bias"), given.get("relative")
-    bias = None if isinstance(bias, LazyBias) else bias
-    buckets = None if relative is None else relative.buckets
-    check_shapes(queries, keys, bias=bias, buckets=buckets, **visibility.tensors())
 
 
 def _in_bfloat16(numbers):

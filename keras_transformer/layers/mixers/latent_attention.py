@@ -16,10 +16,15 @@ from keras_transformer.layers.arguments import (
     pack_outputs,
 )
 from keras_transformer.layers.attention import scores
-from keras_transformer.layers.attention.core import AttentionCore, heads_first, masked, softmax
+from keras_transformer.layers.attention.core import (
+    AttentionCore,
+    check_mask_and_bias,
+    heads_first,
+    masked,
+    softmax,
+)
 from keras_transformer.layers.attention.key_value_cache import KeyValueCache
 from keras_transformer.layers.attention.masking import AttentionMask, is_static_zero
-from keras_transformer.layers.attention.score_bias import check_mask_and_bias
 from keras_transformer.layers.dense import Dense
 from keras_transformer.layers.dropout import Dropout
 from keras_transformer.layers.normalization import make_normalization, normalized
