@@ -223,7 +223,9 @@ class _Pattern:
             raise ValueError(f"{folder}: {name} must be an object of module names.")
         odd = next((key for key in found if not _PLAIN_PATTERN.fullmatch(key)), None)
         if odd is not None:
-            raise _refused(folder, f"{name} has the pattern {shorten(odd)}; names are read")
+            raise _refused(
+                folder, f"the pattern {shorten(odd)} in {name}, which takes names of modules"
+            )
         self.found = [(re.compile(rf"(.*\.)?({key})"), value) for key, value in found.items()]
 
     def __getitem__(self, module: str) -> Any:
@@ -278,7 +280,7 @@ def _head_lines(
 def _check_config(folder: Path, values: Mapping[str, Any]) -> None:
     """Raise ValueError if a value of the config asks for anything but LoRA of linear layers."""
     if values.get("peft_type") is None:
-        raise ValueError(f"{folder / ADAPTER_CONFIG} has no peft_type: it is no config of PEFT.")
+        raise ValueError(f"{folder / ADAPTER_CONFIG} has no peft_type: it is not a config of PEFT.")
     for name, value in values.items():
         if name in _READ or name in _WITHOUT_EFFECT:
             continue
@@ -318,7 +320,7 @@ def _places(
 ) -> Sequence[WeightLine]:
     """Return the lines of the kernels that a module's matrix holds."""
     if not lines or not _is_linear(lines, kernels):
-        raise _refused(folder, f"an adapter of {shorten(module)}, no linear layer of this model")
+        raise _refused(folder, f"an adapter of {shorten(module)}, which is not a linear layer here")
     return lines
 
 
@@ -350,7 +352,7 @@ def _head_arrays(
     known = {name: line for line in lines for name in line.names if line.ours in variables}
     unknown = next((name for name in others if name not in known), None)
     if unknown is not None:
-        raise _refused(folder, f"the whole tensor {shorten(unknown)}, not of this task's head")
+        raise _refused(folder, f"all of {shorten(unknown)}, which is not in this task's head")
     arrays = {}
     for own, name in others.items():
         line = known[own]

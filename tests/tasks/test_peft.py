@@ -184,14 +184,17 @@ MERGE = r".*Merge it into its model with PEFT: `peft\.AutoPeftModel"
     ("values", "message"),
     [
         ({"peft_type": "LOHA"}, "it has peft_type='LOHA'" + MERGE),
-        ({"peft_type": None}, "it is no config of PEFT"),
+        ({"peft_type": None}, "it is not a config of PEFT"),
         ({"use_dora": True}, "it has use_dora=True" + MERGE),
         ({"bias": "all"}, "it has bias='all'" + MERGE),
         ({"lora_bias": True}, "it has lora_bias=True" + MERGE),
         ({"init_lora_weights": "pissa"}, "it has init_lora_weights='pissa'" + MERGE),
         ({"layer_replication": [[0, 2]]}, "it has layer_replication=" + MERGE),
         ({"of_the_future": 3}, "it has of_the_future=3" + MERGE),
-        ({"alpha_pattern": {"(a+)+b": 3}}, r"alpha_pattern has the pattern '\(a\+\)\+b'" + MERGE),
+        (
+            {"alpha_pattern": {"(a+)+b": 3}},
+            r"the pattern '\(a\+\)\+b' in alpha_pattern, which takes names of modules" + MERGE,
+        ),
         ({"rank_pattern": {"k_proj": 5}}, "where this model and the config need"),
         ({"alpha_pattern": {"q_proj": -1}}, "lora_alpha of model.layers.0.self_attn.q_proj"),
         ({"lora_alpha": "x"}, "`?lora_alpha of model"),
@@ -223,7 +226,7 @@ Q = "base_model.model.model.layers.0.self_attn.q_proj"
     [
         (
             lambda t: t.update({"base_model.model.lm_head.lora_A.weight": t[f"{Q}.lora_A.weight"]}),
-            "an adapter of 'lm_head', no linear layer of this model" + MERGE,
+            "an adapter of 'lm_head', which is not a linear layer here" + MERGE,
         ),
         (
             lambda t: t.update({f"{Q}.lora_magnitude_vector": np.ones(3, "float32")}),
@@ -231,7 +234,7 @@ Q = "base_model.model.model.layers.0.self_attn.q_proj"
         ),
         (
             lambda t: t.update({"base_model.model.model.norm.weight": np.ones(3, "float32")}),
-            "the whole tensor 'model.norm.weight', not of this task's head" + MERGE,
+            "all of 'model.norm.weight', which is not in this task's head" + MERGE,
         ),
         (
             lambda t: t.update({"model.norm.weight": np.ones(3, "float32")}),
