@@ -84,11 +84,6 @@ class Adapter:
     head: Mapping[str, np.ndarray]
 
 
-def is_peft(path: str | os.PathLike) -> bool:
-    """Return whether a path is a folder, or a name on the hub, and not a file."""
-    return str(path).startswith(SCHEME) or Path(path).expanduser().is_dir()
-
-
 def read_adapter(
     path: str | os.PathLike, task: keras.Model, kernels: Mapping[str, tuple[int, ...]]
 ) -> Adapter:

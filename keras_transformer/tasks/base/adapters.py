@@ -7,7 +7,7 @@ from pathlib import Path
 import keras
 import numpy as np
 
-from keras_transformer.checkpoints.peft_adapters import is_peft, read_adapter, write_adapter
+from keras_transformer.checkpoints.presets.hub import SCHEME
 from keras_transformer.checkpoints.weights.safetensors_io import save_tensors, to_numpy
 from keras_transformer.config.structure import without_numbers
 from keras_transformer.support.checking import check_choice, check_path
@@ -44,7 +44,8 @@ def save_adapter(task, path: str | os.PathLike, format: str | None = None) -> No
 
 def load_adapter(task, path: str | os.PathLike) -> None:
     """Load adapters and the head of a task, see `Task.load_adapter`."""
-    if is_peft(check_path("path", path)):
+    check_path("path", path)
+    if str(path).startswith(SCHEME) or Path(path).expanduser().is_dir():
         _load_peft(task, path)
         return
     arrays = dict(SafetensorsFile(path))
@@ -65,6 +66,9 @@ def load_adapter(task, path: str | os.PathLike) -> None:
 
 
 def _load_peft(task, path: str | os.PathLike) -> None:
+    # It reads the tables of all families, which take long to import.
+    from keras_transformer.checkpoints.peft_adapters import read_adapter
+
     found = read_adapter(path, task, lora.kernel_shapes(task.backbone))
     arrays, sizes = {f"head/{name}": array for name, array in found.head.items()}, {}
     for layer, (a, b, alpha) in found.matrices.items():
@@ -75,6 +79,8 @@ def _load_peft(task, path: str | os.PathLike) -> None:
 
 
 def _save_peft(task, path: str | os.PathLike, sizes: Mapping[str, tuple[int, float]]) -> None:
+    from keras_transformer.checkpoints.peft_adapters import write_adapter
+
     matrices = lora.adapters(task.backbone)
     pairs = {
         layer: (
