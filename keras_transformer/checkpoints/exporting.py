@@ -68,14 +68,10 @@ def export_to_huggingface(
     refuse_own_blocks(backbone)
     if not isinstance(family, str | None):
         raise ValueError(f"`family` must be a str or None, received {describe(family)}.")
-    task = None if backbone is model else {**model.task_values()}
-    if task is not None:
-        task["name"] = model.head.head_of or type(model).__name__
+    task, head = published_task(model)
     # Its head, if any, is written to separate files.
     pooled = task is not None and task["name"] == sentence_transformers.TASK
-    bare = task is None or pooled or not (model.head.published_as or model.generates or model.head)
-    head = _exported_head(backbone) if bare else task
-    chosen, config = _choose_family(backbone, head, family)
+    chosen, config = choose_family(backbone, head, family)
     tokenizer = getattr(model, "tokenizer", None)
     if tokenizer is not None:
         config |= _token_ids(tokenizer, config, backbone.config)
@@ -95,6 +91,17 @@ def export_to_huggingface(
         if head is not None and hasattr(TASKS[head["name"]], "generate"):
             write_json(folder / GENERATION_FILE, _generation(backbone, config))
         write_json(folder / CONFIG_FILE, config)
+
+
+def published_task(model: keras.Model) -> tuple[dict[str, Any] | None, dict[str, Any] | None]:
+    """Return the values of a task, and those of the published one; None if it is a bare model."""
+    backbone = getattr(model, "backbone", model)
+    if backbone is model:
+        return None, _exported_head(backbone)
+    task = {**model.task_values(), "name": model.head.head_of or type(model).__name__}
+    pooled = task["name"] == sentence_transformers.TASK
+    bare = pooled or not (model.head.published_as or model.generates or model.head)
+    return task, _exported_head(backbone) if bare else task
 
 
 def _exported_head(backbone: keras.Model) -> dict[str, Any] | None:
@@ -142,16 +149,21 @@ def _tensors(
         tensors |= family.computed(backbone.config)
     if task is None:
         return tensors
-    # Transformers' models with a head keep the backbone under this name.
-    prefix = family.heads[task["name"]].prefix
-    if prefix is None:
-        prefix = next(iter(family.names.prefixes), "")
+    prefix = backbone_prefix(family, task)
     outside = {line.theirs for line in lines if line.outside}
     tensors = {n if n in outside else prefix + n: array for n, array in tensors.items()}
     return tensors | export(family.heads[task["name"]].weights, head)
 
 
-def _choose_family(
+def backbone_prefix(family: Family, task: Mapping[str, Any] | None) -> str:
+    """Return what precedes the names of the backbone's tensors in Transformers' model of a task."""
+    if task is None:
+        return ""
+    prefix = family.heads[task["name"]].prefix
+    return next(iter(family.names.prefixes), "") if prefix is None else prefix
+
+
+def choose_family(
     backbone: keras.Model, task: Mapping[str, Any] | None, asked: str | None
 ) -> tuple[Family, dict[str, Any]]:
     """Return the family to export to, the given one or the first that fits, and its config."""

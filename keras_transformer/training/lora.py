@@ -3,7 +3,7 @@
 The methods of tasks call these functions with their backbone; their docstrings are for users.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import keras
 import numpy as np
@@ -45,7 +45,7 @@ def enable_lora(
     rank: int,
     alpha: float | None = None,
     targets: Sequence[str] = ("query", "value"),
-    layers: Sequence[str] | None = None,
+    layers: Sequence[str] | Mapping[str, Sequence[float]] | None = None,
 ) -> None:
     """Freeze a model and add trainable adapters to its dense layers with these names.
 
@@ -54,7 +54,8 @@ def enable_lora(
         rank: int, the inner size of an adapter.
         alpha: float, see `Task.enable_lora`.
         targets: names of the dense layers to adapt.
-        layers: paths of layers, used instead of `targets`; see `lora_values` and `adapters`.
+        layers: paths of layers, used instead of `targets`; see `lora_values` and `adapters`. A
+            mapping gives each path a `(rank, alpha)` of its own.
     """
     rank = check_int("rank", rank, at_least=1, at_most=2**15)
     alpha = check_number("alpha", alpha, above=0, none=True)
@@ -63,7 +64,7 @@ def enable_lora(
     dense = _dense_layers(model)
     if layers is not None:
         known = {path: layer for layer, path in zip(dense, _paths(model, dense), strict=True)}
-        targets, names = layers, set(known)
+        targets, names = list(layers), set(known)
     else:
         names = {layer.name for layer in dense}
     several = isinstance(targets, (list, tuple, set, frozenset)) and len(targets) > 0
@@ -77,13 +78,26 @@ def enable_lora(
             "The model is quantized, and would not keep what it learns. Adapt and train it before "
             "`quantize`, and call `merge_lora` in between."
         )
+    if layers is None:
+        chosen = [(layer, rank, alpha) for layer in dense if layer.name in targets]
+    elif isinstance(layers, Mapping):
+        chosen = [(known[path], *_check_size(path, size)) for path, size in layers.items()]
+    else:
+        chosen = [(known[path], rank, alpha) for path in layers]
     model.trainable_before_lora = frozenset(v.path for v in model.trainable_variables)
     for variable in model.variables:
         variable.trainable = False
-    chosen = [layer for layer in dense if layer.name in targets]
-    for layer in chosen if layers is None else map(known.get, layers):
-        layer.enable_lora(rank, lora_alpha=alpha)
+    for layer, its_rank, its_alpha in chosen:
+        layer.enable_lora(its_rank, lora_alpha=its_alpha)
     forget_compiled(model)
+
+
+def _check_size(path: str, size: Sequence[float]) -> tuple[int, float]:
+    rank, alpha = size
+    return (
+        check_int(f"rank of {path}", rank, at_least=1, at_most=2**15),
+        check_number(f"alpha of {path}", alpha, above=0),
+    )
 
 
 def is_adapted(model: keras.Model) -> bool:
@@ -122,19 +136,38 @@ def adapters(model: keras.Model) -> dict[str, keras.Variable]:
     }
 
 
+def adapter_sizes(model: keras.Model) -> dict[str, tuple[int, float]]:
+    """Return rank and alpha of the adapters by the paths of their layers, as `adapters` orders."""
+    layers = adapted_layers(model)
+    sizes = [(layer.lora_rank, layer.lora_alpha) for layer in layers]
+    return dict(zip(_paths(model, layers), sizes, strict=True))
+
+
+def kernel_shapes(model: keras.Model) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of the kernels that adapters may be added to, by the paths of layers."""
+    dense = _dense_layers(model)
+    shapes = [tuple(layer._kernel.shape) for layer in dense]
+    return dict(zip(_paths(model, dense), shapes, strict=True))
+
+
 def lora_values(model: keras.Model) -> dict | None:
     """Return the `enable_lora` arguments of an adapted model, or None if it is not adapted."""
     if not is_adapted(model):
         return None
-    layers = adapted_layers(model)
-    paths = _paths(model, layers)
+    layers, sizes = adapted_layers(model), adapter_sizes(model)
+    targets = {layer.name for layer in layers}
     # Names that Keras gives automatically differ in another process.
-    named = all(p.endswith(f"/{each.name}") for p, each in zip(paths, layers, strict=True))
+    named = all(p.endswith(f"/{each.name}") for p, each in zip(sizes, layers, strict=True))
+    all_of_them = sum(layer.name in targets for layer in _dense_layers(model)) == len(layers)
+    if len(set(sizes.values())) > 1:
+        chosen = {"layers": {path: list(size) for path, size in sizes.items()}}
+    else:
+        chosen = {} if named and all_of_them else {"layers": list(sizes)}
     return {
         "rank": layers[0].lora_rank,
         "alpha": layers[0].lora_alpha,
-        "targets": sorted({layer.name for layer in layers}),
-        **({} if named else {"layers": paths}),
+        "targets": sorted(targets),
+        **chosen,
     }
 
 

@@ -210,6 +210,9 @@ def test_what_was_made_here_generates_the_same_there(tmp_path, family):
     assert there == [*ours, end]
 
 
+LLAMA = '{"model_type": "llama"}'
+
+
 @pytest.mark.parametrize(
     ("files", "message"),
     [
@@ -218,11 +221,21 @@ def test_what_was_made_here_generates_the_same_there(tmp_path, family):
         ({"tiny.Q4_K_M.gguf": ""}, r"tiny\.Q4_K_M\.gguf is a GGUF file.*convert"),
         ({"config.json": '{"model_type": "llama"}', "a.gguf": ""}, "no weights.* GGUF file"),
         ({"config.json": '{"model_type": "mamba"}'}, "'mamba' are not supp.*docs/families.md"),
+        ({"config.json": LLAMA, "zero_pp_rank_0_mp_rank_00_optim_states.pt": ""},
+         r"zero_pp_rank_0_mp.* DeepSpeed.*zero_to_fp32\.py \. new_folder --safe_serialization"),
+        ({"config.json": LLAMA, "zero_to_fp32.py": "", "latest": ""}, "DeepSpeed"),
+        ({"config.json": LLAMA, "__0_0.distcp": ""}, "with FSDP.*accelerate merge-weights"),
+        ({"config.json": LLAMA, "pytorch_model_fsdp_0": None}, "with FSDP.*accelerate merge-we"),
+        ({"config.json": LLAMA, "pytorch_model_fsdp.bin": ""}, "weights_only=True.*save_pretrain"),
+        ({"__0_0.distcp": "", ".metadata": ""}, "is not a preset.*with FSDP"),
     ],
 )  # fmt: skip
 def test_folders_of_other_kinds_are_named_for_what_they_are(tmp_path, files, message):
     for name, text in files.items():
-        (tmp_path / name).write_text(text)
+        if text is None:
+            (tmp_path / name).mkdir()
+        else:
+            (tmp_path / name).write_text(text)
     with pytest.raises((ValueError, FileNotFoundError), match=message):
         kt.Backbone.from_preset(tmp_path)
 

@@ -38,6 +38,28 @@ def test_round_trip_of_arrays_and_variables(tmp_path):
         np.testing.assert_array_equal(checkpoint.read(name), expected)
 
 
+@pytest.mark.parametrize(
+    "prefix", ["module.", "_orig_mod.", "base_model.model.", "module._orig_mod."]
+)
+def test_prefixes_of_wrappers_are_removed_when_every_name_has_them(tmp_path, prefix):
+    tensors = {prefix + name: array for name, array in arrays().items()}
+    save_tensors(tmp_path / "model.safetensors", tensors)
+    checkpoint = Checkpoint(tmp_path)
+    assert set(checkpoint) == set(arrays())
+    np.testing.assert_array_equal(checkpoint.read("b/kernel"), arrays()["b/kernel"])
+    some = {"own": np.ones(2, "float32"), **tensors}
+    save_tensors(tmp_path / "model.safetensors", some)
+    assert set(Checkpoint(tmp_path)) == set(some)
+
+
+def test_adapters_beside_weights_are_named_for_what_they_are(tmp_path):
+    names = ("q.base_layer.weight", "q.lora_A.default.weight", "q.lora_B.default.weight")
+    tensors = {f"base_model.model.{name}": np.ones((2, 2), "float32") for name in names}
+    save_tensors(tmp_path / "model.safetensors", tensors)
+    with pytest.raises(ValueError, match="adapters of PEFT beside the weights.*merge_and_unload"):
+        Checkpoint(tmp_path)
+
+
 def test_the_file_is_that_of_the_reference_library(tmp_path):
     save_tensors(tmp_path / "model.safetensors", arrays())
     theirs = safetensors.numpy.load_file(tmp_path / "model.safetensors")

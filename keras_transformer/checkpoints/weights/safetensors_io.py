@@ -15,7 +15,7 @@ import keras
 import numpy as np
 import safetensors
 
-from keras_transformer.checkpoints.other_formats import what_it_is
+from keras_transformer.checkpoints.other_formats import shards_of_training, what_it_is
 from keras_transformer.checkpoints.weights.expert_tensors import gathered as gathered_experts
 from keras_transformer.checkpoints.weights.expert_tensors import unpacked
 from keras_transformer.checkpoints.weights.weight_norm import DTYPE as WEIGHT_NORM
@@ -30,6 +30,7 @@ INDEX_FILE = "model.safetensors.index.json"
 # Linear layers of sentence-transformers: their tensors are named by folder and name.
 DENSE_WEIGHTS = f"[1-9]_Dense/{WEIGHTS_FILE}"
 _HEADER_LIMIT = _INDEX_LIMIT = 16 * 2**20  # bytes, some hundred thousand tensors
+_WRAPPERS = ("module.", "_orig_mod.", "base_model.model.")
 _OTHER_WEIGHTS = (".bin", ".pt", ".pth", ".ckpt", ".h5", ".msgpack", ".pkl")
 _FLOATS = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "<u2"}
 _WHOLE_NUMBERS = {"BOOL": "?", "U8": "u1", "I8": "i1", "I16": "<i2", "I32": "<i4", "I64": "<i8"}
@@ -65,6 +66,7 @@ class Checkpoint(Mapping):
             tensors = read_sharded(self.folder, index)
         else:
             raise no_weights(self.folder, [path.name for path in sorted(self.folder.iterdir())])
+        tensors = without_wrappers(tensors)
         for place in sorted(self.folder.glob(DENSE_WEIGHTS)):
             name = place.parent.name
             header = read_header(path_inside(folder, f"{name}/{WEIGHTS_FILE}"))
@@ -225,6 +227,26 @@ def read_sharded(folder: Path, index: Path, read=None) -> dict[str, TensorInfo]:
     return tensors
 
 
+def without_wrappers(tensors: Mapping[str, TensorInfo]) -> dict[str, TensorInfo]:
+    """Remove the prefixes of wrapped models, where every name has them.
+
+    They are those of data parallel training and `torch.compile` in PyTorch, and of PEFT. Raises
+    ValueError if the file holds adapters beside the weights.
+    """
+    found = dict(tensors)
+    while prefix := next(
+        (p for p in _WRAPPERS if found and all(n.startswith(p) for n in found)), 0
+    ):
+        found = {name.removeprefix(prefix): info for name, info in found.items()}
+    apart = next((name for name in found if ".base_layer." in name or ".lora_A." in name), None)
+    if apart is not None:
+        raise ValueError(
+            f"{found[apart].path} holds adapters of PEFT beside the weights of a model: {apart!r}. "
+            "Call `merge_and_unload` of the PEFT model before `save_pretrained`."
+        )
+    return found
+
+
 def _check_finite(array: np.ndarray, name: str, path: Path) -> None:
     if array.size and not _all_finite(array):
         raise ValueError(
@@ -248,6 +270,9 @@ def _all_finite(array: np.ndarray) -> bool:
 def no_weights(place: object, names: Iterable[str]) -> Exception:
     """Return the error for a folder without safetensors, which says what is there instead."""
     names = list(names)
+    shards = shards_of_training(names)
+    if shards:
+        return ValueError(f"{place} has no weights of a whole model.{shards}")
     other = [n for n in names if n.endswith(_OTHER_WEIGHTS) and n != "training_args.bin"]
     if other:
         other = next((name for name in other if name.startswith("pytorch_model")), other[0])

@@ -1,62 +1,128 @@
 """Files with the LoRA adapters and the head of a task, without its frozen weights."""
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
 
 import keras
 import numpy as np
 
-from keras_transformer.checkpoints.weights.safetensors_io import save_tensors
+from keras_transformer.checkpoints.presets.hub import SCHEME
+from keras_transformer.checkpoints.weights.safetensors_io import save_tensors, to_numpy
 from keras_transformer.config.structure import without_numbers
-from keras_transformer.support.checking import check_path
+from keras_transformer.support.checking import check_choice, check_path
 from keras_transformer.support.files import SafetensorsFile, naming
 from keras_transformer.support.scratch import PathLock
 from keras_transformer.training import lora
 
-_BACKBONE, _INNER = "backbone/", "/lora_kernel_a"
+_BACKBONE, _INNER, _ALPHA = "backbone/", "/lora_kernel_a", "/lora_alpha"
 
 
-def save_adapter(task, path: str | os.PathLike) -> None:
-    """Save the adapters and the head of a task to a file, see `Task.save_adapter`."""
+def save_adapter(task, path: str | os.PathLike, format: str | None = None) -> None:
+    """Save the adapters and the head of a task, see `Task.save_adapter`."""
     check_path("path", path)
+    check_choice("format", format, ("peft",), none=True)
     variables = _adapter_variables(task)
-    alpha = np.float32(lora.adapted_layers(task.backbone)[0].lora_alpha)
+    sizes = lora.adapter_sizes(task.backbone)
+    if len({alpha for _, alpha in sizes.values()}) == 1:
+        alphas = {"alpha": np.float32(next(iter(sizes.values()))[1])}
+    else:
+        alphas = {f"{_BACKBONE}{p}{_ALPHA}": np.float32(alpha) for p, (_, alpha) in sizes.items()}
     lock = PathLock(path)
     with naming(Path(path)):
         mine = lock.acquire()
     if not mine:
         raise OSError(f"{path} is being written by another process. Name another file.")
     try:
-        save_tensors(path, {**variables, "alpha": alpha})
+        if format is None:
+            save_tensors(path, {**variables, **alphas})
+        else:
+            _save_peft(task, path, sizes)
     finally:
         lock.release()
 
 
 def load_adapter(task, path: str | os.PathLike) -> None:
-    """Load adapters and the head of a task from a file, see `Task.load_adapter`."""
-    arrays = dict(SafetensorsFile(check_path("path", path)))
+    """Load adapters and the head of a task, see `Task.load_adapter`."""
+    check_path("path", path)
+    if str(path).startswith(SCHEME) or Path(path).expanduser().is_dir():
+        _load_peft(task, path)
+        return
+    arrays = dict(SafetensorsFile(path))
     inner = [name for name in arrays if name.endswith(_INNER)]
-    alpha = arrays.pop("alpha", np.zeros(2))
-    if not inner or alpha.size != 1 or any(arrays[name].ndim != 2 for name in inner):
+    layers = [name.removeprefix(_BACKBONE).removesuffix(_INNER) for name in inner]
+    common = arrays.pop("alpha", None)
+    alphas = [
+        arrays.pop(f"{_BACKBONE}{p}{_ALPHA}", np.zeros(2)) if common is None else common
+        for p in layers
+    ]
+    odd = any(alpha.size != 1 for alpha in alphas) or any(arrays[n].ndim != 2 for n in inner)
+    if not inner or odd:
         raise ValueError(f"{path} holds no adapters: it was not written by `save_adapter`.")
-    alpha = float(alpha.item())
+    ranks = [arrays[name].shape[-1] for name in inner]
+    numbers = [float(alpha.item()) for alpha in alphas]
+    sizes = dict(zip(layers, zip(ranks, numbers, strict=True), strict=True))
+    _assign(task, path, arrays, sizes, with_head=True)
+
+
+def _load_peft(task, path: str | os.PathLike) -> None:
+    # It reads the tables of all families, which take long to import.
+    from keras_transformer.checkpoints.peft_adapters import read_adapter
+
+    found = read_adapter(path, task, lora.kernel_shapes(task.backbone))
+    arrays, sizes = {f"head/{name}": array for name, array in found.head.items()}, {}
+    for layer, (a, b, alpha) in found.matrices.items():
+        sizes[layer] = (a.shape[1], alpha)
+        arrays[f"{_BACKBONE}{layer}{_INNER}"] = a
+        arrays[f"{_BACKBONE}{layer}/lora_kernel_b"] = b
+    _assign(task, path, arrays, sizes, with_head=bool(found.head))
+
+
+def _save_peft(task, path: str | os.PathLike, sizes: Mapping[str, tuple[int, float]]) -> None:
+    from keras_transformer.checkpoints.peft_adapters import write_adapter
+
+    matrices = lora.adapters(task.backbone)
+    pairs = {
+        layer: (
+            *(to_numpy(matrices[f"{layer}/{name}"]) for name in ("lora_kernel_a", "lora_kernel_b")),
+            alpha,
+        )
+        for layer, (_, alpha) in sizes.items()
+    }
+    with naming(Path(path)):
+        write_adapter(path, task, pairs, lora.kernel_shapes(task.backbone))
+
+
+def _assign(
+    task,
+    path: str | os.PathLike,
+    arrays: Mapping[str, np.ndarray],
+    sizes: Mapping[str, tuple[int, float]],
+    with_head: bool,
+) -> None:
+    """Add adapters of these sizes, unless the task has some, and assign their values."""
     fresh = not lora.is_adapted(task.backbone)
     if fresh:
-        layers = [name.removeprefix(_BACKBONE).rpartition("/")[0] for name in inner]
         try:
-            lora.enable_lora(task.backbone, arrays[inner[0]].shape[-1], alpha, layers=layers)
+            lora.enable_lora(task.backbone, 1, layers=sizes)
             lora.forget_compiled(task)
         except ValueError as error:
             raise ValueError(f"{path} does not fit this model: {error}") from error
     variables = _adapter_variables(task)
+    if not with_head:
+        variables = {name: v for name, v in variables.items() if name.startswith(_BACKBONE)}
     try:
         _check_same(path, arrays, variables)
     except ValueError:
         if fresh:
             task.merge_lora()  # nothing was trained yet, so this restores the model
         raise
-    for layer in lora.adapted_layers(task.backbone):
-        layer.lora_alpha = alpha
+    own = lora.adapter_sizes(task.backbone)
+    for layer, name in zip(lora.adapted_layers(task.backbone), own, strict=True):
+        layer.lora_alpha = sizes[name][1]
+    if own != lora.adapter_sizes(task.backbone):  # a compiled step has the former scale
+        lora.forget_compiled(task.backbone)
+        lora.forget_compiled(task)
     for name, variable in variables.items():
         variable.assign(arrays[name])
 

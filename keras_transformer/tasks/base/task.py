@@ -869,28 +869,51 @@ class Task(Runtime):
         lora.forget_compiled(self)
 
     @reads
-    def save_adapter(self, path: str | os.PathLike) -> None:
-        """Save the adapters and the task's head, without the frozen weights, to one file.
+    def save_adapter(self, path: str | os.PathLike, format: str | None = None) -> None:
+        """Save the adapters and the task's head, without the frozen weights.
 
         Args:
-            path: path of a safetensors file. It appears complete or not at all.
+            path: path of a safetensors file, which appears complete or not at all; or, with
+                `format="peft"`, of a folder.
+            format: `"peft"` for a folder that the PEFT library loads beside the model that
+                `export_to_huggingface` writes, or the published one that this task was loaded
+                from. Defaults to a file for `load_adapter`.
 
         Raises:
-            ValueError: if the task has no adapters, or the path is a folder.
+            ValueError: if the task has no adapters, the path is a folder, or PEFT has no layer for
+                an adapter.
             OSError: if the file cannot be written, or another process is writing it.
+
+        Example:
+        ```python
+        import keras_transformer as kt
+
+        classifier = kt.TextClassifier.from_preset("minilm_l6_en", num_classes=2)
+        classifier.enable_lora(rank=4)
+        classifier.save_adapter("films", format="peft")
+        other = kt.TextClassifier.from_preset("minilm_l6_en", num_classes=2)
+        other.load_adapter("films")
+        ```
         """
-        save_adapter(self, path)
+        save_adapter(self, path, format)
 
     @changes
     def load_adapter(self, path: str | os.PathLike) -> None:
-        """Load adapters and the head from a file, keeping the task's other weights.
+        """Load adapters and the head, keeping the task's other weights.
+
+        A folder of PEFT is read if it has LoRA of linear layers: with rsLoRA, ranks and alphas by
+        module, and a trained head. Without a head in the folder, the task keeps its own.
 
         Args:
-            path: path of a file that `save_adapter` wrote.
+            path: path of a file that `save_adapter` wrote; a folder of PEFT, with
+                `adapter_config.json` and `adapter_model.safetensors`; or its name on the hub,
+                `"hf://org/name[@revision]"`.
 
         Raises:
-            FileNotFoundError: if the file does not exist.
-            ValueError: if the adapters belong to another model; names the tensor and both shapes.
+            FileNotFoundError: if the file does not exist, or the folder has no adapter.
+            ValueError: if the adapters belong to another model, or change it in a way that cannot
+                be represented exactly; names the tensor or the value.
+            ConnectionError, PermissionError: if the download from the hub fails.
         """
         load_adapter(self, path)
 
