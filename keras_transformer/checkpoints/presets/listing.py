@@ -155,13 +155,22 @@ def _find(preset: str | os.PathLike) -> Preset:
     bundled = name.replace("_", "").isalnum() and presets_folder() / name / CONFIG_FILE
     if bundled and bundled.is_file():
         return Preset(name, presets_folder() / name, bundled=True)
-    if Path(preset).expanduser().is_dir():
+    if Path(preset).expanduser().is_dir() or _is_gguf(preset):
         return _local(preset)
     raise _unknown(preset)
 
 
+def _is_gguf(path: str) -> bool:
+    """Return whether a path is that of a GGUF file, which is a preset of its own."""
+    return path.lower().endswith(".gguf") and has_file(Path(path).expanduser())
+
+
 def _local(directory: str) -> Preset:
     folder = Path(directory).expanduser()
+    if _is_gguf(directory):
+        from keras_transformer.checkpoints.presets.gguf_file import GGUFPreset
+
+        return GGUFPreset(directory, folder)
     if not folder.is_dir():
         raise FileNotFoundError(f"There is no directory {shorten(directory)}.")
     folder = current_folder(folder)

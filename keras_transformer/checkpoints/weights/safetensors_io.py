@@ -96,11 +96,11 @@ class Checkpoint(Mapping):
         if info.dtype == "MXFP4":
             blocks, scales = (_numbers(part, name, "u1").reshape(part.shape) for part in info.parts)
             array = unpacked(blocks, scales)
-            _check_finite(array, name, info.path)
+            check_finite(array, name, info.path)
             return array
         if info.dtype == WEIGHT_NORM:
             array = kernel_of(*(self._read(name, part) for part in info.parts))
-            _check_finite(array, name, info.path)
+            check_finite(array, name, info.path)
             return array
         if info.parts:
             array = np.empty(info.shape, "<f4")
@@ -117,7 +117,7 @@ class Checkpoint(Mapping):
             array = array.astype("<u4")
             array <<= 16  # in place: no second copy
             array = array.view("<f4")
-        _check_finite(array, name, info.path)
+        check_finite(array, name, info.path)
         if info.dtype == "F16":
             array = array.astype("<f4")
         return array.reshape(info.shape)
@@ -187,7 +187,7 @@ def save_tensors(
         with np.errstate(over="ignore"):  # an overflow is reported with the tensor's name below
             # Always dense and row-major, since the bytes are written as they are in memory.
             arrays[name] = np.ascontiguousarray(array, dtype or own).reshape(array.shape)
-        _check_finite(arrays[name], name, path)
+        check_finite(arrays[name], name, path)
     write_safetensors(path, arrays, {"format": "np"})
 
 
@@ -225,7 +225,8 @@ def read_sharded(folder: Path, index: Path, read=None) -> dict[str, TensorInfo]:
     return tensors
 
 
-def _check_finite(array: np.ndarray, name: str, path: Path) -> None:
+def check_finite(array: np.ndarray, name: str, path: Path) -> None:
+    """Raise ValueError if an array holds NaN or infinity."""
     if array.size and not _all_finite(array):
         raise ValueError(
             f"The tensor {name!r} of {path} holds NaN or infinity, as {array.dtype}. Weights must "
