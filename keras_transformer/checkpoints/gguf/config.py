@@ -68,27 +68,21 @@ def published_config(header: Header) -> dict[str, Any]:
 
 
 def _check_keys(header: Header, architecture: str) -> None:
-    known = _KNOWN | _OWN.get(architecture, set())
-    names = (
-        key.removeprefix(f"{architecture}.")
-        for key in header.metadata
-        if key.startswith(f"{architecture}.")
-    )
-    unknown = sorted(
-        name
-        for name in names
-        if name not in known
-        # Of a mixture of experts, which a model without any may state as 0.
-        and not (
-            name in ("expert_count", "expert_used_count")
-            and not header.metadata[f"{architecture}.{name}"]
+    prefix, known = f"{architecture}.", _KNOWN | _OWN.get(architecture, set())
+    unknown = []
+    for key, value in header.metadata.items():
+        name = key.removeprefix(prefix)
+        # A model without experts may say so.
+        none = (
+            name in ("expert_count", "expert_used_count") and isinstance(value, int) and not value
         )
-    )
+        if key.startswith(prefix) and name not in known and not none:
+            unknown.append(name)
     if unknown:
         raise ValueError(
-            f"{header.path} has the values {unknown[:8]} of a {architecture} model, which are not "
-            "supported in a GGUF file. Load the model that it was made from, named on its page on "
-            f"the hub, if its family is supported: {FAMILIES_PAGE}"
+            f"{header.path} has the values {sorted(unknown)[:8]} of a {architecture} model, which "
+            "are not supported in a GGUF file. Load the model that it was made from, named on its "
+            f"page on the hub, if its family is supported: {FAMILIES_PAGE}"
         )
 
 

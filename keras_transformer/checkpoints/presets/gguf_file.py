@@ -59,3 +59,7 @@ class GGUFPreset(Preset):
     def local_weights(self) -> list[Path]:
         """The file."""
         return [self.directory]
+
+    @property
+    def _described_in(self) -> Path:
+        return self.directory
