@@ -158,7 +158,7 @@ def quantized(array, kind, seed=0):
     size, stored = gguf.GGML_QUANT_SIZES[kind]
     random = np.random.default_rng(seed)
     blocks = random.integers(0, 256, (*array.shape[:-1], array.shape[-1] // size, stored), "u1")
-    scale = np.array([0.001], "f2").view("u1")
+    scale = np.array([0.0001], "f2").view("u1")
     # Where a block has its scales, in half precision.
     for place in {"Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,)}[kind.name]:
         blocks[..., place : place + 2] = scale

@@ -80,8 +80,8 @@ def resolve_preset(preset: str | os.PathLike) -> Preset:
 
     Args:
         preset: a bundled name, or KerasHub's name of a preset with the same weights; a directory;
-            a GGUF file; or `"hf://org/name[@revision]"`. A name takes precedence over a directory of the same
-            name; `"./name"` is the directory. An open `Preset` is returned unchanged.
+            a GGUF file; or `"hf://org/name[@revision]"`. A name takes precedence over a directory
+            of the same name; `"./name"` is the directory. An open `Preset` is returned unchanged.
 
     Returns:
         A `Preset`, which is `os.PathLike` of the preset's folder or GGUF file.
