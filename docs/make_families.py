@@ -176,9 +176,11 @@ NOT_COVERED = (
         "A pickle can run code. Transformers' `save_pretrained` writes safetensors.",
     ),
     NotCovered(
-        "GGUF; weights quantized by GPTQ, AWQ or bitsandbytes",
-        "Tensors are read as they are stored, float32, float16 or bfloat16, and nothing unpacks "
-        "others.",
+        "Weights quantized by GPTQ, AWQ or bitsandbytes; GGUF files of other architectures than "
+        "Llama, Mistral, Qwen 2, Qwen 3, Gemma 2, Gemma 3 and Phi 3",
+        "Tensors of a folder are read as they are stored, float32, float16 or bfloat16, and "
+        "nothing unpacks others. A GGUF file says too little about a model to read one of an "
+        "architecture that was not compared with its published form.",
     ),
 )
 

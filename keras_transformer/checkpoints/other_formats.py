@@ -28,10 +28,8 @@ def what_it_is(names: Iterable[str]) -> str:
     gguf = next((name for name in names if name.lower().endswith(".gguf")), None)
     if gguf:
         return (
-            f" {gguf} is a GGUF file, quantized weights for llama.cpp, which cannot be read. "
-            "Use the model that it was made from, named on its page on the hub; or convert it: "
-            "`transformers.AutoModelForCausalLM.from_pretrained(folder, gguf_file=name)"
-            ".save_pretrained(new_folder)`."
+            f" {gguf} is a GGUF file, which is a preset of its own: give the path of the file "
+            "itself to `from_preset`, after downloading it if it is on the hub."
         )
     if any(name.endswith((".keras", ".h5")) for name in names):
         return " A Keras file is loaded by `keras.models.load_model`."

@@ -218,7 +218,7 @@ LLAMA = '{"model_type": "llama"}'
     [
         ({"adapter_config.json": "{}", "adapter_model.safetensors": ""}, "PEFT adapter.*Merge"),
         ({"adapter_config.json": "{}", "tokenizer.json": "{}"}, "no config.json.* PEFT adapter"),
-        ({"tiny.Q4_K_M.gguf": ""}, r"tiny\.Q4_K_M\.gguf is a GGUF file.*convert"),
+        ({"tiny.Q4_K_M.gguf": ""}, r"tiny\.Q4_K_M\.gguf is a GGUF file.*the path of"),
         ({"config.json": '{"model_type": "llama"}', "a.gguf": ""}, "no weights.* GGUF file"),
         ({"config.json": '{"model_type": "mamba"}'}, "'mamba' are not supp.*docs/families.md"),
         ({"config.json": LLAMA, "zero_pp_rank_0_mp_rank_00_optim_states.pt": ""},
@@ -241,11 +241,10 @@ def test_folders_of_other_kinds_are_named_for_what_they_are(tmp_path, files, mes
 
 
 def test_a_file_is_no_preset(tmp_path):
-    (tmp_path / "a.gguf").write_text("")
-    with pytest.raises(ValueError, match=r"is a file\. A preset is a folder\. .* GGUF file"):
-        kt.CausalLM.from_preset(str(tmp_path / "a.gguf"))
     (tmp_path / "a.keras").write_text("")
-    with pytest.raises(ValueError, match=r"A preset is a folder\. .*keras\.models\.load_model"):
+    with pytest.raises(
+        ValueError, match=r"A preset is a folder or a GGUF file\. .*keras\.models\.load_model"
+    ):
         kt.CausalLM.from_preset(str(tmp_path / "a.keras"))
     with pytest.raises(FileNotFoundError, match="There is no directory"):
-        kt.CausalLM.from_preset(tmp_path / "a.gguf")
+        kt.CausalLM.from_preset(tmp_path / "a.keras")

@@ -167,6 +167,7 @@ def fill(
         array = preset.checkpoint.read(name)
         for variable, line in lines:
             variable.assign(to_tensor(line.split(array), variable.dtype))
+        del array  # before the next one is read
     release_memory()
     fresh = tuple(path for path in head or () if path not in head_plan)
     return LoadReport((*plan, *(HEAD_PREFIX + path for path in head_plan)), fresh)

@@ -80,11 +80,11 @@ def resolve_preset(preset: str | os.PathLike) -> Preset:
 
     Args:
         preset: a bundled name, or KerasHub's name of a preset with the same weights; a directory;
-            or `"hf://org/name[@revision]"`. A name takes precedence over a directory of the same
-            name; `"./name"` is the directory. An open `Preset` is returned unchanged.
+            a GGUF file; or `"hf://org/name[@revision]"`. A name takes precedence over a directory
+            of the same name; `"./name"` is the directory. An open `Preset` is returned unchanged.
 
     Returns:
-        A `Preset`, which is `os.PathLike` of the preset's folder.
+        A `Preset`, which is `os.PathLike` of the preset's folder or GGUF file.
 
     Raises:
         ValueError: if the name is unknown (similar names are suggested), or the directory is not a
@@ -155,15 +155,26 @@ def _find(preset: str | os.PathLike) -> Preset:
     bundled = name.replace("_", "").isalnum() and presets_folder() / name / CONFIG_FILE
     if bundled and bundled.is_file():
         return Preset(name, presets_folder() / name, bundled=True)
-    if Path(preset).expanduser().is_dir():
+    if Path(preset).expanduser().is_dir() or _is_gguf(preset):
         return _local(preset)
     raise _unknown(preset)
 
 
+def _is_gguf(path: str) -> bool:
+    """Return whether a path is that of a GGUF file, which is a preset of its own."""
+    found = Path(path).expanduser()
+    return path.lower().endswith(".gguf") and not found.is_dir() and has_file(found)
+
+
 def _local(directory: str) -> Preset:
     folder = Path(directory).expanduser()
+    if _is_gguf(directory):
+        from keras_transformer.checkpoints.presets.gguf_file import GGUFPreset
+
+        return GGUFPreset(directory, folder)
     if not folder.is_dir():
-        raise FileNotFoundError(f"There is no directory {shorten(directory)}.")
+        kind = "file" if directory.lower().endswith(".gguf") else "directory"
+        raise FileNotFoundError(f"There is no {kind} {shorten(directory)}.")
     folder = current_folder(folder)
     if not any(has_file(folder / name) for name in (CONFIG_FILE, *TOKENIZER_FILES)):
         raise ValueError(
@@ -191,7 +202,8 @@ def _unknown(preset: str) -> Exception:
         )
     if Path(preset).expanduser().is_file():
         return ValueError(
-            f"{shorten(preset)} is a file. A preset is a folder.{what_it_is([preset])}"
+            f"{shorten(preset)} is a file. A preset is a folder or a GGUF file."
+            f"{what_it_is([preset])}"
         )
     message = (
         f"There is no preset {shorten(preset)}. {suggestion}It is not one of the {len(names)} "

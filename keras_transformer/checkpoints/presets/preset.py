@@ -279,7 +279,11 @@ class Preset(os.PathLike):
         except ValueError as error:
             if str(self.directory) in str(error):
                 raise
-            raise ValueError(f"{self.file(CONFIG_FILE)}: {error}") from error
+            raise ValueError(f"{self._described_in}: {error}") from error
+
+    @property
+    def _described_in(self) -> Path:
+        return self.file(CONFIG_FILE)
 
     def _read_published(self, load_weights: bool) -> Description:
         config = self.family.config(self.config, self.checkpoint if load_weights else None)

@@ -102,10 +102,15 @@ def current_folder(folder: str | os.PathLike) -> Path:
 
 
 def stamp(folder: str | os.PathLike) -> Stamp:
-    """Return the identity of the files in a folder, which changes when another preset is saved."""
+    """Return the identity of the files in a folder, which changes when another preset is saved.
+
+    Of a single file, it is that of the file.
+    """
     # Files of a preset are never changed in place, but replaced by other files.
     try:
         found = os.stat(folder)
+        if stat.S_ISREG(found.st_mode):
+            return (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns)
         with os.scandir(folder) as entries:
             files = sorted((e.name, *_identity(e)) for e in entries if _is_part(e.name))
     except OSError:

@@ -98,11 +98,11 @@ class Checkpoint(Mapping):
         if info.dtype == "MXFP4":
             blocks, scales = (_numbers(part, name, "u1").reshape(part.shape) for part in info.parts)
             array = unpacked(blocks, scales)
-            _check_finite(array, name, info.path)
+            check_finite(array, name, info.path)
             return array
         if info.dtype == WEIGHT_NORM:
             array = kernel_of(*(self._read(name, part) for part in info.parts))
-            _check_finite(array, name, info.path)
+            check_finite(array, name, info.path)
             return array
         if info.parts:
             array = np.empty(info.shape, "<f4")
@@ -119,7 +119,7 @@ class Checkpoint(Mapping):
             array = array.astype("<u4")
             array <<= 16  # in place: no second copy
             array = array.view("<f4")
-        _check_finite(array, name, info.path)
+        check_finite(array, name, info.path)
         if info.dtype == "F16":
             array = array.astype("<f4")
         return array.reshape(info.shape)
@@ -189,7 +189,7 @@ def save_tensors(
         with np.errstate(over="ignore"):  # an overflow is reported with the tensor's name below
             # Always dense and row-major, since the bytes are written as they are in memory.
             arrays[name] = np.ascontiguousarray(array, dtype or own).reshape(array.shape)
-        _check_finite(arrays[name], name, path)
+        check_finite(arrays[name], name, path)
     write_safetensors(path, arrays, {"format": "np"})
 
 
@@ -247,7 +247,8 @@ def without_wrappers(tensors: Mapping[str, TensorInfo]) -> dict[str, TensorInfo]
     return found
 
 
-def _check_finite(array: np.ndarray, name: str, path: Path) -> None:
+def check_finite(array: np.ndarray, name: str, path: Path) -> None:
+    """Raise ValueError if an array holds NaN or infinity."""
     if array.size and not _all_finite(array):
         raise ValueError(
             f"The tensor {name!r} of {path} holds NaN or infinity, as {array.dtype}. Weights must "
