@@ -63,7 +63,7 @@ def test_what_a_transform_cannot_do():
         _ = config.num_heads
 
 
-HYBRID = {"num_heads": 2, "layer_pattern": [{}, {}, {"mixer": "attention"}]}
+HYBRID = {"num_heads": 2, "layer_pattern": [{}, {}, {"mixer": None}]}
 
 
 @pytest.mark.parametrize("further", [{}, HYBRID], ids=["alone", "hybrid"])
