@@ -6,7 +6,7 @@ marked as full of tokens, whose values no time depends on. Times are processor t
 one row, the least of several rounds of 16 steps in turns; memory is that of the cache.
 
     python benchmarks/recurrent.py
-    python benchmarks/recurrent.py --dim 1024 --layers 8 --lengths 1024 8192
+    python benchmarks/recurrent.py --dim 1024 --picture docs/mixers_cost.svg
 """
 
 import argparse
@@ -70,12 +70,34 @@ def filled(model, length: int, room: int) -> Cache:
     return cache._replace(groups=groups, lengths=lengths).as_tensors()
 
 
+def draw(path: str, lengths: list[int], found: dict) -> None:
+    """Draw the time of a token and the memory of the cache by the length of the text."""
+    import matplotlib
+    from matplotlib import pyplot
+
+    matplotlib.use("agg")
+    figure, panels = pyplot.subplots(1, 2, figsize=(9, 3.4), layout="constrained")
+    for place, (panel, title) in enumerate(
+        zip(panels, ("time of a token (ms)", "memory of the cache (MB)"), strict=True)
+    ):
+        for name, figures in found.items():
+            panel.plot(lengths, [each[place] for each in figures], marker="o", label=name)
+        panel.set(title=title, xlabel="tokens before it", xscale="log", xticks=lengths)
+        panel.set_xticklabels([f"{length:,}" for length in lengths])
+        panel.minorticks_off()
+    panels[0].set_ylim(0)
+    panels[1].set_yscale("log")
+    panels[0].legend(frameon=False)
+    figure.savefig(path)
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--dim", type=int, default=512)
     parser.add_argument("--layers", type=int, default=2)
     parser.add_argument("--lengths", type=int, nargs="+", default=[1024, 8192, 32768])
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--picture", help="file to draw the figures to, .svg or .png")
     options = parser.parse_args()
     made, running = models(options.dim, options.layers), {}
     for name, model in made.items():
@@ -95,12 +117,16 @@ def main():
             state[1:] = cache, min(state[2], (time.process_time() - start) / STEPS)
     print(f"width {options.dim}, {options.layers} layers: ms of a token (MB of the cache)")
     print(f"{'':24}" + "".join(f"{length:>18,}" for length in options.lengths))
+    found = {}
     for name, model in made.items():
-        row = f"{name:18}{model.count_params() / 1e6:4.1f}M "
-        for length in options.lengths:
-            memory = Cache.count_bytes(model.config, 1, length) / 1e6
-            row += f"{running[name, length][2] * 1e3:9.2f} ({memory:5.1f})"
-        print(row)
+        found[name] = [
+            (running[name, length][2] * 1e3, Cache.count_bytes(model.config, 1, length) / 1e6)
+            for length in options.lengths
+        ]
+        row = "".join(f"{taken:9.2f} ({memory:5.1f})" for taken, memory in found[name])
+        print(f"{name:18}{model.count_params() / 1e6:4.1f}M {row}")
+    if options.picture:
+        draw(options.picture, options.lengths, found)
 
 
 if __name__ == "__main__":
