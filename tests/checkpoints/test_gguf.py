@@ -12,7 +12,7 @@ import tokenizers
 
 import keras_transformer as kt
 from keras_transformer.checkpoints import resolve_preset
-from keras_transformer.checkpoints.gguf import GGUFCheckpoint
+from keras_transformer.checkpoints.gguf.tensors import GGUFCheckpoint
 from keras_transformer.checkpoints.weights.safetensors_io import to_numpy
 from tests.checkpoints import families
 from tests.tokenizers.nasty import NASTY, SENTENCES

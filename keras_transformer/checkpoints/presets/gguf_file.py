@@ -5,14 +5,10 @@ import functools
 from pathlib import Path
 from typing import Any
 
-from keras_transformer.checkpoints.gguf import (
-    GGUFCheckpoint,
-    Header,
-    has_tokenizer,
-    published_config,
-    read_header,
-    read_tokenizer,
-)
+from keras_transformer.checkpoints.gguf.config import published_config
+from keras_transformer.checkpoints.gguf.header import Header, read_header
+from keras_transformer.checkpoints.gguf.tensors import GGUFCheckpoint
+from keras_transformer.checkpoints.gguf.tokenizers import has_tokenizer, read_tokenizer
 from keras_transformer.checkpoints.presets.preset import Preset
 from keras_transformer.tokenizers import Tokenizer
 
