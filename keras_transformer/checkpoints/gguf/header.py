@@ -221,7 +221,7 @@ def _read(path: Path, data: _Bytes, size: int) -> Header:
         table[name] = shape[::-1], data.number("<I"), data.number("<Q")
     alignment = metadata.get("general.alignment", 32)
     powers = [2**i for i in range(_MOST_ALIGNMENT.bit_length())]
-    if isinstance(alignment, bool) or alignment not in powers:
+    if type(alignment) is not int or alignment not in powers:
         raise _Damaged(f"'general.alignment' is {shorten(alignment)}, which is not a power of two")
     start = -(-data.position // alignment) * alignment
     return Header(path, metadata, _placed(path, table, start, alignment, size))

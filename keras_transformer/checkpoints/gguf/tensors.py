@@ -154,13 +154,14 @@ def _unpacked(
 def _check_types(header: Header) -> None:
     """Raise ValueError if the library cannot unpack a type that the file has."""
     gguf = gguf_package()
-    for name, tensor in header.tensors.items():
-        kind = gguf.GGMLQuantizationType[tensor.type]
+    first_of_type = {tensor.type: name for name, tensor in reversed(header.tensors.items())}
+    for stored, name in first_of_type.items():
+        kind = gguf.GGMLQuantizationType[stored]
         try:
             gguf.dequantize(np.zeros((1, gguf.GGML_QUANT_SIZES[kind][1]), "u1"), kind)
         except NotImplementedError:
             raise ValueError(
-                f"The tensor {name!r} of {header.path} is stored as {tensor.type}, which the "
+                f"The tensor {name!r} of {header.path} is stored as {stored}, which the "
                 "package gguf cannot unpack. Take a file of the model in another type, such as "
                 "Q8_0, Q4_K_M or F16."
             ) from None

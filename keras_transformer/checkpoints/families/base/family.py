@@ -1,6 +1,6 @@
 """Class of a family of published checkpoints: tables of values, read in both directions.
 
-"Ours" are values and paths of this package, "theirs" those of the published checkpoint.
+"Ours" are values and paths of this package, "theirs" belong to the published checkpoint.
 """
 
 import dataclasses

@@ -135,7 +135,7 @@ def classifier(name: str) -> dict[str, PublishedHead]:
 def with_encoder(
     encoder: TransformerConfig, decoder: TransformerConfig, **values: Any
 ) -> dict[str, Any]:
-    """Combine the config values of two sides into those of a `"seq2seq"` model."""
+    """Combine the config values of two sides into the values of a `"seq2seq"` model."""
     flat, own = decoder.stated(), {}
     stated = encoder.stated()
     for name, known in OPTIONS.items():

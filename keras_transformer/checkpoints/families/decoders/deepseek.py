@@ -124,7 +124,7 @@ def latent(interleaved: bool | None = None, **defaults: int) -> Conversion:
     Args:
         interleaved: bool, whether neighbouring features are rotated. Read from `rope_interleave` if
             None.
-        **defaults: int, defaults of published sizes that differ from those of version 2.
+        **defaults: int, the published defaults that differ from the ones of version 2.
     """
     usual = {name: defaults.get(name, default) for name, (_, default) in _SIZES.items()}
 
@@ -203,7 +203,8 @@ def _write_scale(mixer: LatentAttention) -> dict[str, Any]:
         return {}
     width = mixer.qk_head_dim
     exact = (math.sqrt(mixer.scale / width**-0.5) - 1) / (0.1 * math.log(factor))
-    near = (math.nextafter(exact, end) for end in (-math.inf, math.inf))
+    # Rounding may have moved it by a few places of the last digit.
+    near = (exact + i * side * math.ulp(exact) for i in range(1, 65) for side in (1, -1))
     shares = (*(round(exact, digits) for digits in (6, 12)), exact, *near)
     fitting = (share for share in shares if _raised(width, factor, share) == mixer.scale)
     return {_ALL_DIM: next(fitting, exact)}

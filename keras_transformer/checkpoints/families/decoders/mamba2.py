@@ -60,7 +60,7 @@ _BAMBA_BIASES = {"mamba_conv_bias": ("convolution_bias", True), "mamba_proj_bias
 
 
 def _mixer_of(values: Values, sizes: _Table, biases: _Table, width: int) -> StateSpace:
-    """Return the state space that published values describe; `width` is that of its heads."""
+    """Return the state space that published values describe, whose heads have `width` together."""
     mixer = StateSpace(
         **{ours: number(values, name, default) for name, (ours, default) in sizes.items()},
         **{ours: values.get(name, default) for name, (ours, default) in biases.items()},
@@ -74,7 +74,7 @@ def _mixer_of(values: Values, sizes: _Table, biases: _Table, width: int) -> Stat
     if limits is not None and not any(limits in ([0.0, most], (0.0, most)) for most in _UNLIMITED):
         raise ValueError(
             f"time_step_limit={limits!r} is not supported, only [0, infinity]: Transformers limits "
-            "the steps of a prompt, but not those of further tokens."
+            "the steps of the tokens of a prompt, but not of the tokens after it."
         )
     return mixer
 

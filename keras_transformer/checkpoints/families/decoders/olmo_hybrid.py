@@ -75,7 +75,7 @@ def _write(config: TransformerConfig) -> dict[str, Any]:
     }
 
 
-# The norms of both kinds of layers; Transformers writes those of attention by the second name too.
+# The norms of both kinds of layers. Transformers also writes attention's by the second name.
 _NORMS = tuple(
     WeightLine(f"{OURS}{ours}/scale", f"{THEIRS}{theirs}.weight", also=(f"{THEIRS}{other}.weight",))
     for ours, theirs, other in (
