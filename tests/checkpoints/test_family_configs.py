@@ -1,6 +1,7 @@
 """Configs of families: their defaults, older forms, and errors."""
 
 import json
+import random
 
 import pytest
 
@@ -289,3 +290,15 @@ def test_export_to_a_named_family(tmp_path):
     with pytest.raises(ValueError, match="no family 'robberta'"):
         export_to_huggingface(backbone, tmp_path / "no", family="robberta")
     assert not (tmp_path / "no").exists()
+
+
+def test_deepseeks_factor_of_scores_is_written_back():
+    """The published share of a rounded factor is found again, so that each config is exported."""
+    shares = random.Random(0)
+    for _ in range(60):
+        options = {"rope_type": "yarn", "original_max_position_embeddings": 16}
+        options |= {"factor": shares.uniform(1.1, 64.0), "mscale_all_dim": shares.uniform(0.05, 3)}
+        values = {"model_type": "deepseek_v3", "rope_parameters": {"rope_theta": 1e4, **options}}
+        config = FAMILIES["deepseek_v3"].config(values)
+        written = FAMILIES["deepseek_v3"].published_config(config)
+        assert FAMILIES["deepseek_v3"].config(written) == config

@@ -259,6 +259,8 @@ def written(tmp_path, name="llama", **options):
     ("change", "message"),
     [
         (lambda w: w.add_uint32("llama.expert_count", 8), "expert_count.* not supported"),
+        (lambda w: w.add_float32("general.alignment", 32.0), "'general.alignment' is 32.0, which"),
+        (lambda w: w.add_array("general.alignment", [32, 8]), "'general.alignment' is .*, which"),
         (lambda w: w.add_float32("llama.logit_scale", 2.0), "logit_scale.* not supported"),
         (lambda w: w.add_rope_scaling_type(gguf.RopeScalingType.YARN), "scaled by 'yarn'"),
         (lambda w: w.add_value_length(4), "8 features for keys and 4"),
