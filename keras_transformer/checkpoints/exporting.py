@@ -94,7 +94,7 @@ def export_to_huggingface(
 
 
 def published_task(model: keras.Model) -> tuple[dict[str, Any] | None, dict[str, Any] | None]:
-    """Return the values of a task, and of the published task, which is None for a bare model."""
+    """Return the values of a task and of its published task. A bare model has no own task: None."""
     backbone = getattr(model, "backbone", model)
     if backbone is model:
         return None, _exported_head(backbone)
