@@ -33,8 +33,8 @@ unexport PYTHONDONTWRITEBYTECODE
 export TEST_BACKENDS := $(BACKENDS)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-gpu test-thorough test-changed lint format docs bench reproduce wheel \
-  release-check clean
+.PHONY: help demo test test-gpu test-thorough test-changed lint format docs bench reproduce check-hub \
+  wheel release-check clean
 
 help:  ## print the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 15
@@ -117,18 +117,26 @@ bench: $(VENV)/.bench  ## speed beside the peers: an hour or two on an idle mach
 reproduce: $(VENV)/.test  ## train again what the project trained: PRESET=transformer_tiny_en_de
 	@$(BIN)/python examples/reproduce.py $(PRESET)
 
+# A network is needed, and nothing of a model but its config and the header of its weights is read.
+check-hub: $(VENV)/.demo  ## compare the presets with the models on the hub that they point to
+	@$(BIN)/python .ci/check_hub.py $(ARGS)
+
 wheel: $(VENV)/.venv  ## build the package into dist/
 	@$(BIN)/python -m pip wheel -qq --disable-pip-version-check --no-deps -w dist .
 	@ls -l dist
 
-# As users have it: nothing else is installed, the checkout is not on the path, and pip takes the
-# newest packages that the wheel allows. CONSTRAINTS=requirements/constraints.txt takes those tested.
+# The source distribution is built first, and the wheel of it. As users have it: nothing else is
+# installed, the checkout is not on the path, and pip takes the newest packages that the wheel
+# allows. CONSTRAINTS=requirements/constraints.txt takes those tested.
 RELEASE := $(CURDIR)/build/release
 CONSTRAINTS ?=
 release-check: $(VENV)/.venv  ## install the wheel into an empty environment of each backend, run the demo
-	@rm -rf $(RELEASE) && $(BIN)/python -m pip wheel -qq --disable-pip-version-check --no-deps \
-	  -w $(RELEASE) .
+	@$(INSTALL) build twine
+	@rm -rf $(RELEASE) && $(BIN)/python -m build -o $(RELEASE) . >/dev/null
+	@$(BIN)/python -m twine check --strict $(RELEASE)/*.whl $(RELEASE)/*.tar.gz
+	@du -h $(RELEASE)/*.whl $(RELEASE)/*.tar.gz
 	@wheel=$$(ls $(RELEASE)/*.whl); \
+	[ $$(wc -c <"$$wheel") -lt 40000000 ] || { echo "$$wheel is larger than 40 MB"; exit 1; }; \
 	for backend in $(BACKENDS); do \
 	  echo "== $$(basename $$wheel) on $$backend"; \
 	  python=$(RELEASE)/$$backend/bin/python; \

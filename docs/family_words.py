@@ -11,7 +11,16 @@ from keras_transformer.checkpoints import families
 from keras_transformer.checkpoints.families.base.family import Family
 from keras_transformer.checkpoints.families.base.shared import SWITCHED_WINDOW
 from keras_transformer.checkpoints.families.encoders.deberta_v2 import RELATIVE_SCORES
-from keras_transformer.config import ROTARY_SCALINGS, LatentAttention, Rotary, Router
+from keras_transformer.config import (
+    ROTARY_SCALINGS,
+    Chunks,
+    GridRotary,
+    LatentAttention,
+    QueryGrowth,
+    RelativeSinusoids,
+    Rotary,
+    Router,
+)
 
 # "Name: Authors year", then where the paper is, as the families' modules start.
 PAPER = re.compile(
@@ -26,6 +35,9 @@ _SWITCHES = {
     ),
     "alibi": "ALiBi in bfloat16 in place of rotary positions, if the config says so",
     "do_stable_layer_norm": "normalization first, if the config says so",
+    "num_kv_shared_layers": "last layers with the keys and values of others, if the config has any",
+    "enable_moe_block": "experts beside the feed-forward layers, if the config says so",
+    "attention_k_eq_v": "keys as values, if the config says so",
     "conv_L_cache": "a gated short convolution in place of attention, in layers that it names",
     "conv_kernel_size": "a convolution beside the first layer, if the config has one",
     "rope_theta": "rotary positions in place of learned ones, if the config says so",
@@ -34,8 +46,11 @@ _SWITCHES = {
 }
 _MIXERS = {
     "state_space": "a state space in place of attention",
+    "parallel": "a state space beside attention",
     "gated_delta": "a gated delta rule in place of most attentions",
+    "linear_recurrence": "a gated linear recurrence in place of most attentions",
     "fourier": "Fourier transforms without weights in place of attention",
+    "token_mixing": "a feed-forward layer over the pieces in place of attention",
 }
 NORMALIZATIONS = {
     "layer_norm": "LayerNorm",
@@ -121,15 +136,20 @@ def absolute_positions(family: Family) -> str:
         words = "sinusoidal" if config.sinusoidal_interleaved else "sinusoidal, sines first"
         words += ", of Tensor2Tensor" if config.sinusoidal_inclusive else ""
         return words + f", from position {config.position_offset}" * (config.position_offset > 0)
+    if isinstance(config.last_side.score_bias, RelativeSinusoids):
+        return "sinusoids of distances in the scores"
     rotary = _rotary(config)
     if rotary is None:
-        return config.position
+        return "rotary, by row and column" if on_grid(config) else config.position
     scaling = rotary.scaling
     share = ""
     if rotary.dim is not None:
         share = f" on {rotary.dim / config.head_dim:.0%} of a head"
     share += ", not rounded" if scaling is not None and not scaling.truncate else ""
     share += ", of neighbouring features" if rotary.interleaved else ""
+    axes = rotary.position_axes
+    if axes is not None:
+        share += f" of {len(axes.pairs)} axes" + ", in turns" * (axes.order == "alternating")
     share += ", clockwise" if rotary.direction == "clockwise" else ""
     growing = scaling is not None and scaling.query_growth is not None
     share += ", queries growing with the position" if growing else ""
@@ -137,10 +157,16 @@ def absolute_positions(family: Family) -> str:
     return f"rotary{share}" + (f"; scaling {', '.join(stretched)}" if stretched else "")
 
 
+def on_grid(config: TransformerConfig) -> bool:
+    """Return whether the rotation of the last side is over the grid of an image."""
+    mixers = (block.mixer for block in config.last_side.every_block)
+    return any(isinstance(getattr(mixer, "position", None), GridRotary) for mixer in mixers)
+
+
 def _rotary(config: TransformerConfig) -> Rotary | None:
     """The rotation in the last side's mixers, if there is one."""
     positions = (getattr(each.mixer, "position", None) for each in config.last_side.every_block)
-    return next((position for position in positions if position is not None), None)
+    return next((position for position in positions if isinstance(position, Rotary)), None)
 
 
 def _rotated(config: TransformerConfig) -> int:
@@ -221,6 +247,31 @@ def pattern_words(config: TransformerConfig) -> list[str]:
     return words
 
 
+def mixer_words(config: TransformerConfig) -> list[str]:
+    """Describe values of attention that have no keyword, in words."""
+    mixers = [block.mixer for block in config.last_side.every_block]
+    positions = [getattr(mixer, "position", None) for mixer in mixers]
+    words = []
+    if any(getattr(mixer, "value_norm", None) for mixer in mixers):
+        words.append("normalized values")
+    if any(getattr(position, "pairs", None) for position in positions):
+        words.append("few pairs rotated in layers that see all tokens")
+    if config.last_side.layer_inputs is not None:
+        words.append("vectors of each token for each layer, if the config says so")
+    block = config.last_side.block
+    if block.altup is not None:
+        words.append("copies of the states, predicted and corrected (AltUp)")
+    if block.laurel is not None:
+        words.append("a narrow residual beside attention (LAuReL)")
+    if any(getattr(each.feed_forward, "sparsity", 0) for each in config.last_side.every_block):
+        words.append("the largest values of gates alone, in layers that it names")
+    if any(isinstance(getattr(mixer, "pattern", None), Chunks) for mixer in mixers):
+        words.append("attention within chunks in layers with a rotation")
+    if any(isinstance(position, QueryGrowth) for position in positions):
+        words.append("queries that grow with the position in the others")
+    return words
+
+
 def _words_of_series(stem) -> str:
     """Describe the parts of a series stem other than its pieces, in words."""
     if not stem.reads_observed:
@@ -236,8 +287,8 @@ def special(family: Family) -> list[str]:
     config = defaults(family)
     read = {field.ours for field in family.fields.values()}
     joined = getattr(family.of_config, "__self__", None)
-    # The one conversion of a model that is joined of two gives every value.
-    if family.of_config is None and config.placeholder_id is None:
+    # The one conversion of a model that is joined of two, or is another one's, gives every value.
+    if family.fields and family.of_config is None and config.placeholder_id is None:
         read |= {name for conversion in family.conversions for name in conversion.read({})}
     activation = ACTIVATIONS.get(config.activation, config.activation)
     parts = [f"gated {activation}" if config.gated else activation]
@@ -245,22 +296,32 @@ def special(family: Family) -> list[str]:
         parts = ["no feed-forward layers"]
     mixers = [block.mixer.kind for block in config.last_side.every_block]
     parts += [words for kind, words in _MIXERS.items() if kind in mixers]
+    parts += mixer_words(config)
     if config.attention_gate:
         parts.append("gates on the outputs of attention")
     if config.gate_limit is not None:
         parts.append("cut gates")
+    if config.softmax_gate:
+        parts.append("gates by softmax on the outputs of feed-forward layers")
     if config.num_experts:
         experts = f"{config.num_experts} experts, {config.experts_per_token} a token"
-        experts += " and a shared one" if config.shared_expert_dim else ""
-        experts += "" if config.shared_expert_gate else ", which has no gate"
+        optional = "" if config.shared_expert_dim else ", if the config has one"
+        if config.shared_expert_dim or "shared_expert_dim" in read:
+            gate = "" if config.shared_expert_gate else ", which has no gate"
+            experts += f" and a shared one{optional}{gate}"
         weights = "together" if config.normalize_expert_weights else "of all"
         biased = ", with a bias" if config.router_bias else ""
         router = Router(**config.router or {})
         biased += ", chosen with a bias" if router.correction_bias else ""
-        parts.append(f"{experts}, weights by {router.activation} {weights}{biased}")
-        if "router" in read:
+        by = {"sparse_mixer": "softmax over those near the best, one after the other,"}
+        by = by.get(router.activation, router.activation)
+        biased += ", which multiply the inputs" * (router.weighted == "inputs")
+        parts.append(f"{experts}, weights by {by} {weights}{biased}")
+        stated = {*family.published_config(config)}
+        if stated & {"n_group", "num_expert_group"}:
             group = {"max": "best expert", "top_two": "best two experts"}
             parts.append(f"experts of few groups, by the {group[router.group_score]} of each")
+        if "routed_scaling_factor" in stated:
             parts.append("a factor of the experts' weights")
     latent = _latent(config)
     if latent is not None:
@@ -281,11 +342,22 @@ def special(family: Family) -> list[str]:
     if config.placeholder_id is not None:
         seen = {"states": ", which see each other", "prompt": ", and see the prompt, as it them"}
         whose = seen.get(config.placeholder_visibility, "")
-        by = {"mlp": "two layers", "normalized": "a layer and a norm"}.get(
-            config.flat["projector"], "one layer"
-        )
+        ways = {
+            "mlp": "two layers",
+            "normalized": "a layer and a norm",
+            "pooled": "a norm and a layer on the means of squares",
+            "merged": "a norm, and two layers on squares side by side",
+            "shuffled": "a layer on the joined states of squares",
+            "shuffled_mlp": "a norm and two layers on the joined states of squares",
+        }
+        by = ways.get(config.flat["projector"], "one layer")
         parts.append(f"states of images, projected by {by}, in the place of tokens{whose}")
         parts += ["without that of the class token"] * (not config.place_class_token)
+        if config.stacked_layers:
+            parts.append(
+                "with states of further layers, added behind the first layers of the decoder"
+            )
+        parts += ["a trained state behind each row of patches"] * config.projector_separator
     if family.published_type is not None:
         parts.append(f"`{family.published_type}` in configs, which name its class")
     biases = (config.use_bias,)
@@ -317,8 +389,14 @@ def special(family: Family) -> list[str]:
     if stem is not None and stem.kind == "patches":
         tokens = ["a class token"] * stem.class_token
         tokens += ["one of distillation"] * stem.distillation_token
+        # A value of the stem of which the usual number may be 0.
+        tokens += ["registers"] * ("num_register_tokens" in family.published_config(config))
         what = "a spectrogram" if stem.num_channels == 1 else "images"
         parts.append(f"patches of {what}" + (f", behind {' and '.join(tokens)}" if tokens else ""))
+    if stem is not None and stem.kind == "patch_sequence":
+        windows = ", in windows in most layers" if stem.window else ""
+        grid = ", with trained positions that are interpolated" if stem.position_grid else ""
+        parts.append(f"patches of images of any size{windows}{grid}")
     if stem is not None and stem.kind == "series":
         parts.append("pieces of series" + _words_of_series(stem))
     if stem is not None and stem.kind == "frames":
@@ -350,11 +428,14 @@ def special(family: Family) -> list[str]:
         bias = "" if config.output_transform_bias else " without bias"
         parts.append(f"a dense layer{bias} and a norm before the logits")
     theirs = family.published_config(config)
-    parts += [words for name, words in _SWITCHES.items() if name in theirs]
+    turned = config.position == "rotary" or on_grid(config)
+    switches = {n: w for n, w in _SWITCHES.items() if not (turned and n == "rope_theta")}
+    parts += [words for name, words in switches.items() if name in theirs]
     if config.num_layer_groups * config.layers_per_group < config.num_layers:
         parts.append("layers share their weights")
     if config.segment_vocabulary_size:
-        parts.append("token types")
+        compared = getattr(config.last_side.input, "segment_use", "added") == "compared"
+        parts.append("token types" + ", compared in the scores" * compared)
     parts += pattern_words(config.sides[0])
     named = any(field.ours == "window" for field in family.fields.values())
     if SWITCHED_WINDOW in family.conversions or (named and config.window is None):

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from family_words import names_of, normalization, paper, positions, special
+from loaded_types import rows as rows_of_loaded_types
 from written import write_or_check
 
 from keras_transformer import list_presets
@@ -18,6 +19,7 @@ from keras_transformer.checkpoints.families import FAMILIES
 from keras_transformer.checkpoints.families.base.family import ACTIVATIONS as THEIR_ACTIVATIONS
 from keras_transformer.checkpoints.families.base.family import Family
 from keras_transformer.checkpoints.keras_hub.families import KERAS_HUB
+from keras_transformer.checkpoints.keras_hub.others import NOT_COMPUTED, PUBLISHED_FORM
 
 PAGE = Path(__file__).with_name("families.md")
 TITLES = {
@@ -63,11 +65,8 @@ def group(family: Family) -> str:
 
 NOT_COVERED = (
     NotCovered(
-        "Weights of DeepSeek-V3 in FP8, as they are published, and its layers that predict further "
-        "tokens",
-        "Tensors are read as they are stored, and nothing unpacks blocks of FP8; a checkpoint in "
-        "bfloat16 loads. The layers behind the last one are left out.",
-        ({"model_type": "deepseek_v3", "quantization_config": {"quant_method": "fp8"}},),
+        "The layers of DeepSeek-V3 that predict further tokens",
+        "The layers behind the last one are left out.",
     ),
     NotCovered(
         "Parts of `encoder-decoder` and `vision-encoder-decoder` by themselves, and those of other "
@@ -94,10 +93,9 @@ NOT_COVERED = (
         ({"model_type": "blip", "architectures": ["BlipForImageTextRetrieval"]},),
     ),
     NotCovered(
-        "Images for Gemma 3 (`gemma3`), both directions of attention in Gemma 1 and 2",
-        "The text model alone is covered (`gemma3_text`), as a decoder, and as an encoder whose "
-        "tokens see both sides (EmbeddingGemma).",
-        ({"model_type": "gemma3"}, {"model_type": "gemma", "use_bidirectional_attention": True}),
+        "Both directions of attention in Gemma 1 and 2",
+        "A Gemma 3 may be an encoder whose tokens see both sides (EmbeddingGemma).",
+        ({"model_type": "gemma", "use_bidirectional_attention": True},),
     ),
     NotCovered(
         "Images for Mistral 3 and Ministral 3 (`mistral3`)",
@@ -105,10 +103,28 @@ NOT_COVERED = (
         "exported as one.",
     ),
     NotCovered(
-        "Phi-MoE (`phimoe`)",
-        "The weight of each of a token's two experts is a softmax over the scores close to its "
-        "own, and the factor of its rotary positions depends on the length.",
-        ({"model_type": "phimoe"},),
+        "Images for Llama 4, Gemma 4 and Qwen3.5 with experts (`llama4`, `gemma4`, `qwen3_5_moe`), "
+        "images and sound for Gemma 3n (`gemma3n`)",
+        "The text model in such a folder loads alone, as a `llama4_text`, `gemma4_text`, "
+        "`qwen3_5_moe_text` or `gemma3n_text`, and is exported as one.",
+    ),
+    NotCovered(
+        "RWKV-7 in Hugging Face's format, and texts of RWKV-7",
+        "Transformers has no class of it to compare with: it loads from KerasHub's folders. Its "
+        "tokenizer takes the longest token at each place of a text, across words, which the "
+        "library of tokenizers cannot do. The model takes token ids.",
+    ),
+    NotCovered(
+        "The capacity of experts of Switch Transformers (`expert_capacity`)",
+        "An expert takes every token that chooses it. The published model leaves out those beyond "
+        "a capacity, in evaluation too, but none that are decoded one by one: outputs would depend "
+        "on how a text is cut into calls. `capacity_factor` limits experts in training.",
+    ),
+    NotCovered(
+        "Pegasus-X (`pegasus_x`)",
+        "The encoder has states that belong to no token, with norms of their own, and blocks of "
+        "tokens that every second layer moves by half a block.",
+        ({"model_type": "pegasus_x"},),
     ),
     NotCovered(
         "PatchTST for pretraining, regression and classes, and with a distribution as its output",
@@ -120,21 +136,47 @@ NOT_COVERED = (
         ),
     ),
     NotCovered(
-        "LLaVA that reads several layers of images (`vision_feature_layer` a list), or several "
-        "images in a prompt; GIT of videos",
-        "One image a row, whose states are of one layer.",
+        "PatchTSMixer whose channels see each other (`mix_channel`), with attention beside its "
+        "layers (`self_attn`), and for pretraining, regression and classes",
+        "A row is one channel, and a block has one mixer. The task here forecasts values.",
+        (
+            {"model_type": "patchtsmixer", "mode": "mix_channel"},
+            {"model_type": "patchtsmixer", "self_attn": True},
+            {"model_type": "patchtsmixer", "architectures": ["PatchTSMixerForRegression"]},
+        ),
+    ),
+    NotCovered(
+        "LLaVA that reads several layers of images (`vision_feature_layer` a list), such as "
+        "Granite Vision; videos, of GIT, LLaVA-OneVision, SmolVLM and InternVL",
+        "The states of an image are those of one layer. A GIT has one image a row.",
         (
             {"model_type": "git", "num_image_with_embedding": 6},
             {"model_type": "llava", "text_config": {"model_type": "phi"}},
+            {"model_type": "llava_next", "text_config": {"model_type": "granite"}},
         ),
     ),
     NotCovered(
         "TimesFM (`timesfm`, `timesfm2_5`)",
-        "Pieces of series read by causal blocks, where stems are of encoders. Their queries have a "
-        "trained scale of each feature, those of 2.0 two kinds of norms in a block and a state for "
-        "the frequency, and the scale of a window is that of its first piece, in 2.5 of all pieces "
-        "before each. None of these is a config value. Chronos-Bolt is covered.",
+        "Pieces of series are read by causal blocks, whose queries have a trained scale of each "
+        "feature. 2.0 scales a window by its first piece, and has two kinds of norms in a block "
+        "and a state for the frequency. 2.5 scales each piece by all pieces up to it, has a head "
+        "for the median and one for the distances of quantiles from it, and averages two "
+        "forecasts, of the series and of its negative. Its results "
+        "depend on the batch: they are cut at 0 if no value of any row is negative. "
+        "Chronos-Bolt is covered.",
         ({"model_type": "timesfm"}, {"model_type": "timesfm2_5"}),
+    ),
+    NotCovered(
+        "T5Gemma 2 (`t5gemma2`)",
+        "Its decoder attends to itself and to the states of the encoder in one softmax, with the "
+        "same projections, and one token has an embedding beside the table that is also the "
+        "output matrix.",
+        ({"model_type": "t5gemma2"},),
+    ),
+    NotCovered(
+        "Words that XLNet predicts (`XLNetLMHeadModel`)",
+        "A second stream of states, which stand in the place of the words, predicts them in "
+        "permuted orders. The backbone of such a checkpoint loads, and its classifiers do.",
     ),
     NotCovered(
         "Heads of T5Gemma for classes",
@@ -176,11 +218,12 @@ NOT_COVERED = (
         "A pickle can run code. Transformers' `save_pretrained` writes safetensors.",
     ),
     NotCovered(
-        "Weights quantized by GPTQ, AWQ or bitsandbytes; GGUF files of other architectures than "
-        "Llama, Mistral, Qwen 2, Qwen 3, Gemma 2, Gemma 3 and Phi 3",
-        "Tensors of a folder are read as they are stored, float32, float16 or bfloat16, and "
-        "nothing unpacks others. A GGUF file says too little about a model to read one of an "
-        "architecture that was not compared with its published form.",
+        "Weights quantized by other schemes than GPTQ, AWQ, bitsandbytes, compressed-tensors, FP8 "
+        "and MXFP4; GGUF files of other architectures than Llama, Mistral, Mixtral, Qwen 2 and 3 "
+        "(MoE too), gpt-oss, Gemma 1 to 3, Phi 3, Falcon, BLOOM, GPT-2, StableLM, StarCoder 2, "
+        "Nemotron and LFM2",
+        "Loading names the scheme and those that are read. A GGUF file says too little about a "
+        "model to read one of an architecture that was not compared with its published form.",
     ),
 )
 
@@ -294,6 +337,30 @@ def page() -> str:
                 for name, family in KERAS_HUB.items()
             ),
         ),
+        "",
+        *paragraph(
+            "The other transformers of KerasHub 0.32, and the `model_type` under which their "
+            "published checkpoints load in Hugging Face's format, or why none does:"
+        ),
+        *table(
+            ("KerasHub's backbone", "loads as", "why not"),
+            (
+                *((f"`{name}`", names_of(types), "") for name, types in PUBLISHED_FORM.items()),
+                *((f"`{name}`", "", why) for name, why in NOT_COMPUTED.items()),
+            ),
+        ),
+        "",
+        "## The 100 most loaded types",
+        "",
+        *paragraph(
+            "Model types of Transformers, the most loaded first. The order is an estimate: the hub "
+            "counts downloads of repositories, not of types. It follows the [statistics of the "
+            "hub's 50 most downloaded owners]"
+            "(https://huggingface.co/blog/lbourdois/huggingface-models-stats) of October 2025 "
+            "(encoders of texts first, small models before large ones) and the best-known "
+            "repositories of each type."
+        ),
+        *table(("model_type", "covered", "name, or why not"), rows_of_loaded_types()),
         "",
         "## What is not covered, and why",
         "",

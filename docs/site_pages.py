@@ -38,7 +38,8 @@ PARTS = {
     "planning": ("Plans", ("planning",)),
     "explanations": ("Explanations", ("explanations",)),
     "exporting": ("Exports", ("exporting",)),
-    "optimizing": ("Faster and smaller models", ("optimizing",)),
+    "optimizing": ("Quantization and speed", ("optimizing",)),
+    "evaluating": ("Evaluation", ("evaluating",)),
     "serving": ("A page", ("serving",)),
     "distribution": ("Many devices", ("distribution",)),
     "process": ("The process and the device", ("process", "kernels.precision")),
@@ -190,7 +191,7 @@ def with_list(docstring: str) -> str:
 def presets() -> list[tuple[str, ...]]:
     """A row of the table for each bundled preset, and the names of the columns first."""
     rows = [("preset", "what", "task", "kind", "family", "parameters", "layers", "width")]
-    rows[0] += ("weights", "licence")
+    rows[0] += ("languages", "weights", "licence")
     for path in sorted((ROOT / "presets").glob("*/config.json")):
         told = json.loads(path.read_text(encoding="utf-8"))
         metadata, config = told["metadata"], told["backbone"]
@@ -205,6 +206,7 @@ def presets() -> list[tuple[str, ...]]:
                 f"{metadata['parameters']:,}",
                 _of_sides(sides, "num_layers"),
                 _of_sides(sides, "hidden_dim"),
+                ", ".join(metadata.get("languages", ())),
                 _weights(path.parent, told.get("weights")),
                 metadata["license"],
             )

@@ -9,12 +9,11 @@ writes a caption, the other answers questions. A picture shows the images with t
 """
 
 import pathlib
-import re
 
 from runs import check_recipe, start, values
 
 import keras_transformer as kt
-from example_data import easy_vqa
+from example_data import captions_of, easy_vqa
 
 import keras
 import numpy as np
@@ -45,33 +44,10 @@ flags.DEFINE_integer(
 flags.DEFINE_integer("seed", 1, "Seed of weights and order.")
 flags.DEFINE_string("work_dir", "runs/captions", "Folder from which a killed run is resumed.")
 
-COLORS = ("black", "blue", "brown", "gray", "green", "red", "teal", "yellow")
-SHAPES = ("circle", "rectangle", "triangle")
 _EXAMPLES = pathlib.Path(__file__).parent / "data" / "shapes"
 # There is one caption for each image, and ten questions.
 _COPIES = {"captions": 6, "answers": 4}
 _RECIPE = "train start layers width epochs batch_size learning_rate flips held_out seed"
-
-
-def captions_of(images: dict, questions: list) -> dict[int, str]:
-    """Return a caption for each image whose questions reveal its color and its shape."""
-    told: dict[int, dict[str, str]] = {i: {} for i in images}
-    for question, answer, image in questions:
-        named = re.search(r"(?:a|is a|contain a) (\w+)", question)
-        word = named[1] if answer == "yes" and named and " no" not in question else answer
-        for kind, words in (("color", COLORS), ("shape", SHAPES)):
-            if word in words:
-                told[image][kind] = word
-            # A question about the color of a circle reveals its shape, and the other way round.
-            wanted = [each for each in words if each in question.split()]
-            asks = answer in (*COLORS, *SHAPES)
-            if asks and wanted:
-                told[image][kind] = wanted[0]
-    return {
-        image: f"a {parts['color']} {parts['shape']}"
-        for image, parts in told.items()
-        if len(parts) == 2
-    }
 
 
 def _turned(pixels, vertically: int, horizontally: int):

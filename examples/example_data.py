@@ -4,6 +4,7 @@ import gzip
 import hashlib
 import json
 import pathlib
+import re
 
 from absl import app, flags
 
@@ -214,6 +215,31 @@ def easy_vqa() -> tuple[dict[int, bytes], list[tuple[str, str, int]]]:
         f"There are no images in {folder}. Give --data_dir a folder with easy_vqa/questions.json "
         "and easy_vqa/images, such as data/train of the public repository vzhou842/easy-VQA."
     )
+
+
+COLORS = ("black", "blue", "brown", "gray", "green", "red", "teal", "yellow")
+SHAPES = ("circle", "rectangle", "triangle")
+
+
+def captions_of(images: dict, questions: list) -> dict[int, str]:
+    """Return a caption for each image whose questions reveal its color and its shape."""
+    told: dict[int, dict[str, str]] = {i: {} for i in images}
+    for question, answer, image in questions:
+        named = re.search(r"(?:a|is a|contain a) (\w+)", question)
+        word = named[1] if answer == "yes" and named and " no" not in question else answer
+        for kind, words in (("color", COLORS), ("shape", SHAPES)):
+            if word in words:
+                told[image][kind] = word
+            # A question about the color of a circle reveals its shape, and the other way round.
+            wanted = [each for each in words if each in question.split()]
+            asks = answer in (*COLORS, *SHAPES)
+            if asks and wanted:
+                told[image][kind] = wanted[0]
+    return {
+        image: f"a {parts['color']} {parts['shape']}"
+        for image, parts in told.items()
+        if len(parts) == 2
+    }
 
 
 def _bytes(file: bytes | dict) -> bytes:

@@ -6,17 +6,28 @@ which shows that the numbers are right, but says nothing about speed:
     KERAS_BACKEND=jax python examples/train_distributed.py --data 2 --model 2
     KERAS_BACKEND=jax python examples/train_distributed.py --data 4 --processes 2
     KERAS_BACKEND=torch python examples/train_distributed.py --data 2
+    KERAS_BACKEND=torch python examples/train_distributed.py --data 1 --fsdp 2
     KERAS_BACKEND=tensorflow python examples/train_distributed.py --data 2
 
-The number of devices is --data, the parts of a batch, times --model, the parts of the weights. JAX
-supports both. PyTorch starts a process for each part of a batch (DistributedDataParallel), and
-TensorFlow has replicas in one process (MirroredStrategy): on these two each device holds the whole
-model, and --model must be 1.
+The number of devices is --data, the copies of the weights, times --fsdp, the devices that see
+different rows and share a copy, times --model, the devices that share the work of each layer. JAX
+supports all of them. PyTorch starts a process for each device, and --model must be 1. TensorFlow
+has replicas in one process (MirroredStrategy): each device holds the whole model.
 
-On a machine with accelerators add --novirtual. For several machines see docs/scaling.md.
+On a machine with accelerators add --novirtual.
+
+A launcher of a cluster starts the processes itself, on one machine or on many:
+
+    cd examples
+    KERAS_BACKEND=torch torchrun --nproc_per_node 2 train_distributed.py --checkpoints my_run
+
+It sets RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT; the files of examples/clusters set the same
+for SLURM and for a Kubernetes JobSet, and on JAX. With --checkpoints, a folder that all machines
+see, the run goes on from its last checkpoint when it is started again, with any number of them.
 """
 
 import contextlib
+import datetime
 import json
 import math
 import os
@@ -36,7 +47,8 @@ import keras
 from absl import app, flags
 
 FLAGS = flags.FLAGS
-flags.DEFINE_integer("data", 2, "Parts of a batch.", lower_bound=1)
+flags.DEFINE_integer("data", 2, "Copies of the weights.", lower_bound=1)
+flags.DEFINE_integer("fsdp", 1, "Devices that share a copy. JAX, PyTorch.", lower_bound=1)
 flags.DEFINE_integer("model", 1, "Parts of the weights. On JAX only.", lower_bound=1)
 flags.DEFINE_integer("processes", 1, "Processes that share the devices, on JAX.", lower_bound=1)
 flags.DEFINE_boolean("virtual", True, "Use virtual devices on the CPU.")
@@ -48,12 +60,16 @@ flags.DEFINE_integer("num_layers", 2, "Layers of the model.", lower_bound=1)
 flags.DEFINE_float("learning_rate", 2e-3, "Learning rate of AdamW.")
 flags.DEFINE_integer("seed", 0, "Seed of weights and shuffling.")
 flags.DEFINE_string("output", None, "Save the model trained on many devices as a preset here.")
+flags.DEFINE_string("checkpoints", None, "Folder of checkpoints, from which the run goes on.")
+flags.DEFINE_integer("every", 10, "Steps between two checkpoints.", lower_bound=1)
+flags.DEFINE_integer("epochs", 1, "Passes over the data.", lower_bound=1)
 # Flags of the processes that `launch` starts.
 flags.DEFINE_integer("rank", None, "Number of a process. Set by this script.")
 flags.DEFINE_string("address", None, "Where the processes meet. Set by this script.")
 flags.DEFINE_string("report", None, "File for the result. Set by this script.")
 
 
+PATIENCE = 60  # seconds until a process that does not answer ends the others
 LABELS = {"tokens_per_second": "tokens/s", "bytes": "bytes a device"}
 
 
@@ -93,10 +109,17 @@ def read_data():
 def jax_engine():
     """Connect the processes, and distribute weights and batches over a mesh."""
     if FLAGS.processes > 1:
-        keras.distribution.initialize(FLAGS.address, FLAGS.processes, FLAGS.rank)
-    mesh = kt.distribution.device_mesh(FLAGS.data, FLAGS.model)
-    # Set for the whole program, since `fit` reads it too.
-    keras.distribution.set_distribution(kt.distribution.ModelParallel(mesh))
+        import jax
+
+        jax.distributed.initialize(
+            FLAGS.address, FLAGS.processes, FLAGS.rank, heartbeat_timeout_seconds=PATIENCE
+        )
+    data = FLAGS.data
+    if not FLAGS.report:  # of a cluster: all devices
+        import jax
+
+        data = max(1, jax.device_count() // (FLAGS.fsdp * FLAGS.model))
+    kt.distribution.setup(data=data, fsdp=FLAGS.fsdp, model=FLAGS.model)
     return contextlib.nullcontext()
 
 
@@ -108,8 +131,13 @@ def torch_engine():
     if not FLAGS.virtual:
         kind = "nccl"
         torch.cuda.set_device(FLAGS.rank % torch.cuda.device_count())
-    address = f"tcp://{FLAGS.address}"
-    torch.distributed.init_process_group(kind, address, rank=FLAGS.rank, world_size=FLAGS.data)
+    # Under torchrun, which serves at the address itself, the environment has all.
+    agent = "TORCHELASTIC_RUN_ID" in os.environ
+    address = "env://" if agent else f"tcp://{FLAGS.address}"
+    patience = datetime.timedelta(seconds=PATIENCE)
+    count = FLAGS.data * FLAGS.fsdp
+    torch.distributed.init_process_group(kind, address, patience, rank=FLAGS.rank, world_size=count)
+    kt.distribution.setup(data=FLAGS.data, fsdp=FLAGS.fsdp)
     return contextlib.nullcontext()
 
 
@@ -130,14 +158,12 @@ ENGINES = {"jax": jax_engine, "torch": torch_engine, "tensorflow": tensorflow_en
 
 def train():
     """Train in one process of a run, and return the results."""
-    many = FLAGS.data * FLAGS.model > 1
+    many = FLAGS.data * FLAGS.fsdp * FLAGS.model > 1
     backend = keras.backend.backend()
     scope = ENGINES[backend]() if many else contextlib.nullcontext()
     texts, tokenizer = read_data()
     with scope:
         lm = build(tokenizer)
-    if many and backend == "torch":
-        kt.distribution.data_parallel(lm)
     whole = lm.make_dataset(
         texts,
         batch_size=FLAGS.batch_size,
@@ -155,7 +181,18 @@ def train():
             seconds.append(time.perf_counter())
 
     share = kt.distribution.shard_of(whole) if FLAGS.rank is not None else whole
-    lm.fit(share, verbose=0, callbacks=[Watch()])
+    callbacks, watch = [Watch()], contextlib.nullcontext()
+    if FLAGS.checkpoints:
+        run = kt.training.ResumableRun(FLAGS.checkpoints, share, every=FLAGS.every)
+        watch = kt.distribution.ProcessWatch(FLAGS.checkpoints)
+        callbacks = [watch, *callbacks, run]
+    with watch:
+        history = lm.fit(share, epochs=FLAGS.epochs, verbose=0, callbacks=callbacks)
+    if not FLAGS.report:
+        if not FLAGS.rank:
+            for epoch, loss in zip(history.epoch, history.history["loss"], strict=True):
+                print(f"epoch {epoch + 1}: loss {loss:.6f}, {len(losses)} steps since the start")
+        return
     half = len(seconds) // 2  # without the steps that compile
     if FLAGS.output and many:
         # All processes take part, since each may hold weights that the others do not.
@@ -177,12 +214,14 @@ def bytes_of_a_device(lm) -> int:
         shards = getattr(variable.value, "addressable_shards", None)
         if shards is not None:
             count += shards[0].data.nbytes
+        elif hasattr(variable.value, "to_local"):
+            count += variable.value.to_local().nbytes
         else:
             count += 4 * math.prod(variable.shape)
     return count
 
 
-def launch(data: int, model: int, processes: int) -> dict:
+def launch(data: int, fsdp: int, model: int, processes: int) -> dict:
     """Start the processes of a run, and read the report of the first one."""
     with socket.socket() as free, tempfile.TemporaryDirectory() as folder:
         free.bind(("127.0.0.1", 0))
@@ -190,40 +229,69 @@ def launch(data: int, model: int, processes: int) -> dict:
         report = pathlib.Path(folder, "report.json")
         environment = {**os.environ, "KERAS_BACKEND": keras.backend.backend()}
         if FLAGS.virtual:
-            flag = f"--xla_force_host_platform_device_count={data * model // processes}"
+            flag = f"--xla_force_host_platform_device_count={data * fsdp * model // processes}"
             environment["XLA_FLAGS"] = f"{flag} {os.environ.get('XLA_FLAGS', '')}"
             environment |= {"JAX_PLATFORMS": "cpu", "CUDA_VISIBLE_DEVICES": ""}
         free.close()
         started = []
         for rank in range(processes):
             command = [sys.executable, *sys.argv, f"--data={data}", f"--model={model}"]
+            command += [f"--fsdp={fsdp}"]
             command += [f"--processes={processes}", f"--report={report}", f"--address={address}"]
             command += [f"--rank={rank}"] if processes > 1 else []
             started.append(subprocess.Popen(command, env=environment))
         codes = [process.wait() for process in started]
         if any(codes):
-            raise SystemExit(f"Training on {data} x {model} devices ended with codes {codes}.")
+            raise SystemExit(
+                f"Training on {data * fsdp} x {model} devices ended with codes {codes}."
+            )
         return json.loads(report.read_text(encoding="utf-8"))
 
 
+def take_part() -> bool:
+    """Read from the environment which process of a cluster this is, if it is one."""
+    rank = os.environ.get("RANK")
+    if rank is None or FLAGS.report:
+        return False
+    missing = [n for n in ("WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT") if n not in os.environ]
+    if missing:
+        raise app.UsageError(f"RANK={rank} is set, but not {', '.join(missing)}.")
+    if keras.backend.backend() == "tensorflow" or (
+        keras.backend.backend() == "torch" and FLAGS.model > 1
+    ):
+        raise app.UsageError(
+            "Several processes need KERAS_BACKEND=jax, or KERAS_BACKEND=torch and --model=1."
+        )
+    FLAGS.rank, count = int(rank), int(os.environ["WORLD_SIZE"])
+    if FLAGS.rank >= count:
+        raise app.UsageError(f"RANK={rank} must be below WORLD_SIZE={count}.")
+    FLAGS.address = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
+    FLAGS.processes = count
+    FLAGS.data = max(1, count // (FLAGS.fsdp * FLAGS.model))
+    return True
+
+
 def main(_):
-    if FLAGS.report:
+    if FLAGS.report or take_part():
         return train()
     backend = keras.backend.backend()
-    data, model, processes = FLAGS.data, FLAGS.model, FLAGS.processes
+    data, fsdp, model = FLAGS.data, FLAGS.fsdp, FLAGS.model
+    processes, devices = FLAGS.processes, data * fsdp * model
     if backend != "jax" and model > 1:
         raise app.UsageError(f"--model={model} needs KERAS_BACKEND=jax, which is {backend}.")
     if backend == "torch":
-        processes = data
+        processes = devices
+    elif backend == "tensorflow" and fsdp > 1:
+        raise app.UsageError(f"--fsdp={fsdp} needs KERAS_BACKEND=jax or torch.")
     elif backend == "tensorflow" and processes > 1:
         raise app.UsageError(
             "On TensorFlow the replicas are in one process: leave out --processes."
         )
-    if data * model % processes:
-        raise app.UsageError(f"--processes={processes} must divide the {data * model} devices.")
-    runs = {f"{data} x {model} devices": (data, model, processes)}
-    if FLAGS.compare and data * model > 1:
-        runs = {"one device": (1, 1, 1), **runs}
+    if devices % processes:
+        raise app.UsageError(f"--processes={processes} must divide the {devices} devices.")
+    runs = {f"{data * fsdp} x {model} devices": (data, fsdp, model, processes)}
+    if FLAGS.compare and devices > 1:
+        runs = {"one device": (1, 1, 1, 1), **runs}
     reports = {}
     for name, run in runs.items():
         print(

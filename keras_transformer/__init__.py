@@ -22,6 +22,8 @@ What there is:
                         a class for each sequence of symbols, such as DNA, or for each symbol
     ImageClassifier, AudioClassifier
                         a class for each image or recording
+    ImageSegmenter, DepthEstimator
+                        a class or a distance for each pixel of an image
     ImageEmbedder       vectors of images and texts in one space; zero-shot classification
     ImageToText, SpeechToText, CTCSpeechToText
                         captions and answers about images; transcripts of speech
@@ -35,6 +37,8 @@ What there is:
     layers, models      the parts, to build a Keras model of your own
     data, training      files larger than memory; schedules, losses, metrics, resuming
     generation          samplers, rules, constraints
+    evaluate            scores on benchmarks, by lm-eval and MTEB
+    evaluating          reports on classes and entities, ROUGE and WER of what a model writes
     explanations        attention by head, and how much each token contributes
     optimize            measure dtypes and return the task in the fastest
     planning            memory and compute of a model before it is built
@@ -64,6 +68,7 @@ parse_before_keras()
 from keras_transformer import (  # noqa: E402
     data,
     distribution,
+    evaluating,
     explanations,
     generation,
     layers,
@@ -76,6 +81,7 @@ from keras_transformer.checkpoints import LATER as _LATER  # noqa: E402
 from keras_transformer.checkpoints import list_presets  # noqa: E402
 from keras_transformer.checkpoints.heads import register_tasks  # noqa: E402
 from keras_transformer.config import TransformerConfig  # noqa: E402
+from keras_transformer.evaluating import evaluate  # noqa: E402
 from keras_transformer.exporting import export  # noqa: E402
 from keras_transformer.kernels.precision import use_exact_float32  # noqa: E402
 from keras_transformer.models import Backbone  # noqa: E402
@@ -87,9 +93,11 @@ from keras_transformer.tasks import (  # noqa: E402
     AudioClassifier,
     CausalLM,
     CTCSpeechToText,
+    DepthEstimator,
     Forecaster,
     ImageClassifier,
     ImageEmbedder,
+    ImageSegmenter,
     ImageToText,
     MaskedLM,
     QuestionAnswerer,
@@ -117,9 +125,11 @@ register_tasks(
     AudioClassifier,
     CausalLM,
     CTCSpeechToText,
+    DepthEstimator,
     Forecaster,
     ImageClassifier,
     ImageEmbedder,
+    ImageSegmenter,
     ImageToText,
     MaskedLM,
     QuestionAnswerer,
@@ -139,10 +149,12 @@ __all__ = [
     "Backbone",
     "CTCSpeechToText",
     "CausalLM",
+    "DepthEstimator",
     "Forecaster",
     "ImageClassifier",
     "ImageEmbedder",
     "ImageProcessor",
+    "ImageSegmenter",
     "ImageToText",
     "MaskedLM",
     "QuestionAnswerer",
@@ -160,6 +172,8 @@ __all__ = [
     "TransformerConfig",
     "data",
     "distribution",
+    "evaluate",
+    "evaluating",
     "explanations",
     "export",
     "export_to_huggingface",

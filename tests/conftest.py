@@ -7,13 +7,13 @@ import signal
 import warnings
 from pathlib import Path
 
-# Before a backend is imported. Compiling is most of the time: XLA optimizes less, and what it
-# fuses is compiled by its older way, which takes a third of the time.
+# Before a backend is imported. Compiling is most of the time: XLA and LLVM optimize less, and what
+# is fused is compiled by XLA's older way, which takes a third of the time.
 if not Path("/dev/nvidiactl").exists():  # the first of them is of code for a GPU too
     os.environ.setdefault(
         "XLA_FLAGS",
         "--xla_backend_optimization_level=0 --xla_cpu_parallel_codegen_split_count=1 "
-        "--xla_cpu_use_fusion_emitters=false",
+        "--xla_cpu_use_fusion_emitters=false --xla_llvm_disable_expensive_passes=true",
     )
 # On a GPU: JAX takes memory as it needs it, and PyTorch counts GPUs without starting CUDA, which
 # forks could not start again.
@@ -101,6 +101,10 @@ def _no_garbage():
 def _fresh_start():
     """Seeds Python, NumPy and Keras, and undoes a change of the global dtype policy."""
     import keras
+
+    from keras_transformer.support.warned import forget_warnings
+
+    forget_warnings()
 
     keras.utils.set_random_seed(0)
     policy = keras.config.dtype_policy()

@@ -13,7 +13,10 @@ from packaging.requirements import Requirement
 
 ROOT = Path(__file__).parents[1]
 # Of the optional packages those that examples and pages use with any backend.
-EXTRAS = ("data", "generation", "bleu", "metrics", "images", "audio", "plots", "serve")
+EXTRAS = (
+    "data", "generation", "bleu", "metrics", "images", "audio", "plots", "recipes", "scores",
+    "serve",
+)  # fmt: skip
 # What is asked for, where another distribution of the same modules may be installed.
 SAME = {"tensorflow": "tensorflow-cpu"}
 KEPT = ("XLA_FLAGS", "JAX_", "TF_", "OMP_NUM_THREADS")  # how fast things are, not what is chosen

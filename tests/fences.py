@@ -5,7 +5,8 @@ import textwrap
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+DOCS = ROOT / "docs"
+PAGES = [ROOT / "README.md", *sorted(DOCS.glob("*.md")), *sorted(DOCS.glob("recipes/*.md"))]
 FENCE = re.compile(
     r"^(?P<skip><!-- not run -->\s*\n)?(?P<indent>[ ]*)```python\n(?P<code>.*?)^[ ]*```",
     re.DOTALL | re.MULTILINE,
@@ -21,4 +22,4 @@ def blocks_of_pages():
     """(name, code) of every example of a page that is run."""
     for page in PAGES:
         for number, code in enumerate(codes(page.read_text(encoding="utf-8")), 1):
-            yield f"{page.name}-{number}", code
+            yield f"{page.relative_to(DOCS) if DOCS in page.parents else page.name}-{number}", code

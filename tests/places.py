@@ -48,7 +48,8 @@ def place(marks: dict[str, tuple], here: str) -> tuple[str | None, str]:
     """
     if "thorough" in marks and not THOROUGH:
         return None, "make test-thorough runs it"
-    if "backend_independent" in marks:
+    # In a file that one backend runs, that backend runs these too: others do not collect it.
+    if "backend_independent" in marks and "one_backend" not in marks:
         return INSTALLED[0], f"does not depend on the backend, and runs on {INSTALLED[0]}"
     if "one_backend" in marks and "each_backend" not in marks and not THOROUGH:
         # PyTorch starts soonest, and compiles nothing.

@@ -1,9 +1,13 @@
 """Work that libraries repeat in tests, done once. Results do not change."""
 
+import functools
 import inspect
+import logging
+import random
 import sys
 import threading
 import types
+import typing
 import weakref
 
 PLAIN = frozenset((type(None), bool, int, float, str))
@@ -13,11 +17,20 @@ PROGRAMS = 200  # of one context: it keeps the constants of all that were in it
 class Imported:
     """TensorFlow for Keras's `set_random_seed`, which else imports it on any backend.
 
-    That takes four seconds in each process; where it is imported, its seed is set.
+    That takes four seconds in each process; where it is imported, its seed is set, and nothing
+    more: `tf.random.set_seed` drops what TensorFlow has made of each operation as well, which a
+    model then waits for in each test, twice as long as it computes. Keras draws by operations
+    without a state.
     """
 
     available = property(lambda self: "tensorflow" in sys.modules)
-    random = property(lambda self: sys.modules["tensorflow"].random)
+    random = property(lambda self: self)
+
+    def set_seed(self, seed: int) -> None:
+        from tensorflow.python.eager import context
+
+        here = context.context()
+        here._seed, here._rng = seed, random.Random(seed)
 
 
 class Contexts(threading.local):
@@ -49,6 +62,24 @@ def remembered(ask):
     return answer
 
 
+def set_plainly(layer_class) -> None:
+    """Set numbers, texts and None on a layer as on any object: nothing in them is tracked.
+
+    Keras and the backend's own base class look at each of some forty attributes of a new layer.
+    """
+    set_tracked = layer_class.__setattr__
+
+    def set_attribute(self, name, value):
+        known = self.__dict__
+        # PyTorch keeps modules apart from other attributes: None takes the place of one there.
+        if type(value) in PLAIN and "_tracker" in known and name not in known.get("_modules", ()):
+            object.__setattr__(self, name, value)
+        else:
+            set_tracked(self, name, value)
+
+    layer_class.__setattr__ = set_attribute
+
+
 def trace_plainly() -> None:
     """Trace functions of TensorFlow without a stack for each operation, and run graphs as traced.
 
@@ -76,8 +107,18 @@ def quicken(backend: str) -> None:
     tracking.Tracker.track = lambda self, value: (
         value if type(value) in PLAIN else track(self, value)
     )
+    set_plainly(layer.Layer)
     if backend == "tensorflow":
         trace_plainly()
+        # TensorFlow asks of each value whether it has the methods of a tensor, by a protocol. Newer
+        # versions of Python list these once.
+        if sys.version_info < (3, 12):
+            typing._get_protocol_attrs = functools.cache(typing._get_protocol_attrs)
+    if backend == "torch":
+        # Else pytest listens to it, and PyTorch notes of each tensor of a trace where it is from.
+        trace = logging.getLogger("torch.__trace")
+        trace.propagate = True
+        trace.handlers.clear()
     if backend == "jax":
         import jax
         from jax._src.interpreters import mlir

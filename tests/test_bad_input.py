@@ -95,7 +95,7 @@ def test_labels(task, named, verb):
     check(r"`y\[2\]` must be the number of a class.*0.5 of", on_strings, texts, [0.0, 1.0, 0.5])
     check(r"`y\[0\]` is 'good', a name, but", on_strings, texts, ["good", "bad", "bad"])
     check(r"`y\[1\]` must be the number.*received None of", on_strings, texts, [0, None, 1])
-    check("learns from labels: give `y`, one for each text", on_strings, texts)
+    check("learns from labels: give `y`, one for each row", on_strings, texts)
     check(r"`y\[0\]` is 'ugly', which is not among the labels", on_names, texts, ["ugly"] * 3)
     check("one number a text, 3 in all", on_strings, texts, [0, 1, 0], sample_weight=[1.0])
     check("`y` must be from 0 to 1, but holds 7", on_strings, GOOD, np.array([7]))

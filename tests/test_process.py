@@ -140,6 +140,19 @@ def test_nothing_is_changed(before, environment, forks):
         assert faults > 10_000
 
 
+@kept
+@pytest.mark.cpu
+def test_adapters_over_integers_return_what_is_free(forks):
+    *_, faults, returned, _ = run(
+        "lm = kt.CausalLM(make()); assert kt.tune_process()\n"
+        "lm.quantize('int8'); lm.enable_lora(2); assert not kt.tune_process()",
+        forks,
+    )
+    assert returned > 90
+    if keras.backend.backend() != "tensorflow":
+        assert faults > 10_000
+
+
 FREED = """
 import pathlib
 from keras_transformer.support.process import release_memory, tune_process

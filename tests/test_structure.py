@@ -15,6 +15,10 @@ from keras_transformer.config import (
     NORMALIZATIONS,
     SIDES,
     Attention,
+    GridRotary,
+    Parallel,
+    RelativeSinusoids,
+    Tokens,
     TransformerConfig,
     structure,
 )
@@ -44,10 +48,12 @@ def tiny_presets():
             changed["vocabulary_size"] = 0
             if config.stem.kind == "waveform":
                 changed["stem"] = config.stem.replace(position_groups=4)
-        changed["num_heads"] = 4
-        changed["head_dim"] = 8 if config.head_dim * config.num_heads != config.hidden_dim else 6
-        grouped = config.num_key_value_heads < config.num_heads
-        changed["num_key_value_heads"] = 2 if grouped else 4
+        if config.last_side.attention is not None:  # else the sizes of another mixer stay
+            wide = config.head_dim * config.num_heads != config.hidden_dim
+            wide |= isinstance(config.last_side.attention.position, GridRotary)
+            grouped = config.num_key_value_heads < config.num_heads
+            changed |= {"num_heads": 4, "head_dim": 8 if wide else 6}
+            changed["num_key_value_heads"] = 2 if grouped else 4
         if config.kind == "seq2seq":
             changed["num_decoder_layers"] = 2 if config.layer_pattern else 1
         if config.num_layer_groups < config.num_layers:
@@ -60,38 +66,76 @@ def tiny_presets():
             changed["rotary_dim"] = 4
         if config.num_experts:
             changed |= {"num_experts": 3, "experts_per_token": 2, "expert_dim": 9}
+            router = config.flat.get("router") or {}
+            if "groups" in router:
+                changed["router"] = {**router, "groups": 1, "group_limit": None}
             changed["shared_expert_dim"] = 5 if config.shared_expert_dim else 0
         if config.layer_pattern:
             changed["layer_pattern"] = config.layer_pattern[-TINY["num_layers"] :]
         changed |= small_sides(config, changed)
+        if config.dropped_token_id is not None:
+            changed["dropped_token_id"] = 3
         if config.placeholder_id is not None:
             changed |= {"placeholder_id": 3, "num_decoder_layers": TINY["num_layers"]}
-        small = config.replace(**changed) if config.by_keywords else small_parts(config)
+            changed["projector_pool"] = 2 if config.projector_pool > 1 else 1
+        axes = any(has_axes(getattr(config, each)) for each in config.side_names)
+        parts = axes or not config.by_keywords
+        small = small_parts(config) if parts else config.replace(**changed)
         found.setdefault(json.dumps(structure.variable_shapes(small)), (path.parent.name, small))
     return list(found.values())
 
 
+def has_axes(side):
+    position = None if side.attention is None else side.attention.position
+    return getattr(position, "position_axes", None) is not None
+
+
 def small_parts(config):
-    """Return a decoder of parts that keywords do not describe, cut down part by part."""
+    """Return a model of parts that keywords do not describe, cut down part by part."""
+
+    def cut_mixer(mixer):
+        if not isinstance(mixer, Attention):
+            return mixer
+        position = mixer.position
+        if getattr(position, "pairs", None):
+            position = position.replace(pairs=2)
+        axes = getattr(position, "position_axes", None)
+        if axes is not None:
+            pairs = (2, 2) if len(axes.pairs) == 2 else (2, 1, 1)
+            position = position.replace(position_axes=axes.replace(pairs=pairs))
+        own = {"key_source": "own", "position": position}
+        keys = 4 if isinstance(mixer.score_bias, RelativeSinusoids) else 2
+        return mixer.replace(num_heads=4, num_key_value_heads=keys, head_dim=8, **own)
 
     def cut(block):
         mixer = block.mixer
-        if isinstance(mixer, Attention):
-            mixer = mixer.replace(num_heads=4, num_key_value_heads=2, head_dim=8)
+        if isinstance(mixer, Parallel):
+            mixer = mixer.replace(members=tuple(map(cut_mixer, mixer.members)))
+        mixer = cut_mixer(mixer)
         wide = block.feed_forward.replace(dim=TINY["intermediate_dim"])
         return block.replace(mixer=mixer, feed_forward=wide)
 
-    side, number = config.decoder, TINY["num_layers"]
-    sizes = {name: TINY[name] for name in ("hidden_dim", "num_layers", "max_sequence_length")}
-    small = side.replace(
-        **sizes,
-        input=side.input.replace(vocabulary_size=TINY["vocabulary_size"]),
-        embedding_dim=TINY["hidden_dim"],
-        num_layer_groups=number,
-        block=cut(side.block),
-        layers=tuple(map(cut, side.layers[-number:])),
-    )
-    return config.replace(decoder=small)
+    def cut_side(side):
+        number = TINY["num_layers"]
+        sizes = {name: TINY[name] for name in ("hidden_dim", "num_layers", "max_sequence_length")}
+        if side.layer_inputs is not None:
+            words = TINY["vocabulary_size"]
+            sizes["layer_inputs"] = side.layer_inputs.replace(vocabulary_size=words)
+        if isinstance(side.input, Tokens):
+            sizes["input"] = side.input.replace(vocabulary_size=TINY["vocabulary_size"])
+        return side.replace(
+            **sizes,
+            embedding_dim=TINY["hidden_dim"],
+            num_layer_groups=number,
+            block=cut(side.block),
+            layers=tuple(map(cut, side.layers[-number:])),
+        )
+
+    sides = {name: cut_side(getattr(config, name)) for name in config.side_names}
+    if config.placeholders is not None:
+        stacked = tuple(range(len(config.placeholders.stacked_layers[:2])))
+        sides["placeholders"] = config.placeholders.replace(token_id=3, stacked_layers=stacked)
+    return config.replace(**sides)
 
 
 def small_sides(config, sizes):
@@ -195,6 +239,10 @@ for projector, biased in (("linear", False), ("normalized", True), ("mlp", True)
     PLACED = {"placeholder_id": 3, "projector": projector, "projector_bias": biased}
     PLACED |= {"num_heads": 4, "normalization": "rms_norm", "encoder": IMAGES}
     CASES.append((projector, TransformerConfig(kind="seq2seq", **PLACED, **TINY)))
+for projector in ("shuffled", "shuffled_mlp"):
+    PLACED |= {"projector": projector, "projector_pool": 2, "place_class_token": False}
+    PLACED |= {"projector_separator": True}
+    CASES.append((projector, TransformerConfig(kind="seq2seq", **PLACED, **TINY)))
 VECTORS = {"vector_normalization": True, "vector_dim": 5, "num_heads": 4, "position": "learned"}
 TOWER = {**TINY, **VECTORS, "vocabulary_size": 0, "stem": IMAGES["stem"]}
 for pooling in ("first", "attention"):
@@ -251,7 +299,7 @@ def check_description(config):
     # and of convolutions over tokens.
     dense = (x for x in backbone._flatten_layers() if isinstance(x, keras.layers.Dense))
     kernels = {layer.kernel.path.removeprefix(f"{backbone.path}/") for layer in dense}
-    others = ("/score/", "/expert_", "/input_", "_convolution/")
+    others = ("/score/", "/expert_", "/input_", "_convolution/", "/altup_")
     assert {path for path in kernels if "/input_" not in path} == {
         path
         for path in described
@@ -269,9 +317,10 @@ def check_description(config):
         assert (shared and shared.cut_axis(2)) == cut, path
         before = path.startswith("token_embedding/embeddings") or (
             path.split("/")[0] in ("source", *SIDES)
-            and "layer_" not in path
+            and structure.block_of(path) is None
             and "final_norm" not in path
             and "vector" not in path
+            and "altup_mean" not in path
         )
         assert structure.is_before_blocks(variable.path) == before
 

@@ -4,6 +4,7 @@ import re
 import subprocess
 import sys
 import sysconfig
+import tarfile
 import tomllib
 import zipfile
 from pathlib import Path
@@ -64,6 +65,25 @@ def test_wheel_carries_every_file_of_the_presets(wheel):
     assert any(name.endswith("licenses/LICENSE") for name in inside)
     tops = {name.split("/")[0] for name in inside}
     assert tops == {"keras_transformer", f"keras_transformer-{VERSION}.dist-info"}
+
+
+def test_wheel_is_small(wheel):
+    """The package index takes 100 MB, and each environment that has the package its size."""
+    print(f"{wheel.name}: {wheel.stat().st_size / 1e6:.1f} MB")
+    assert wheel.stat().st_size < 40e6
+
+
+@pytest.mark.thorough
+def test_source_distribution_builds_the_same_wheel(wheel, tmp_path):
+    run(sys.executable, "-m", "hatchling", "build", "-t", "sdist", "-d", str(tmp_path), cwd=ROOT)
+    (source,) = tmp_path.glob("*.tar.gz")
+    with tarfile.open(source) as archive:
+        archive.extractall(tmp_path, filter="data")
+    folder = tmp_path / source.name.removesuffix(".tar.gz")
+    run(sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path), cwd=folder)
+    (again,) = tmp_path.glob("*.whl")
+    names = [set(zipfile.ZipFile(each).namelist()) for each in (wheel, again)]
+    assert names[0] == names[1]
 
 
 def test_installed_copy_finds_its_presets(installed, tmp_path):

@@ -21,6 +21,7 @@ from keras_transformer.checkpoints.presets.listing import (
     resolve_preset,
 )
 from keras_transformer.checkpoints.presets.preset import Preset
+from keras_transformer.checkpoints.presets.quantization import Quantization, read_quantization
 from keras_transformer.checkpoints.presets.saving import save_preset
 from keras_transformer.config.structure import variable_shapes
 from keras_transformer.support.foreign_names import offer
@@ -36,6 +37,7 @@ __all__ = [
     "LoadReport",
     "Preset",
     "PresetSource",
+    "Quantization",
     "backbone_variables",
     "check_weights",
     "export_to_huggingface",
@@ -48,6 +50,7 @@ __all__ = [
     "load_tokenizer",
     "load_weights",
     "presets_folder",
+    "read_quantization",
     "resolve_preset",
     "save_preset",
     "to_keras_hub",

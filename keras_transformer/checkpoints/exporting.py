@@ -8,17 +8,17 @@ import keras
 import numpy as np
 
 from keras_transformer.checkpoints.families import FAMILIES
-from keras_transformer.checkpoints.families.base.family import Family
+from keras_transformer.checkpoints.families.base.family import Family, Inexpressible
 from keras_transformer.checkpoints.heads import TASKS
 from keras_transformer.checkpoints.presets import sentence_transformers
-from keras_transformer.checkpoints.presets.assignment import backbone_variables
+from keras_transformer.checkpoints.presets.assignment import plain_variables
 from keras_transformer.checkpoints.presets.preset import CONFIG_FILE, GENERATION, GENERATION_FILE
 from keras_transformer.checkpoints.presets.publishing import atomic_directory
 from keras_transformer.checkpoints.presets.saving import refuse_own_blocks
 from keras_transformer.checkpoints.weights.safetensors_io import WEIGHTS_FILE, save_tensors
 from keras_transformer.checkpoints.weights.tables import export
 from keras_transformer.config import TransformerConfig
-from keras_transformer.models.runtime.quantized import refuse_quantized
+from keras_transformer.models.runtime.quantized import refuse_rounded
 from keras_transformer.support.checking import check_choice, check_path, describe, shorten
 from keras_transformer.support.untrusted import read_json, write_json
 from keras_transformer.tokenizers import Tokenizer
@@ -46,7 +46,8 @@ def export_to_huggingface(
 
     Raises:
         ValueError: if no published architecture, or not the given one, computes the same as the
-            model (the message lists the reasons), or if the folder holds other files.
+            model (the message lists the reasons of the nearest ones), or if the folder holds other
+            files.
 
     Example:
     ```python
@@ -64,7 +65,7 @@ def export_to_huggingface(
     backbone = getattr(model, "backbone", model)
     if not hasattr(backbone, "config"):
         raise ValueError(f"`model` must be a backbone or a task, received {describe(model)}.")
-    refuse_quantized(model, "export it before `quantize`")
+    refuse_rounded(model, "export it before `quantize`")
     refuse_own_blocks(backbone)
     if not isinstance(family, str | None):
         raise ValueError(f"`family` must be a str or None, received {describe(family)}.")
@@ -76,10 +77,12 @@ def export_to_huggingface(
     if tokenizer is not None:
         config |= _token_ids(tokenizer, config, backbone.config)
         chosen.config(config)  # an id may change what a published model computes, as XGLM's padding
+    processor = getattr(model, "processor", None)
+    if processor is not None:
+        config |= processor.config_values()
     tensors = _tensors(chosen, backbone, head, {} if pooled else getattr(model, "head", {}))
     with atomic_directory(directory) as folder:
         save_tensors(folder / WEIGHTS_FILE, tensors, dtype)
-        processor = getattr(model, "processor", None)
         if processor is not None:
             processor.save(folder)
             if tokenizer is not None and backbone.config.sides[-1].vector_pooling == "last":
@@ -144,7 +147,7 @@ def _tensors(
     head: Mapping[str, keras.Variable],
 ) -> dict[str, np.ndarray]:
     lines = family.lines(backbone.config)
-    tensors = export(lines, backbone_variables(backbone))
+    tensors = export(lines, plain_variables(backbone))
     if family.computed is not None:
         tensors |= family.computed(backbone.config)
     if task is None:
@@ -171,10 +174,29 @@ def choose_family(
         known = ", ".join(map(repr, sorted(FAMILIES)))
         raise ValueError(f"There is no family {shorten(asked)} to export to. Known are: {known}.")
     own = getattr(backbone, "family", None)
-    reasons = []
+    errors = []
     for name in [asked] if asked else sorted(FAMILIES, key=lambda name: name != own):
         try:
             return FAMILIES[name], FAMILIES[name].published_config(backbone.config, task)
         except ValueError as error:
-            reasons.append(f"\n  {error}")
-    raise ValueError(f"No published architecture fits this model:{''.join(reasons)}")
+            errors.append(error)
+    nearest = sorted(errors, key=_distance)[:_SHOWN]
+    listing = "".join(f"\n  {error}" for error in nearest)
+    rest = len(errors) - len(nearest)
+    if rest:
+        listing += (
+            f"\nand {rest} that differ as much or more; `family=` asks for the reasons of one."
+        )
+    raise ValueError(f"No published architecture fits this model:{listing}")
+
+
+_SHOWN = 3  # families of which an error says why they do not fit
+
+
+def _distance(error: ValueError) -> float:
+    """Return the number of values that a family cannot express; infinity if it is of another kind.
+
+    An error of the task comes after all values of the config have been compared.
+    """
+    reasons = error.reasons if isinstance(error, Inexpressible) else 1
+    return float("inf") if reasons is None else reasons

@@ -13,6 +13,8 @@ import logging
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from keras_transformer.support.warned import warn_once
+
 Values = Mapping[str, Any]
 _LOGGER = logging.getLogger("keras_transformer")
 
@@ -65,7 +67,8 @@ def _write_labels(task: Values) -> dict[str, Any]:
 def _read_problem(values: Values) -> dict[str, Any]:
     kind, count = values.get("problem_type"), len(values.get("id2label", "ab"))
     if kind not in (None, _MULTI_LABEL) and (kind == "regression") != (count == 1):
-        _LOGGER.warning(
+        warn_once(
+            _LOGGER,
             "problem_type=%r with %s labels cannot be trained here: `predict` gives the same "
             "numbers, but `fit` learns %s.",
             kind,

@@ -17,17 +17,19 @@ import numpy as np
 from keras_transformer.checkpoints.keras_hub.families import KERAS_HUB, TASK_FILE
 from keras_transformer.checkpoints.keras_hub.family import TASK_PREFIX, KerasHubFamily
 from keras_transformer.checkpoints.keras_hub.hdf5 import TASK_WEIGHTS_FILE, WEIGHTS_FILE
+from keras_transformer.checkpoints.keras_hub.others import what_else
 from keras_transformer.checkpoints.keras_hub.writing import make_tokenizer
 from keras_transformer.checkpoints.presets.assignment import backbone_variables
 from keras_transformer.checkpoints.presets.building import load_backbone, load_task
 from keras_transformer.checkpoints.presets.preset import CONFIG_FILE
 from keras_transformer.checkpoints.weights.safetensors_io import to_numpy
-from keras_transformer.checkpoints.weights.tables import expand, export
+from keras_transformer.checkpoints.weights.tables import export
 from keras_transformer.config import TransformerConfig
 from keras_transformer.config.structure import variable_shapes
 from keras_transformer.models.runtime.quantized import refuse_quantized
 from keras_transformer.support.checking import describe
 from keras_transformer.support.untrusted import read_json, write_json
+from keras_transformer.support.warned import warn_once
 from keras_transformer.tokenizers import Tokenizer
 
 _LOGGER = logging.getLogger("keras_transformer")
@@ -78,9 +80,10 @@ def from_keras_hub(model: Any) -> Any:
         classes = [name for task in family.heads for name in family.classes(task)] if family else []
         known = [name for name in classes if hasattr(hub.models, name)]
         if family is None:
+            name = type(backbone).__name__
             raise ValueError(
-                f"{type(backbone).__name__} belongs to no supported family. Supported are: "
-                f"{', '.join(sorted(KERAS_HUB))}."
+                f"{name} belongs to no supported family. Supported are: "
+                f"{', '.join(sorted(KERAS_HUB))}. {what_else(name)}".rstrip()
             )
         if backbone is not model and type(model).__name__ not in known:
             raise ValueError(
@@ -163,9 +166,10 @@ def _add_live_values(folder: Path, backbone: Any, model: Any, family: KerasHubFa
         write_json(folder / TASK_FILE, values)
     activation = getattr(model, "activation", None) if hasattr(model, "num_classes") else None
     if activation not in (None, keras.activations.linear):
-        _LOGGER.warning(
+        warn_once(
+            _LOGGER,
             "The classifier is converted without its activation: its outputs are logits, and "
-            "`classify` gives probabilities."
+            "`classify` gives probabilities.",
         )
 
 
@@ -220,7 +224,7 @@ def _arrays(backbone: Any, config: TransformerConfig) -> dict[str, np.ndarray]:
 
 
 def _make_backbone(hub, family, arguments: dict, config: TransformerConfig, backbone: Any) -> Any:
-    tensors = export(expand(family.weights, config), _arrays(backbone, config))
+    tensors = export(family.lines(config), _arrays(backbone, config))
     made_class = getattr(hub.models, family.architecture)
     activation = arguments.get("activation")
     if activation is not None:
@@ -230,12 +234,13 @@ def _make_backbone(hub, family, arguments: dict, config: TransformerConfig, back
             del arguments["activation"]
     made = made_class(**arguments, dtype=backbone.dtype_policy)
     _load(made.load_weights, WEIGHTS_FILE, tensors)
-    built_in = family.constants["activation"]
+    built_in = family.constants.get("activation")
     if activation is not None and config.activation != built_in and "activation" not in arguments:
         for block in _blocks(made):
             block.activation = keras.activations.get(function)
             block._feedforward_intermediate_dense.activation = block.activation
-        _LOGGER.warning(
+        warn_once(
+            _LOGGER,
             "KerasHub's %s is built with activation=%r. This model's, %r, is set on its blocks, so "
             "that outputs are equal. Its own `save_to_preset` does not store it.",
             family.architecture,

@@ -25,7 +25,8 @@ def what_it_is(names: Iterable[str]) -> str:
             " It is a PEFT adapter: additional weights, without the model itself. Load the model "
             f"that it was trained for, then `task.load_adapter(folder)`. {MERGE_WITH_PEFT}"
         )
-    gguf = next((name for name in names if name.lower().endswith(".gguf")), None)
+    # The first part of several is the one to name.
+    gguf = min((name for name in names if name.lower().endswith(".gguf")), default=None)
     if gguf:
         return (
             f" {gguf} is a GGUF file, which is a preset of its own: give the path of the file "

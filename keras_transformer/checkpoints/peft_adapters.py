@@ -2,10 +2,12 @@
 
 A linear layer with the matrix `W` of shape `(out, in)` becomes `W + scale * B @ A`, with `A` of
 shape `(r, in)` and `B` of shape `(out, r)`. The scale is `lora_alpha / r`, or `lora_alpha /
-sqrt(r)` with rsLoRA. Heads that were trained beside the adapters are stored whole.
+sqrt(r)` with rsLoRA. With DoRA each row of the sum gets the length that a vector says. Heads that
+were trained beside the adapters are stored whole.
 
 Source: Hu et al. 2021, "LoRA", section 4.1; Kalajdzievski 2023, "A Rank Stabilization Scaling
-Factor for Fine-Tuning with LoRA", https://arxiv.org/abs/2312.03732.
+Factor for Fine-Tuning with LoRA", https://arxiv.org/abs/2312.03732; Liu et al. 2024, "DoRA:
+Weight-Decomposed Low-Rank Adaptation", https://arxiv.org/abs/2402.09353.
 """
 
 import collections
@@ -33,17 +35,20 @@ from keras_transformer.checkpoints.weights.safetensors_io import (
     Checkpoint,
     read_header,
     save_tensors,
+    to_numpy,
 )
 from keras_transformer.checkpoints.weights.tables import WeightLine, export
+from keras_transformer.layers.dense import LOW_RANK, MAGNITUDE
 from keras_transformer.support.checking import check_int, check_number, shorten
 from keras_transformer.support.untrusted import path_inside, read_json, write_json
 
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
 _PREFIX = "base_model.model."
-_MATRIX = re.compile(r"(.+)\.lora_([AB])\.weight", re.DOTALL)
+_MATRIX = re.compile(r"(.+)\.lora_([AB]\.weight|magnitude_vector)", re.DOTALL)
+_A, _B, _LENGTHS = "A.weight", "B.weight", "magnitude_vector"
 _KERNEL = "/kernel"
 # Values of the config that are read, and those that do not change what a stored adapter computes.
-_READ = ("r", "lora_alpha", "use_rslora", "rank_pattern", "alpha_pattern")
+_READ = ("r", "lora_alpha", "use_rslora", "use_dora", "rank_pattern", "alpha_pattern")
 _WITHOUT_EFFECT = (
     "task_type", "auto_mapping", "peft_version", "base_model_name_or_path", "revision",
     "inference_mode", "target_modules", "exclude_modules", "lora_dropout", "fan_in_fan_out",
@@ -71,17 +76,54 @@ _MOST_PATTERNS = 10_000
 
 
 @dataclasses.dataclass(frozen=True)
+class LowRank:
+    """The adapter of one layer.
+
+    Args:
+        a: float `(in, rank)`.
+        b: float `(rank, out)`; the kernel changes by `alpha / rank * a @ b`.
+        alpha: float, of plain LoRA.
+        magnitude: float `(out,)`, the lengths of the columns with DoRA; None without.
+    """
+
+    a: np.ndarray
+    b: np.ndarray
+    alpha: float
+    magnitude: np.ndarray | None = None
+
+    @property
+    def rank(self) -> int:
+        return self.a.shape[1]
+
+    @classmethod
+    def of(cls, variables: Mapping[str, Any], alpha: float) -> "LowRank":
+        """Return the values of variables by name; those that a layer lacks are None."""
+        a, b, magnitude = (
+            None if variables[name] is None else to_numpy(variables[name])
+            for name in (*LOW_RANK, MAGNITUDE)
+        )
+        return cls(a, b, alpha, magnitude)
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        """Return the arrays by the names of a layer's variables."""
+        found = dict(zip((*LOW_RANK, MAGNITUDE), (self.a, self.b, self.magnitude), strict=True))
+        return {name: array for name, array in found.items() if array is not None}
+
+
+@dataclasses.dataclass(frozen=True)
 class Adapter:
     """The content of a folder, for a model.
 
     Args:
-        matrices: `(a, b, alpha)` of layers by path, with `a` of shape `(in, rank)` and `b` of shape
-            `(rank, out)`; the kernel changes by `alpha / rank * a @ b`.
+        matrices: `LowRank` of layers by path.
         head: arrays of the head's variables by path; empty if the folder has no head.
+        method: `"lora"`, `"rslora"` or `"dora"`. DoRA may have the scale of rsLoRA: the alphas
+            are those of plain LoRA in any case.
     """
 
-    matrices: Mapping[str, tuple[np.ndarray, np.ndarray, float]]
+    matrices: Mapping[str, LowRank]
     head: Mapping[str, np.ndarray]
+    method: str = "lora"
 
 
 def read_adapter(
@@ -115,36 +157,50 @@ def read_adapter(
         for module in pairs
     }  # fmt: skip
     arrays = _head_arrays(folder, file, others, family, task, head)
+    method = "rslora" if values.get("use_rslora") else "lora"
+    method = "dora" if values.get("use_dora") else method
     ranks = _Pattern(folder, values, "rank_pattern", "r")
     alphas = _Pattern(folder, values, "alpha_pattern", "lora_alpha")
     matrices = {}
     for module, found in places.items():
-        a, b = (pairs[module].get(which) for which in "AB")
+        a, b, lengths = (pairs[module].get(which) for which in (_A, _B, _LENGTHS))
         if a is None or b is None:
             raise ValueError(f"{file.path} has only one of the two matrices of {module!r}.")
+        if (lengths is None) is (method == "dora"):
+            raise ValueError(
+                f"{file.path} has {'no' if lengths is None else 'a'} magnitude vector of "
+                f"{module!r}, but its config has use_dora={method == 'dora'}."
+            )
         rank = check_int(f"r of {module}", ranks[module], at_least=1, at_most=2**15)
         alpha = check_number(f"lora_alpha of {module}", alphas[module], above=0)
         first = found[0]
         shape = first.shape(kernels[first.ours.removesuffix(_KERNEL)])
         out, inner = shape if first.transpose else shape[::-1]
-        for name, expected in ((a, (rank, inner)), (b, (out, rank))):
-            if file[name].shape != expected:
+        expected_shapes = {a: (rank, inner), b: (out, rank), lengths: (out,)}
+        for name, expected in expected_shapes.items():
+            if name is not None and file[name].shape != expected:
                 raise ValueError(
                     f"{file.path} belongs to another model: {name!r} has the shape "
                     f"{file[name].shape}, where this model and the config need {expected}."
                 )
         down, up = file.read(a).T, file.read(b)
         scaled = alpha * math.sqrt(rank) if values.get("use_rslora") else alpha
+        magnitudes = None if lengths is None else file.read(lengths)[:, None]
         for line in found:
-            own = line.split(up if line.transpose else up.T)
-            matrices[line.ours.removesuffix(_KERNEL)] = (down, own, float(scaled))
-    return Adapter(matrices, arrays)
+            own, *columns = (
+                line.split(array if line.transpose else array.T)
+                for array in (up, magnitudes)
+                if array is not None
+            )
+            columns = columns[0][0] if columns else None
+            matrices[line.ours.removesuffix(_KERNEL)] = LowRank(down, own, float(scaled), columns)
+    return Adapter(matrices, arrays, method)
 
 
 def write_adapter(
     folder: str | os.PathLike,
     task: keras.Model,
-    matrices: Mapping[str, tuple[np.ndarray, np.ndarray, float]],
+    adapter: Adapter,
     kernels: Mapping[str, tuple[int, ...]],
 ) -> None:
     """Write a folder that PEFT loads beside the model that `export_to_huggingface` writes.
@@ -152,11 +208,12 @@ def write_adapter(
     Args:
         folder: the folder to write, which may exist.
         task: the task whose head is written too.
-        matrices: see `Adapter`.
+        adapter: the adapters; their head is not read.
         kernels: see `read_adapter`.
 
     Raises ValueError if a layer has no linear layer of its own in the published model.
     """
+    matrices, method = adapter.matrices, adapter.method
     family, head, lines = _table(task)
     prefix = backbone_prefix(family, head)
     by_path = {line.ours.removesuffix(_KERNEL): line for line in lines}
@@ -169,10 +226,11 @@ def write_adapter(
         module = prefix + name.removesuffix(".weight")
         if not _is_linear(parts, kernels) or not name.endswith(".weight"):
             raise _not_written(family, parts[0].ours.removesuffix(_KERNEL))
-        a, b, alpha = _joined(parts, matrices, kernels)
-        sizes[module] = (a.shape[0], alpha)
+        a, b, alpha, lengths = _joined(family, parts, matrices, kernels)
+        sizes[module] = (a.shape[0], alpha / math.sqrt(len(a)) if method == "rslora" else alpha)
         turned.add(parts[0].transpose)
-        tensors |= {f"{_PREFIX}{module}.lora_{n}.weight": m for n, m in (("A", a), ("B", b))}
+        found = {_A: a, _B: b} if lengths is None else {_A: a, _B: b, _LENGTHS: lengths}
+        tensors |= {f"{_PREFIX}{module}.lora_{which}": array for which, array in found.items()}
     unknown = next((path for path in matrices if path not in by_path), None)
     if unknown is not None:
         raise _not_written(family, unknown)
@@ -187,6 +245,8 @@ def write_adapter(
         "r": rank,
         "lora_alpha": _whole(alpha),
         "lora_dropout": 0.0,
+        "use_rslora": method == "rslora",
+        "use_dora": method == "dora",
         "bias": "none",
         "fan_in_fan_out": turned == {False},
         "target_modules": sorted(sizes),
@@ -281,14 +341,15 @@ def _check_config(folder: Path, values: Mapping[str, Any]) -> None:
             continue
         if (value not in _ALLOWED[name]) if name in _ALLOWED else bool(value):
             raise _refused(folder, f"{name}={shorten(value)}")
-    if not isinstance(values.get("use_rslora", False), bool):
-        raise ValueError(f"{folder / ADAPTER_CONFIG}: use_rslora must be true or false.")
+    for name in ("use_rslora", "use_dora"):
+        if not isinstance(values.get(name, False), bool):
+            raise ValueError(f"{folder / ADAPTER_CONFIG}: {name} must be true or false.")
 
 
 def _sorted_names(
     folder: Path, file: Checkpoint
 ) -> tuple[dict[str, dict[str, str]], dict[str, str]]:
-    """Return the names of both matrices by module, and the other names without their prefix."""
+    """Return the names of the tensors by module, and the other names without their prefix."""
     pairs: dict[str, dict[str, str]] = {}
     others = {}
     for name in file:
@@ -365,32 +426,36 @@ def _head_arrays(
 
 
 def _joined(
+    family: Family,
     lines: Sequence[WeightLine],
-    matrices: Mapping[str, tuple[np.ndarray, np.ndarray, float]],
+    matrices: Mapping[str, LowRank],
     kernels: Mapping[str, tuple[int, ...]],
-) -> tuple[np.ndarray, np.ndarray, float]:
-    """Return `A`, `B` and alpha of the matrix that holds one or several kernels."""
+) -> tuple[np.ndarray, np.ndarray, float, np.ndarray | None]:
+    """Return `A`, `B`, alpha and lengths of the matrix that holds one or several kernels."""
     paths = [line.ours.removesuffix(_KERNEL) for line in lines]
     found = [matrices[path] for path in paths if path in matrices]
-    first, _, alpha = found[0]
-    shared = len(found) == len(paths) and all(
-        n == alpha and np.array_equal(a, first) for a, _, n in found
-    )
-    if shared:
-        down, ups = first, [b for _, b, _ in found]
+    first = found[0]
+    whole = len(found) == len(paths)
+    lengths = None
+    if first.magnitude is not None:
+        if not whole:
+            raise _not_written(family, next(path for path in paths if path not in matrices))
+        lengths = lines[0].join([each.magnitude[None] for each in found]).reshape(-1)
+    if whole and all(e.alpha == first.alpha and np.array_equal(e.a, first.a) for e in found):
+        down, alpha, ups = first.a, first.alpha, [each.b for each in found]
     else:  # each has rows of its own, and its scale in them
-        down = np.concatenate([a for a, _, _ in found], axis=1)
+        down = np.concatenate([each.a for each in found], axis=1)
         alpha = float(down.shape[1])
         ups, start = [], 0
         for path in paths:
             up = np.zeros((down.shape[1], kernels[path][1]), "float32")
             if path in matrices:
-                _, b, own = matrices[path]
-                up[start : start + len(b)] = b * np.float32(own / len(b))
-                start += len(b)
+                own = matrices[path]
+                up[start : start + own.rank] = own.b * np.float32(own.alpha / own.rank)
+                start += own.rank
             ups.append(up)
     up = lines[0].join(ups)
-    return down.T, up if lines[0].transpose else up.T, alpha
+    return down.T, up if lines[0].transpose else up.T, alpha, lengths
 
 
 def _whole(number: float) -> float | int:

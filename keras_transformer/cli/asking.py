@@ -109,6 +109,8 @@ def _embed(options: argparse.Namespace) -> Asking:
             "--as-texts is for models of images and texts; this preset reads only texts."
         )
     task = load("ImageEmbedder" if of_images else "TextEmbedder", options.preset)
+    if getattr(task, "interaction", None) is not None:
+        raise ValueError(f"{options.preset} has a vector for each token, none for a text.")
     encode = task.encode_texts if options.as_texts else task.encode
 
     def find(texts):

@@ -12,11 +12,11 @@ from keras_transformer.cli.command import ABOUT_PRESET, command, option, say
 write a model for a runtime without Python or Keras
 
 Writes a preset as a folder for another runtime: onnx (ONNX Runtime), openvino, pt2 (PyTorch),
-saved_model (TensorFlow, texts in and text out), litert, ctranslate2, or huggingface (Transformers).
-A model that generates takes and returns its cache. The files of the tokenizer are included.
-Whatever KERAS_BACKEND says, onnx, openvino and pt2 need PyTorch, and saved_model and litert need
-TensorFlow. Run pip install "keras_transformer[onnx]", or with the extra openvino, tensorflow or
-ctranslate2.
+saved_model (TensorFlow, texts in and text out), litert, ctranslate2, gguf (llama.cpp), or
+huggingface (Transformers). A model that generates takes and returns its cache. The files of the
+tokenizer are included. Whatever KERAS_BACKEND says, onnx, openvino and pt2 need PyTorch, and
+saved_model and litert need TensorFlow. Run pip install "keras_transformer[onnx]", or with the extra
+openvino, tensorflow, ctranslate2 or gguf.
 
 {ABOUT_PRESET}
 examples:
@@ -30,7 +30,7 @@ examples:
     option(
         "--quantization",
         "store weights in fewer bits: int8 for onnx, openvino and litert; ctranslate2 has further "
-        "names (default: off)",
+        "names, and gguf others, such as q8_0 (default: off)",
         metavar="NAME",
     ),
     option(

@@ -5,6 +5,8 @@ import argparse
 import keras_transformer as kt
 from keras_transformer.cli import (
     asking,
+    doctor,
+    evaluating,
     explaining,
     exporting,
     forecasting,
@@ -20,8 +22,8 @@ from keras_transformer.cli.command import AS_WRITTEN
 from keras_transformer.support.checking import nearest
 
 _PARTS = (
-    presets, plan, asking, generating, sources, forecasting, explaining, optimizing, profiling,
-    exporting, serving,
+    presets, doctor, plan, asking, generating, sources, forecasting, explaining, evaluating,
+    optimizing, profiling, exporting, serving,
 )  # fmt: skip
 COMMANDS = tuple(command for part in _PARTS for command in part.COMMANDS)
 

@@ -6,6 +6,7 @@ import pathlib
 
 import keras_transformer as kt
 from keras_transformer.cli.command import command, option, say
+from keras_transformer.planning.table import size
 from keras_transformer.support.files import read_file
 
 
@@ -81,6 +82,8 @@ examples:
       --dtype mixed_bfloat16 --memory 141G --flops 400T --bandwidth 300G
   keras-transformer plan transformer_big --batch 64 --length 256 --target-length 256
   keras-transformer plan llama3_8b_en --generate --batch 16 --length 8192 --dtype bfloat16
+  keras-transformer plan llama3_8b_en --batch 1 --length 1024 --dtype int4_from_bfloat16 \\
+      --lora-rank 16 --memory 12G
   keras-transformer plan my_config.json --devices 8 --model-parallel 4 --batch 64 --length 1024
 """,
     option("preset", "preset, folder, hf:// name or JSON file with a config", metavar="PRESET"),
@@ -97,19 +100,33 @@ examples:
     ),
     option(
         "--dtype",
-        "float32, mixed_bfloat16 (weights in float32), mixed_float16, bfloat16 (weights too) "
-        "or float16 (default %(default)s)",
+        "float32, mixed_bfloat16 (weights in float32), mixed_float16, bfloat16 (weights too), "
+        "float16, int8, int4, or such as int4_from_bfloat16 (default %(default)s)",
         default="float32", metavar="D",
     ),
     option(
         "--optimizer", "adamw, adam, lion, rmsprop or sgd (default %(default)s)",
         default="adamw", metavar="NAME",
     ),
+    option(
+        "--lora-rank", "plan the training of adapters of this rank, beside frozen weights",
+        type=int, metavar="R",
+    ),
+    option(
+        "--lora-targets", "dense layers that get adapters (default: query value)", nargs="+",
+        default=("query", "value"), metavar="NAME",
+    ),
     option("--generate", "plan generation with a cache, not training", action="store_true"),
     option(
         "--model-parallel",
         "devices that share a model (default: the fewest whose memory suffices)",
         type=int, metavar="M",
+    ),
+    option(
+        "--fsdp",
+        "devices that see different rows and share weights, gradients and optimizer; 0 for the "
+        "fewest whose memory suffices (default %(default)s)",
+        type=int, default=1, metavar="F",
     ),
     option("--memory", "memory of a device, such as 80G", type=quantity, metavar="BYTES"),
     option(
@@ -132,12 +149,34 @@ def _plan(options: argparse.Namespace) -> None:
         dtype=options.dtype,
         optimizer=options.optimizer,
         generating=options.generate,
+        lora_rank=options.lora_rank,
+        lora_targets=options.lora_targets,
         model_parallel=options.model_parallel,
+        fsdp=options.fsdp or None,
         device_memory=options.memory,
         flops=options.flops,
         bandwidth=options.bandwidth,
     )
     say(f"{options.preset}: {made}")
+    if pathlib.Path(options.preset).suffix != ".json":
+        _say_quantization(options)
+
+
+def _say_quantization(options: argparse.Namespace) -> None:
+    """Print what the weights of a quantized checkpoint take; the plan is of unpacked ones."""
+    found = kt.checkpoints.read_quantization(options.preset)
+    if found is None:
+        return
+    kept = ""
+    if found.memory is not None:
+        kept = (
+            f" They have {size(found.stored)} on disk, and take {size(found.memory)} in memory as "
+            "`from_preset` keeps them without a dtype, to generate and predict."
+        )
+    say(
+        f"\nThe weights are quantized ({found.scheme}). The plan is of weights unpacked to "
+        f"{options.dtype}, as they are trained.{kept}"
+    )
 
 
 COMMANDS = (_plan,)

@@ -21,16 +21,25 @@ Prints the bundled presets: their kind, size on disk and the location of their w
 examples:
   keras-transformer presets
   keras-transformer presets --task token_classification
+  keras-transformer presets --language de --parameters "<1B" --license apache-2.0
 """,
     option(
         "--task",
         "only presets with a head for this task, such as text_classification or causal_lm",
         metavar="TASK",
     ),
+    option("--modality", "what the model reads: text, images, sound or series", metavar="KIND"),
+    option("--language", "such as de, which multilingual models fit too", metavar="CODE"),
+    option("--parameters", "bounds of the size, such as '<1B' or '>=100M, <1B'", metavar="BOUNDS"),
+    option("--license", "the licence of the weights, such as apache-2.0", metavar="NAME"),
 )
 def _presets(options: argparse.Namespace) -> None:
-    rows = [("name", "family", "kind", "parameters", "task", "size on disk", "weights")]
-    for name in kt.list_presets(options.task):
+    rows = [("name", "family", "kind", "parameters", "task", "language", "size on disk", "weights")]
+    wanted = {
+        name: getattr(options, name)
+        for name in ("task", "modality", "language", "parameters", "license")
+    }
+    for name in kt.list_presets(**wanted):
         source = kt.checkpoints.resolve_preset(name)
         config, task, metadata = kt.checkpoints.load_config(source, load_weights=False)
         files = source.local_weights
@@ -41,11 +50,12 @@ def _presets(options: argparse.Namespace) -> None:
                 config.kind,
                 f"{metadata['parameters']:,}",
                 task["name"] if task else "-",
+                ", ".join(metadata.get("languages", ["-"])),
                 _size(sum(path.stat().st_size for path in files)) if files else "-",
                 "present" if files else _where(source.config.get("weights")),
             )
         )
-    _print_table(rows, right=(3, 5))
+    _print_table(rows, right=(3, 6))
 
 
 def _where(pointer: dict[str, str] | None) -> str:
@@ -107,6 +117,9 @@ def _info(options: argparse.Namespace) -> None:
     about |= {
         key: value for key, value in metadata.items() if key not in ("description", "parameters")
     }
+    quantization = kt.checkpoints.read_quantization(source)
+    if quantization is not None:
+        about["quantized by"] = quantization.scheme
     about["folder"] = source.directory
     about["weights"] = ", ".join(map(str, files)) or "not on this machine"
     _print_table([(k, printable(str(v), one_line=True)) for k, v in about.items() if v is not None])
@@ -142,6 +155,8 @@ def _info(options: argparse.Namespace) -> None:
     _print_table(rows, right=(1, 2, 3))
     if files:
         say(f"  weights on disk: {_size(sum(path.stat().st_size for path in files))}")
+    if quantization is not None and quantization.memory is not None:
+        say(f"  weights in memory, loaded without a dtype: {_size(quantization.memory)}")
 
 
 # Bytes for each number.

@@ -23,9 +23,9 @@ def _port(text: str) -> int:
     f"""\
 serve a web page to try presets in a browser, or an API for programs
 
-Loads presets and serves a page on this machine to try them: translate, classify, fill a mask,
-complete, embed and compare, describe images, transcribe recordings, whatever each supports, with
-its attention. The same is available as JSON, described by /openapi.json. With --api it serves
+Loads presets and serves a page on this machine to try them: talk, translate, classify, fill a
+mask, complete, embed and compare, describe images, transcribe recordings, whatever each supports,
+with its attention. The same is available as JSON, described by /openapi.json. With --api it serves
 OpenAI's API instead (/v1/completions, /v1/chat/completions, /v1/embeddings, /v1/models), for many
 clients at once, and /classify, /translate, /health, /ready and /metrics. Needs
 pip install "keras_transformer[serve]".
@@ -71,6 +71,7 @@ examples:
             ("waiting", "queued texts; further requests get status 429", 256),
             ("tokens", "the most tokens of prompt and generated text; beyond: status 413", 4096),
             ("samples", "the most samples of a recording; beyond: status 413", 2**24),
+            ("pixels", "the most pixels of the images of a request; beyond: status 413", 2**26),
             ("body_bytes", "the largest request in bytes; beyond: status 413", 16 * 2**20),
             ("connections", "simultaneous connections; fewer if fewer files may be open", 1024),
             ("stop_seconds", "time for running requests to finish when stopped", 60),
@@ -89,8 +90,9 @@ def _serve(options: argparse.Namespace) -> None:
     if options.api:
         from keras_transformer.serving import API_LIMITS
 
-        names = ("batch_size", "waiting", "tokens", "samples", "body_bytes", "connections")
-        given = {name: getattr(options, name) for name in (*names, "stop_seconds")}
+        names = ("batch_size", "waiting", "tokens", "samples", "pixels", "body_bytes")
+        names = (*names, "connections", "stop_seconds")
+        given = {name: getattr(options, name) for name in names}
         limits = dataclasses.replace(API_LIMITS, **given)
     key = None if options.api_key is None else read_key(options.api_key)
     others = set(threading.enumerate())

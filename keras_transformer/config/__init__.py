@@ -1,12 +1,17 @@
 """Configs of models, made of parts that hold values, check them and list their weights."""
 
 from keras_transformer.config import (
+    altup,
     block,
     feed_forward,
     inputs,
+    laurel,
+    layer_inputs,
     mixers,
     model,
+    norm,
     outputs,
+    parallel,
     pattern,
     positions,
     score_bias,
@@ -14,6 +19,7 @@ from keras_transformer.config import (
     stems,
     waveform,
 )
+from keras_transformer.config.altup import *  # noqa: F403
 from keras_transformer.config.block import *  # noqa: F403
 from keras_transformer.config.feed_forward import *  # noqa: F403
 from keras_transformer.config.feed_forward import ACTIVATIONS as ACTIVATIONS
@@ -23,11 +29,15 @@ from keras_transformer.config.flat import OPTIONS as OPTIONS
 from keras_transformer.config.flat import POSITIONS as POSITIONS
 from keras_transformer.config.flat import SIDES as SIDES
 from keras_transformer.config.inputs import *  # noqa: F403
+from keras_transformer.config.laurel import *  # noqa: F403
+from keras_transformer.config.layer_inputs import *  # noqa: F403
 from keras_transformer.config.mixers import *  # noqa: F403
 from keras_transformer.config.mixers import SCORES as SCORES
 from keras_transformer.config.model import *  # noqa: F403
 from keras_transformer.config.model import TWO_SIDED as TWO_SIDED
+from keras_transformer.config.norm import *  # noqa: F403
 from keras_transformer.config.outputs import *  # noqa: F403
+from keras_transformer.config.parallel import *  # noqa: F403
 from keras_transformer.config.pattern import *  # noqa: F403
 from keras_transformer.config.positions import *  # noqa: F403
 from keras_transformer.config.positions import ROTARY_SCALINGS as ROTARY_SCALINGS
@@ -40,12 +50,17 @@ from keras_transformer.config.waveform import *  # noqa: F403
 from keras_transformer.config.weight import NORMALIZATIONS as NORMALIZATIONS
 
 __all__ = [
+    *altup.__all__,
     *block.__all__,
     *feed_forward.__all__,
     *inputs.__all__,
+    *laurel.__all__,
+    *layer_inputs.__all__,
     *mixers.__all__,
     *model.__all__,
+    *norm.__all__,
     *outputs.__all__,
+    *parallel.__all__,
     *pattern.__all__,
     *positions.__all__,
     *score_bias.__all__,

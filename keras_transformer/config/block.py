@@ -2,29 +2,20 @@
 
 from collections.abc import Callable
 
-from keras_transformer.config.feed_forward import ACTIVATIONS, FeedForward
+from keras_transformer.config.altup import AltUp
+from keras_transformer.config.feed_forward import ACTIVATIONS, Dense, Experts, FeedForward
+from keras_transformer.config.laurel import Laurel
+from keras_transformer.config.layer_inputs import LayerInput
 from keras_transformer.config.mixers import Attention, Mixer
+from keras_transformer.config.norm import Norm
 from keras_transformer.config.options import Part, option, part
-from keras_transformer.config.weight import NORMALIZATIONS, Weight, dense_of, norm_of, weight_of
+from keras_transformer.config.weight import Weight, dense_of, norm_of, weight_of
 
-__all__ = ["Block", "Convolution", "Norm", "Residual"]
+__all__ = ["Block", "Convolution", "Residual"]
 
+# Norms of experts beside a dense layer: before them, and behind each of both.
+SPARSE_NORMS = ("sparse_norm", "sparse_output_norm", "dense_output_norm")
 ORDERS = ("post", "pre", "sandwich", "output", "parallel", "parallel_shared")
-
-
-@part
-class Norm(Part):
-    """Normalization of a block or a side: its type and its epsilon."""
-
-    type: str = option(
-        '`"layer_norm"`, `"layer_norm_no_bias"`, `"rms_norm"`, `"layer_norm_plus_one"` and '
-        '`"rms_norm_plus_one"`, which multiply by their weight plus one (Nemotron, Gemma), '
-        '`"rms_norm_no_weight"`, which has no weight (nanochat), or `"batch_norm"`, with a `stem` '
-        "only: over all positions of a batch, with moving averages outside of training (PatchTST).",
-        "layer_norm",
-        choices=tuple(NORMALIZATIONS),
-    )
-    epsilon: float = option("added to the variance.", 1e-6, positive=True)
 
 
 @part
@@ -121,6 +112,28 @@ class Block(Part):
     norm: Norm = option("the norms of the block.", Norm())
     residual: Residual = option("the residual connections of the sub-layers.", Residual())
     convolution: Convolution | None = option("a convolution parallel to both sub-layers.", None)
+    sparse: Experts | None = option(
+        "experts beside a `Dense` feed-forward layer, which read the same states with a norm of "
+        "their own. The outputs of both are normalized, each by itself, and added (Gemma 4).",
+        None,
+    )
+    layer_input: LayerInput | None = option(
+        "a last sub-layer that adds what the token has for this layer, see `Side.layer_inputs`.",
+        None,
+    )
+    laurel: Laurel | None = option(
+        "a narrow residual beside the mixer, which reads the same normalized states (Gemma 3n).",
+        None,
+    )
+    altup: AltUp | None = option(
+        "several copies of the states, of which the sub-layers compute the first. A `layer_input` "
+        "is then added to the others (Gemma 3n).",
+        None,
+    )
+    output_scale: bool = option(
+        "multiply the states behind all sub-layers by a number that no gradient trains (Gemma 4).",
+        False,
+    )
     dropout: float = option(
         "dropout rate on every sub-layer's output and on the sum of the embeddings.",
         0.0,
@@ -130,7 +143,20 @@ class Block(Part):
 
     def check(self):
         if getattr(self.mixer, "query_key_norm", None) == "per_head":
-            self.check_head_norm(self.norm)
+            self.check_head_norm(self.mixer.head_norm or self.norm)
+        if self.sparse is not None and not isinstance(self.feed_forward, Dense):
+            raise ValueError("`sparse` needs a `Dense` feed-forward layer beside the experts.")
+        if self.laurel is not None and (
+            self.residual.order not in ("pre", "sandwich")
+            or not self.residual.mixer_norm
+            or self.convolution is not None
+        ):
+            raise ValueError(
+                "`laurel` reads what the mixer reads, behind a norm: it needs the residual order "
+                f"'pre' or 'sandwich' with `mixer_norm`, and no `convolution`, received {self}."
+            )
+        if self.altup is not None and (self.output_scale or self.convolution is not None):
+            raise ValueError("`altup` cannot be combined with `output_scale` or `convolution`.")
         if self.feed_forward is None and self.residual.is_parallel:
             raise ValueError(
                 f"The residual order {self.residual.order!r} needs a feed-forward layer."
@@ -184,6 +210,14 @@ class Block(Part):
             weights += self.feed_forward.weights("feed_forward")
         if self.convolution is not None:
             weights += dense_of("convolution", "neighbours", "hidden_dim")
+        if self.sparse is not None:
+            weights += self.sparse.weights("sparse")
+            for name in SPARSE_NORMS:
+                weights += norm_of(name, kind)
+        if self.output_scale:
+            weights += weight_of("output_scale", "one")
+        for own in (self.layer_input, self.laurel, self.altup):
+            weights += () if own is None else own.weights(kind)
         for sublayer in sublayers:
             for name in self.residual.norms(sublayer):
                 weights += norm_of(name, kind)
@@ -198,6 +232,16 @@ class Block(Part):
             **({} if self.feed_forward is None else self.feed_forward.sizes),
             "hidden_dim": hidden_dim,
         }
+        if self.sparse is not None:
+            sizes |= self.sparse.sizes
+        if self.output_scale:
+            sizes["one"] = 1
+        if self.layer_input is not None:
+            sizes["layer_input_dim"] = self.layer_input.dim
+        if self.laurel is not None:
+            sizes["laurel_rank"] = self.laurel.rank
+        if self.altup is not None:
+            sizes |= self.altup.sizes
         if self.convolution is not None:
             sizes["neighbours"] = self.convolution.size * hidden_dim
         return sizes

@@ -2,8 +2,9 @@
 
 from collections.abc import Callable
 
+from keras_transformer.config.norm import Norm
 from keras_transformer.config.options import Part, option, part
-from keras_transformer.config.weight import Weight, dense_of, weight_of
+from keras_transformer.config.weight import Weight, dense_of, norm_of, weight_of
 
 __all__ = ["Dense", "Experts", "FeedForward", "Router"]
 
@@ -74,9 +75,29 @@ class Dense(FeedForward, kind="dense"):
     output_bias: bool | None = option(
         "bias of the last projection (GTE has no other). Defaults to `bias`.", None
     )
+    softmax_gate: bool = option(
+        "multiply the output by a softmax, over its features, of a projection of it (TSMixer).",
+        False,
+    )
+
+    sparsity: float = option(
+        "`gated` only. Share of the gate's values that become zero before its activation, if they "
+        "are normally distributed: those below a quantile, which the others are lowered by "
+        "(Gemma 3n).",
+        0.0,
+        rate=True,
+    )
+    gate_scale: float = option(
+        "factor of what the activation of the gate is applied to (Falcon-H1).", 1.0, positive=True
+    )
+    output_scale: float = option("factor of the output (Falcon-H1).", 1.0, positive=True)
 
     def check(self):
         super().check()
+        if self.gate_scale != 1 and not self.gated:
+            raise ValueError(f"`gate_scale` needs `gated`, received {self.gate_scale}.")
+        if self.sparsity and not self.gated:
+            raise ValueError(f"`sparsity` needs `gated`, received {self.sparsity}.")
         if self.output_bias is None:
             object.__setattr__(self, "output_bias", self.bias)
 
@@ -85,7 +106,10 @@ class Dense(FeedForward, kind="dense"):
         return self.dim
 
     def weights(self, name="feed_forward"):
-        return self._projections(name, "intermediate_dim", self.output_bias)
+        weights = self._projections(name, "intermediate_dim", self.output_bias)
+        if self.softmax_gate:
+            weights += dense_of(f"{name}/softmax_gate", "hidden_dim", "hidden_dim")
+        return weights
 
     @property
     def sizes(self):
@@ -97,10 +121,17 @@ class Router(Part):
     """How the experts of a token are chosen and weighted, from the scores of all experts."""
 
     activation: str = option(
-        'function from scores to the weights of experts: `"softmax"` over all experts, or '
-        '`"sigmoid"` of each (DeepSeek-V3).',
+        'function from scores to the weights of experts: `"softmax"` over all experts, `"sigmoid"` '
+        'of each (DeepSeek-V3), or `"sparse_mixer"`: one expert after the other, each by a softmax '
+        "over those left whose score is near the best (Phi-3.5-MoE).",
         "softmax",
-        choices=("softmax", "sigmoid"),
+        choices=("softmax", "sigmoid", "sparse_mixer"),
+    )
+    tolerance: float = option(
+        '`"sparse_mixer"`: a score is near the best if their difference, divided by the larger of '
+        "the best and the score's magnitude, is at most twice this.",
+        0.01,
+        rate=True,
     )
     correction_bias: bool = option(
         "a bias on the weights of experts for the choice of a token's experts alone, which "
@@ -125,8 +156,35 @@ class Router(Part):
         1.0,
         positive=True,
     )
+    weighted: str = option(
+        'what the weights of a token\'s experts multiply: the `"outputs"` of the experts, or their '
+        '`"inputs"` (Llama 4).',
+        "outputs",
+        choices=("outputs", "inputs"),
+    )
+    norm: Norm | None = option(
+        "norm of the states that the scores are computed from (Gemma 4). None leaves them as they "
+        "are.",
+        None,
+    )
+    score_scale: float = option("factor of the scores.", 1.0, positive=True)
+    expert_scales: bool = option(
+        "a trained factor of the weights of each expert, which then do not sum to 1 (Gemma 4).",
+        False,
+    )
+    epsilon: float = option(
+        "added to the sum of the weights of a token's experts, by which they are divided so that "
+        "they sum to 1 (1e-6 in LFM2).",
+        1e-20,
+        positive=True,
+    )
 
     def check(self):
+        if self.activation == "sparse_mixer" and (self.correction_bias or self.groups > 1):
+            raise ValueError(
+                "activation='sparse_mixer' of a router has no `correction_bias` and no `groups`, "
+                f"received {self.correction_bias} and {self.groups}."
+            )
         limit = self.group_limit
         if limit is not None and limit > self.groups:
             raise ValueError(f"group_limit={limit} of a router is more than groups={self.groups}.")
@@ -162,7 +220,11 @@ class Router(Part):
 
     def weights(self, name: str) -> tuple[Weight, ...]:
         """Return the weights besides the projection of the scores; `name` is that of the layer."""
-        return weight_of(f"{name}/correction_bias", "all_experts") if self.correction_bias else ()
+        weights = () if self.norm is None else norm_of(f"{name}/router_norm", self.norm.type)
+        weights += weight_of(f"{name}/expert_scales", "all_experts") if self.expert_scales else ()
+        if self.correction_bias:
+            weights += weight_of(f"{name}/correction_bias", "all_experts")
+        return weights
 
 
 @part

@@ -11,10 +11,11 @@ from collections.abc import Iterable, Mapping
 from types import SimpleNamespace
 from typing import Any
 
-from keras_transformer.config.block import Block, Convolution, Norm, Residual
+from keras_transformer.config.block import Block, Convolution, Residual
 from keras_transformer.config.feed_forward import Dense, Experts, FeedForward
 from keras_transformer.config.inputs import StemConfig, Tokens
 from keras_transformer.config.mixers import SCORES, Attention, Mixer
+from keras_transformer.config.norm import Norm
 from keras_transformer.config.options import Part, check_option, option, part, refuse_unknown
 from keras_transformer.config.outputs import (
     PROJECTORS,
@@ -36,6 +37,7 @@ from keras_transformer.config.positions import (
 from keras_transformer.config.score_bias import (
     ALiBi,
     Disentangled,
+    GatedRelativeBias,
     GridBias,
     RelativeBias,
     ScoreBias,
@@ -82,7 +84,7 @@ _ATTENTION = {
 _FEED_FORWARD = {
     "activation": "activation", "gated": "gated", "gate_limit": "gate_limit", "use_bias": "bias",
 }  # fmt: skip
-_DENSE = {"feed_forward_output_bias": "output_bias"}
+_DENSE = {"feed_forward_output_bias": "output_bias", "softmax_gate": "softmax_gate"}
 _EXPERTS = {
     "num_experts": "number",
     "experts_per_token": "per_token",
@@ -154,9 +156,11 @@ _PLACEHOLDERS = {
     "placeholder_id": "token_id",
     "placeholder_visibility": "visibility",
     "place_class_token": "class_token",
+    "stacked_layers": "stacked_layers",
 }
 _PROJECTOR = {
     "projector": "type", "projector_activation": "activation", "projector_bias": "bias",
+    "projector_pool": "pool", "projector_separator": "separator",
 }  # fmt: skip
 # Options that choose an attention pattern.
 PATTERN = (*_WINDOW, *_BLOCKS)
@@ -201,7 +205,8 @@ class _Keywords:
     )
     mixer: Mixer | None = option(
         "a mixer in place of attention: a dict with the `kind` of a `config.Mixer` and its values, "
-        'such as `{"kind": "short_convolution", "size": 3}`.',
+        'such as `{"kind": "short_convolution", "size": 3}`; or an attention with values that have '
+        'no keyword, `{"kind": "attention", ...}`.',
         None,
     )
     num_decoder_layers: int | None = option(
@@ -370,7 +375,10 @@ class _Keywords:
     projector: str = option(
         "`\"seq2seq\"` only. Layers that map the encoder's states to the decoder's width: "
         '`"none"`, one `"linear"` layer (PaliGemma, and models with cross-attention), a '
-        '`"normalized"` one (GIT), or two, `"mlp"` (LLaVA).',
+        '`"normalized"` one (GIT), one on a norm of the means of squares of patches, `"pooled"` '
+        '(Gemma 3), one on the joined states of such squares, `"shuffled"` (Idefics 3), two, '
+        '`"mlp"` (LLaVA), two on a norm of joined states, `"shuffled_mlp"` (InternVL), or on '
+        'joined states that are normalized before, `"merged"` (Qwen2-VL).',
         "none",
         of="model",
         choices=PROJECTORS,
@@ -627,7 +635,8 @@ def side(values: Mapping[str, Any], kind: str) -> Side:
                 "between layers."
             )
         layers.append(block(merged))
-    if not any(isinstance(each.mixer, Attention) for each in (block_of, *layers)):
+    mixers = [mixer for each in (block_of, *layers) for mixer in each.mixer.every_mixer]
+    if not any(isinstance(mixer, Attention) for mixer in mixers):
         _refuse_attention(values)
     if values.get("token_projection"):
         projection = "tokens"
@@ -1074,9 +1083,46 @@ def block_values(one: Block) -> dict[str, Any]:
 
 
 def _mixer_values(one: Mixer) -> dict[str, Any]:
-    if isinstance(one, Attention):
+    if isinstance(one, Attention) and _has_keywords(one):
         return {**_attention_values(one), "mixer": None}
     return {"mixer": one.to_dict()}
+
+
+# Values of an attention that only the part itself can say.
+_OF_PART = frozenset(field.name for field in dataclasses.fields(Attention)) - {
+    *_ATTENTION.values(), "bias", "query_key_norm", "scale", "score", "slots", "position",
+    "score_bias", "pattern",
+}  # fmt: skip
+
+
+def _has_keywords(one: Attention) -> bool:
+    """Return whether keywords describe an attention: all of its values and its parts."""
+    usual = all(
+        getattr(one, field.name) == field.default
+        for field in dataclasses.fields(one)
+        if field.name in _OF_PART
+    )
+    own = (getattr(one.position, name, None) for name in ("pairs", "position_axes"))
+    known = isinstance(one.position, Rotary | None) and all(value is None for value in own)
+    known = known and not isinstance(one.score_bias, GatedRelativeBias)
+    return usual and known and isinstance(one.pattern, Window | Blocks | None)
+
+
+def _stated_mixers(one: Mixer) -> tuple[Mixer, ...]:
+    """Return the mixers that the keyword `mixer` states."""
+    by_keywords = isinstance(one, Attention) and _has_keywords(one)
+    return () if by_keywords else one.every_mixer
+
+
+def within_mixers(config: Any, values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the new values of attention, if some layer states its attention as a `mixer`."""
+    blocks = (block for name in config.side_names for block in getattr(config, name).every_block)
+    stated = (mixer for block in blocks for mixer in _stated_mixers(block.mixer))
+    if not any(isinstance(each, Attention) for each in stated):
+        return {}
+    present = config.flat
+    named = (name for name in values if name in _OF_ATTENTION)
+    return {name: values[name] for name in named if values[name] != present.get(name)}
 
 
 def _feed_forward_values(one: FeedForward | None) -> dict[str, Any]:
@@ -1114,7 +1160,7 @@ def _attention_values(one: Attention) -> dict[str, Any]:
         values |= _given(bias, _BUCKETS)
     elif isinstance(bias, ALiBi):
         values |= {"position": "alibi", **_given(bias, _ALIBI)}
-    if one.position is not None:
+    if isinstance(one.position, Rotary):
         values |= {"position": "rotary", **rotary_values(one.position)}
     if isinstance(one.pattern, Window):
         values |= _given(one.pattern, _WINDOW)
@@ -1195,6 +1241,7 @@ def changed(part_: Any, values: Mapping[str, Any]) -> Any:
     Raises:
         ValueError: if a name stands for a choice of parts, or none of the parts has the value.
     """
+    wanted: dict[type[Part], dict[str, Any]] = {}
     for name, value in values.items():
         if name not in _VALUES:
             raise ValueError(
@@ -1204,24 +1251,35 @@ def changed(part_: Any, values: Mapping[str, Any]) -> Any:
         known, ours = _VALUES[name]
         if value is not None:
             check_option(name, value, FIELDS[name])
-        part_, found = _changed(part_, known, ours, value)
-        if not found and value != DEFAULTS[name]:
+        wanted.setdefault(known, {})[ours] = value
+    found: set[type[Part]] = set()
+    part_ = _changed(part_, wanted, found)
+    for name, value in values.items():
+        if _VALUES[name][0] not in found and value != DEFAULTS[name]:
             raise ValueError(f"The model has no part with the value `{name}`.")
     return part_
 
 
-def _changed(one: Any, known: type[Part], ours: str, value: Any) -> tuple[Any, bool]:
-    """Return a part with a value changed in all parts of a type, and whether any was found."""
+def _changed(one: Any, wanted: Mapping[type[Part], Mapping], found: set[type[Part]]) -> Any:
+    """Return a part with all values changed at once, in all parts of a type.
+
+    Args:
+        one: a part, a tuple of parts, or another value.
+        wanted: the new values by the type of the part that has them.
+        found: set of types, to which those are added of which there is a part.
+    """
     if isinstance(one, tuple):
-        each = [_changed(x, known, ours, value) for x in one]
-        return tuple(x for x, _ in each), any(found for _, found in each)
+        return tuple(_changed(each, wanted, found) for each in one)
     if not isinstance(one, Part):
-        return one, False
-    own, found = {}, isinstance(one, known)
+        return one
+    own = {}
     for field in dataclasses.fields(one):
-        new, there = _changed(getattr(one, field.name), known, ours, value)
-        if there:
-            own[field.name], found = new, True
-    if isinstance(one, known):
-        own[ours] = value
-    return (one.replace(**own) if own else one), found
+        before = getattr(one, field.name)
+        after = _changed(before, wanted, found)
+        if after is not before and after != before:
+            own[field.name] = after
+    for known, values in wanted.items():
+        if isinstance(one, known):
+            found.add(known)
+            own |= values
+    return one.replace(**own) if own else one

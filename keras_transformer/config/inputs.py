@@ -19,6 +19,11 @@ class StemConfig(Part):
         return None
 
     @property
+    def num_positions(self) -> int | None:
+        """Number of states that have a position, if learned ones are added. None as above."""
+        return self.num_states
+
+    @property
     def weights(self) -> tuple[Weight, ...]:
         """Weights of the layers, with axes named after the side's sizes or `sizes`."""
         return ()
@@ -42,6 +47,12 @@ class Tokens(StemConfig, kind="tokens"):
     )
     segments: int = option(
         "number of token types. 0 omits the segment embedding.", 0, of="side", least=0
+    )
+    segment_use: str = option(
+        'what token types are for: their embeddings are `"added"` to those of the tokens, or they '
+        'are `"compared"` by `RelativeSinusoids` (XLNet).',
+        "added",
+        choices=("added", "compared"),
     )
     dropped_id: int | None = option(
         "id of a token without an embedding, the mask: its embedding is zero, and the other "
@@ -72,9 +83,14 @@ class Tokens(StemConfig, kind="tokens"):
         return width**0.5 if self.scale == "sqrt" else self.scale
 
     @property
+    def has_segment_embedding(self) -> bool:
+        """Whether embeddings of token types are added."""
+        return bool(self.segments) and self.segment_use == "added"
+
+    @property
     def weights(self):
         table = weight_of("segment_embedding/embeddings", "segments", "embedded")
-        return table if self.segments else ()
+        return table if self.has_segment_embedding else ()
 
     def sizes(self, width: int):
         return {"segments": self.segments}

@@ -1,20 +1,29 @@
 """Mixers: the layers of a block that exchange information between tokens, such as attention."""
 
+import dataclasses
 from collections.abc import Callable
 from typing import ClassVar
 
-from keras_transformer.config.feed_forward import ACTIVATIONS
+from keras_transformer.config.feed_forward import ACTIVATIONS, Dense
+from keras_transformer.config.norm import Norm
 from keras_transformer.config.options import Part, option, part
 from keras_transformer.config.pattern import Pattern
 from keras_transformer.config.positions import Rotation
-from keras_transformer.config.score_bias import Disentangled, ScoreBias
+from keras_transformer.config.score_bias import (
+    Disentangled,
+    GatedRelativeBias,
+    RelativeSinusoids,
+    ScoreBias,
+)
 from keras_transformer.config.weight import Weight, dense_of, norm_of, weight_of
+from keras_transformer.support.checking import is_number, shorten
 
 __all__ = [
-    "Attention", "Fourier", "GatedDelta", "LatentAttention", "Mixer", "ShortConvolution",
-    "StateSpace",
+    "Attention", "Fourier", "GatedDelta", "GeneralizedDelta", "LatentAttention", "LinearRecurrence",
+    "Mixer", "ShiftedFeedForward", "ShortConvolution", "StateSpace", "TokenMixing",
 ]  # fmt: skip
 
+GATE_VALUES = 8  # outputs of the projection of a gated relative bias, four for each of two gates
 SCORES = ("scaled_dot", "dot", "general", "additive", "cosine", "location")
 
 
@@ -36,6 +45,20 @@ class Mixer(Part):
     name: ClassVar[str] = "mixer"
     bidirectional: ClassVar[bool] = False
     attends: ClassVar[bool] = False
+
+    @property
+    def takes_earlier(self) -> bool:
+        """Whether the layer is given what an earlier one returned `for_later` layers."""
+        return False
+
+    def takes_from(self, earlier: "Mixer") -> bool:
+        """Return whether an earlier layer with this mixer has what the layer takes."""
+        return False
+
+    @property
+    def has_cache(self) -> bool:
+        """Whether the layer has a cache of its own, instead of the earlier layer's."""
+        return True
 
     def for_width(self, hidden_dim: int) -> "Mixer":
         """Return the mixer with the sizes that follow from the width of the states.
@@ -61,6 +84,11 @@ class Mixer(Part):
     def sizes(self, hidden_dim: int) -> dict[str, int]:
         """Return the sizes of the weight axes that the side does not define, by name."""
         return {}
+
+    @property
+    def every_mixer(self) -> "tuple[Mixer, ...]":
+        """The mixer itself, or those that it consists of."""
+        return (self,)
 
     @property
     def uses_positions(self) -> bool:
@@ -130,6 +158,24 @@ class Attention(Mixer, kind="attention"):
         None,
         choices=(None, "head", "rotated", "across", "per_head"),
     )
+    head_norm: Norm | None = option(
+        "the norms of `query_key_norm`. Defaults to norms like the block's.", None
+    )
+    value_norm: Norm | None = option(
+        "the norm of each head's values (Gemma 4). None leaves them as they are.", None
+    )
+    value_source: str = option(
+        'what values are: `"own"` projections of the states, or the projected `"keys"`, before '
+        "their norm and rotation (Gemma 4).",
+        "own",
+        choices=("own", "keys"),
+    )
+    key_source: str = option(
+        'whose keys and values are attended to: those of the `"own"` layer, or of the last '
+        '`"earlier"` layer that has its own ones and the same pattern (Gemma 4). For decoders.',
+        "own",
+        choices=("own", "earlier"),
+    )
     scale: float | None = option(
         "factor of the scores. Defaults to `head_dim ** -0.5`; T5 uses 1.", None, positive=True
     )
@@ -177,10 +223,33 @@ class Attention(Mixer, kind="attention"):
                 "`num_heads` must be a multiple of `num_key_value_heads`, received "
                 f"{self.num_heads} and {self.num_key_value_heads}."
             )
+        if self.head_norm is not None and self.query_key_norm is None:
+            raise ValueError("`head_norm` needs a `query_key_norm`, received None.")
+        if self.key_source == "earlier":
+            own = {"score_bias": self.score_bias, "value_norm": self.value_norm}
+            own["value_source"] = None if self.value_source == "own" else self.value_source
+            found = next((name for name, value in own.items() if value is not None), None)
+            if found is not None:
+                raise ValueError(f"key_source='earlier' and `{found}` cannot be combined.")
         if self.score != "scaled_dot" and self.scale is not None:
             raise ValueError(f"`score_scale` needs score='scaled_dot', received {self.score!r}.")
         if isinstance(self.score_bias, Disentangled) and self.score != "scaled_dot":
             raise ValueError(f"`disentangled` needs score='scaled_dot', received {self.score!r}.")
+        if isinstance(self.score_bias, RelativeSinusoids):
+            plain = self.score == "scaled_dot" and self.pattern is None
+            if not plain or self.num_key_value_heads != self.num_heads:
+                raise ValueError(
+                    "`RelativeSinusoids` need score='scaled_dot', no pattern and as many heads of "
+                    f"keys as of queries, received {self}."
+                )
+        plain = self.has_values or self.pattern is None
+        if not plain and (self.pattern.weights("", True, True)):
+            raise ValueError(
+                f"{self.pattern} needs projections of keys and of values of the layer's own, "
+                f"received key_source={self.key_source!r}, value_source={self.value_source!r}."
+            )
+        if isinstance(self.score_bias, GatedRelativeBias) and self.pattern is not None:
+            raise ValueError(f"A gated relative bias and {self.pattern} cannot be combined.")
         if self.position is not None and getattr(self.pattern, "global_projection", False):
             raise ValueError("`global_projection` and rotary positions cannot be combined.")
 
@@ -196,6 +265,11 @@ class Attention(Mixer, kind="attention"):
         return self.replace(head_dim=hidden_dim // self.num_heads)
 
     def for_side(self, hidden_dim, max_length):
+        if isinstance(self.score_bias, GatedRelativeBias) and hidden_dim % self.num_heads:
+            raise ValueError(
+                "A gated relative bias divides the states by heads: `hidden_dim` must be a "
+                f"multiple of `num_heads`, received {hidden_dim} and {self.num_heads}."
+            )
         mixer, rotary = self.for_width(hidden_dim), self.position
         if self.score == "location" and self.slots is None:
             mixer = mixer.replace(slots=max_length)
@@ -210,12 +284,14 @@ class Attention(Mixer, kind="attention"):
             "additive": ("head_dim",),
             "location": ("head_dim", "slots"),
         }
-        weights = (
-            *dense_of(f"{name}/query", "hidden_dim", "query_heads", biases["query"]),
-            *dense_of(f"{name}/key", inputs, "key_heads", biases["key"]),
-            *dense_of(f"{name}/value", inputs, "key_heads", biases["value"]),
-            *dense_of(f"{name}/output", "query_heads", "hidden_dim", self.output_bias),
-        )
+        weights = dense_of(f"{name}/query", "hidden_dim", "query_heads", biases["query"])
+        if self.has_keys:
+            weights += dense_of(f"{name}/key", inputs, "key_heads", biases["key"])
+        if self.has_values:
+            weights += dense_of(f"{name}/value", inputs, "key_heads", biases["value"])
+        weights += dense_of(f"{name}/output", "query_heads", "hidden_dim", self.output_bias)
+        if self.value_norm is not None:
+            weights += norm_of(f"{name}/value_norm", self.value_norm.type, "head_dim")
         if self.output_gate:
             weights += dense_of(f"{name}/gate", "hidden_dim", "query_heads", self.bias)
         if self.pattern is not None:
@@ -223,13 +299,21 @@ class Attention(Mixer, kind="attention"):
         if isinstance(self.score_bias, Disentangled) and self.score_bias.projections == "own":
             weights += dense_of(f"{name}/position_query", "hidden_dim", "query_heads", self.bias)
             weights += dense_of(f"{name}/position_key", "hidden_dim", "key_heads", self.bias)
+        if isinstance(self.score_bias, RelativeSinusoids):
+            weights += self.score_bias.of_mixer(name)
+        if isinstance(self.score_bias, GatedRelativeBias):
+            weights += dense_of(f"{name}/bias_gate", "states_of_head", "gate_values")
+            weights += weight_of(f"{name}/bias_gate_scale", "num_heads")
         if self.query_key_norm == "per_head":
             weights += weight_of(f"{name}/query_norm/gamma", "each_head", "head_dim")
-            weights += weight_of(f"{name}/key_norm/gamma", "each_key_head", "head_dim")
+            if self.has_keys:
+                weights += weight_of(f"{name}/key_norm/gamma", "each_key_head", "head_dim")
         elif self.query_key_norm is not None:
             across = self.query_key_norm == "across"
+            norm = norm if self.head_norm is None else self.head_norm.type
             weights += norm_of(f"{name}/query_norm", norm, "all_queries" if across else "head_dim")
-            weights += norm_of(f"{name}/key_norm", norm, "all_keys" if across else "head_dim")
+            if self.has_keys:
+                weights += norm_of(f"{name}/key_norm", norm, "all_keys" if across else "head_dim")
         if self.score in shape:
             weights += weight_of(f"{name}/score/kernel", "num_heads", *shape[self.score])
         elif self.score == "cosine":
@@ -247,8 +331,12 @@ class Attention(Mixer, kind="attention"):
             # Named apart from `query_heads`, since each device holds these axes whole.
             "all_queries": heads * width,
             "all_keys": key_heads * width,
+            "states_of_head": hidden_dim // heads,
+            "gate_values": GATE_VALUES,
+            "one": 1,
             "each_head": heads,
             "each_key_head": key_heads,
+            "both": 2,
         }
 
     @property
@@ -260,6 +348,29 @@ class Attention(Mixer, kind="attention"):
         return {"num_heads": self.num_heads, "num_key_value_heads": self.num_key_value_heads}
 
     @property
+    def has_keys(self) -> bool:
+        """Whether the layer has keys and values of its own."""
+        return self.key_source == "own"
+
+    @property
+    def takes_earlier(self):
+        return not self.has_keys
+
+    def takes_from(self, earlier):
+        sizes = ("pattern", "num_key_value_heads", "head_dim")
+        alike = all(getattr(self, name) == getattr(earlier, name, None) for name in sizes)
+        return isinstance(earlier, Attention) and earlier.has_keys and alike
+
+    @property
+    def has_cache(self):
+        return self.has_keys
+
+    @property
+    def has_values(self) -> bool:
+        """Whether the layer projects its values apart from its keys."""
+        return self.has_keys and self.value_source == "own"
+
+    @property
     def of_another_side(self) -> "Attention":
         """The same attention as cross-attention: without positions, position bias and pattern."""
         return self.replace(position=None, score_bias=None, pattern=None)
@@ -269,10 +380,14 @@ class Attention(Mixer, kind="attention"):
         if isinstance(self.score_bias, Disentangled):  # with each relative position
             states = self.score_bias.num_buckets * self.num_heads * self.head_dim
             total += (queries + keys) * states
+        if isinstance(self.score_bias, RelativeSinusoids):  # with each distance
+            total += queries * 2 * keys * self.num_heads * self.head_dim
         return total
 
     def cached(self, hidden_dim):
         receptive_field = None if self.pattern is None else self.pattern.receptive_field
+        if not self.has_keys:
+            return 0, 0, receptive_field
         return self.num_key_value_heads, self.head_dim, receptive_field
 
 
@@ -289,6 +404,46 @@ class Fourier(Mixer, kind="fourier"):
 
     def cached(self, hidden_dim):
         raise ValueError("A Fourier transform reads whole texts, so it has no cache.")
+
+
+@part
+class TokenMixing(Mixer, kind="token_mixing"):
+    """`layers.mixers.token_mixing.TokenMixer`: a feed-forward layer over the tokens (MLP-Mixer)."""
+
+    layer = "keras_transformer.layers.mixers.token_mixing:TokenMixer"
+    bidirectional = True
+
+    length: int = option("number of tokens, the same for all inputs.", least=1)
+    dim: int = option("width of the feed-forward layer.", least=1)
+    activation: str = option("one of `config.ACTIVATIONS`.", "gelu", choices=ACTIVATIONS)
+    softmax_gate: bool = option(
+        "multiply the output by a softmax, over the tokens, of a projection of it (TSMixer).", False
+    )
+
+    @property
+    def feed_forward(self) -> Dense:
+        """The feed-forward layer, which all features share."""
+        return Dense(dim=self.dim, activation=self.activation, softmax_gate=self.softmax_gate)
+
+    def weights(self, name, norm, inputs="hidden_dim"):
+        axes = {"hidden_dim": "mixed_tokens", "intermediate_dim": "mixing_dim"}
+        return tuple(
+            dataclasses.replace(each, axes=tuple(axes[axis] for axis in each.axes))
+            for each in self.feed_forward.weights(f"{name}/tokens")
+        )
+
+    def sizes(self, hidden_dim):
+        return {"mixed_tokens": self.length, "mixing_dim": self.dim}
+
+    def pair_products(self, queries, keys, hidden_dim):
+        # The kernels multiply each feature of the states, and not each token.
+        kernels = 2 * self.dim + self.softmax_gate * self.length
+        return kernels * self.length * (hidden_dim - queries)
+
+    def cached(self, hidden_dim):
+        raise ValueError(
+            "A feed-forward layer over the tokens reads whole inputs: it has no cache."
+        )
 
 
 @part
@@ -484,6 +639,22 @@ class StateSpace(Mixer, kind="state_space"):
     )
     convolution_bias: bool = option("bias of the convolution.", True)
     bias: bool = option("biases of the projections.", False)
+    gated_norm: str = option(
+        'the norm of the outputs: `"after_gate"`, `"before_gate"`, or `"none"` beside the gate '
+        "(Falcon-H1).",
+        "after_gate",
+        choices=("after_gate", "before_gate", "none"),
+    )
+    projection_scales: tuple | list | None = option(
+        "factors of the projected gates, of the features, of the projections into and out of the "
+        "states, and of the steps: five positive numbers (Falcon-H1). None for factors of 1.",
+        None,
+    )
+    least_step: float | None = option(
+        "smallest step of a token, to which smaller ones are raised (Nemotron-H).",
+        None,
+        positive=True,
+    )
     chunk_size: int = option(
         "number of tokens whose pairs are computed at once; no output depends on it.",
         256,
@@ -497,6 +668,12 @@ class StateSpace(Mixer, kind="state_space"):
             raise ValueError(
                 "`num_heads` of a state space must be a multiple of `num_groups`, received "
                 f"{self.num_heads} and {self.num_groups}."
+            )
+        scales = self.projection_scales
+        positive = all(is_number(each) and 0 < each < 1e30 for each in scales or ())
+        if scales is not None and (len(scales) != 5 or not positive):
+            raise ValueError(
+                f"`projection_scales` must be five positive numbers, received {shorten(scales)}."
             )
 
     @property
@@ -518,7 +695,7 @@ class StateSpace(Mixer, kind="state_space"):
             *weight_of(f"{convolution}/kernel", "kernel_size", "mixed_dim"),
             *bias,
             *(weight for path in each for weight in weight_of(path, "state_heads")),
-            *weight_of(f"{name}/norm/scale", "inner_dim"),
+            *(() if self.gated_norm == "none" else weight_of(f"{name}/norm/scale", "inner_dim")),
             *dense_of(f"{name}/output", "inner_dim", "hidden_dim", self.bias),
         )
 
@@ -550,8 +727,9 @@ class StateSpace(Mixer, kind="state_space"):
 class GatedDelta(Mixer, kind="gated_delta"):
     """`layers.mixers.gated_delta.GatedDeltaRule`: an associative memory of keys and values.
 
-    Each head keeps a matrix, which fades by a factor. A token replaces a share of what the matrix
-    returns for the token's key by the token's value, and reads with its query.
+    Each head keeps a matrix, which fades by a factor, or by one for each feature of keys. A token
+    replaces a share of what the matrix returns for the token's key by the token's value, and reads
+    with its query.
     """
 
     layer = "keras_transformer.layers.mixers.gated_delta:GatedDeltaRule"
@@ -575,13 +753,29 @@ class GatedDelta(Mixer, kind="gated_delta"):
         1.0,
         positive=True,
     )
+    decay: str = option(
+        'what fades by a factor of its own: the matrix of each `"head"`, or its rows, for each '
+        '`"feature"` of keys (Kimi Delta Attention).',
+        "head",
+        choices=("head", "feature"),
+    )
+    rank: int | None = option(
+        "width of two narrow projections of the states, from which the factors and the gate are "
+        "projected (Kimi Delta Attention). None projects both from the states themselves.",
+        None,
+        least=1,
+    )
+    gate_activation: str = option(
+        "activation of the gate of the output.", "silu", choices=("silu", "sigmoid")
+    )
     epsilon: float | None = option(
         "epsilon of the norm of each head's output. Defaults to that of the block's norm.",
         None,
         positive=True,
     )
     chunk_size: int = option(
-        "number of tokens whose pairs are computed at once; no output depends on it.",
+        "number of tokens whose pairs are computed at once; no output depends on it. With "
+        '`decay="feature"` each pair takes `key_dim` numbers of memory, and 16 is a good size.',
         64,
         least=1,
         most=2**16,
@@ -604,14 +798,25 @@ class GatedDelta(Mixer, kind="gated_delta"):
         """Number of features of queries, keys and values, which the convolutions read."""
         return 2 * self.num_key_heads * self.key_dim + self.num_value_heads * self.value_dim
 
+    @property
+    def num_decays(self) -> int:
+        """Number of factors of a token: one for each head, or for each feature of its keys."""
+        return self.num_value_heads * (self.key_dim if self.decay == "feature" else 1)
+
     def weights(self, name, norm, inputs="hidden_dim"):
         dims = {"query": "state_keys", "key": "state_keys", "value": "state_values"}
-        heads = {"gate": "state_values", "step": "state_heads", "strength": "state_heads"}
+        narrow = {"gate": "state_values", "step": "state_decays"}
+        inputs_of = "hidden_dim" if self.rank is None else "state_rank"
+        denses = {part: ("hidden_dim", dim) for part, dim in dims.items()}
+        denses |= {part: (inputs_of, dim) for part, dim in narrow.items()}
+        denses["strength"] = ("hidden_dim", "state_heads")
+        if self.rank is not None:
+            denses |= {f"{part}_down": ("hidden_dim", "state_rank") for part in narrow}
         return (
             *(
                 weight
-                for part, dim in (dims | heads).items()
-                for weight in dense_of(f"{name}/{part}", "hidden_dim", dim, False)
+                for part, (before, after) in denses.items()
+                for weight in dense_of(f"{name}/{part}", before, after, False)
             ),
             *(
                 weight
@@ -619,7 +824,7 @@ class GatedDelta(Mixer, kind="gated_delta"):
                 for weight in weight_of(f"{name}/{part}_convolution/kernel", "kernel_size", dim)
             ),
             *weight_of(f"{name}/decay", "state_heads"),
-            *weight_of(f"{name}/step_bias", "state_heads"),
+            *weight_of(f"{name}/step_bias", "state_decays"),
             *weight_of(f"{name}/norm/scale", "state_value"),
             *dense_of(f"{name}/output", "state_values", "hidden_dim", False),
         )
@@ -628,6 +833,8 @@ class GatedDelta(Mixer, kind="gated_delta"):
         return {
             "kernel_size": self.convolution_size,
             "state_heads": self.num_value_heads,
+            "state_decays": self.num_decays,
+            "state_rank": self.rank or 0,
             "state_keys": self.num_key_heads * self.key_dim,
             "state_values": self.num_value_heads * self.value_dim,
             "state_value": self.value_dim,
@@ -642,15 +849,236 @@ class GatedDelta(Mixer, kind="gated_delta"):
         # to chunk a product of matrices as wide as the keys.
         chunk = min(self.chunk_size, keys)
         pairs = chunk * (3 * self.key_dim + 2 * self.value_dim)
+        pairs += 2 * chunk * self.key_dim if self.decay == "feature" else 0
         passed = (self.key_dim + self.value_dim) * self.key_dim
         passed += self.key_dim * self.key_dim * self.value_dim // chunk + 2 * matrix
         return queries * self.num_value_heads * (pairs + passed)
 
     def kept_numbers(self, hidden_dim):
-        chunk = 4 * self.num_value_heads * self.chunk_size  # decays, scores and systems
+        each = 3 + (self.key_dim if self.decay == "feature" else 1)
+        chunk = each * self.num_value_heads * self.chunk_size  # decays, scores and systems
         heads = self.num_value_heads * (5 * self.key_dim + 6 * self.value_dim)
         return chunk + heads + (self.convolution_size + 3) * self.mixed_dim
 
     def cached(self, hidden_dim):
         last = (self.convolution_size - 1, self.mixed_dim)
         return 0, 0, 1, (last, (self.num_value_heads, self.key_dim, self.value_dim))
+
+
+@part
+class LinearRecurrence(Mixer, kind="linear_recurrence"):
+    """`layers.mixers.linear_recurrence.GatedLinearRecurrence`: states of one number each (RG-LRU).
+
+    Each feature is a state by itself, which fades by a factor of its own. Gates that depend on the
+    token slow the fading and weaken what the token adds.
+    """
+
+    layer = "keras_transformer.layers.mixers.linear_recurrence:GatedLinearRecurrence"
+
+    state_dim: int = option("number of states, the width within the mixer.", least=1)
+    num_heads: int = option(
+        "number of equal parts of the states; the gates of each depend on its own features alone.",
+        least=1,
+    )
+    convolution_size: int = option(
+        "number of tokens that the convolution before the recurrence sees.", 4, least=2, most=1024
+    )
+    activation: str = option(
+        "activation of the branch that the states are multiplied by.",
+        "gelu_tanh",
+        choices=ACTIVATIONS,
+    )
+    chunk_size: int = option(
+        "number of tokens whose states are computed at once; no output depends on it.",
+        64,
+        least=1,
+        most=2**16,
+        changeable=True,
+    )
+
+    def check(self):
+        if self.state_dim % self.num_heads:
+            raise ValueError(
+                "`state_dim` of a linear recurrence must be a multiple of `num_heads`, received "
+                f"{self.state_dim} and {self.num_heads}."
+            )
+
+    def weights(self, name, norm, inputs="hidden_dim"):
+        convolution = f"{name}/short_convolution"
+        gates = (f"{name}/{gate}" for gate in ("input_gate", "recurrence_gate"))
+        return (
+            *dense_of(f"{name}/input", "hidden_dim", "state_dim"),
+            *dense_of(f"{name}/gate", "hidden_dim", "state_dim"),
+            *weight_of(f"{convolution}/kernel", "kernel_size", "state_dim"),
+            *weight_of(f"{convolution}/bias", "state_dim"),
+            *(
+                weight
+                for gate in gates
+                for weight in (
+                    *weight_of(f"{gate}/kernel", "state_heads", "state_head", "state_head"),
+                    *weight_of(f"{gate}/bias", "state_heads", "state_head"),
+                )
+            ),
+            *weight_of(f"{name}/decay", "state_dim"),
+            *dense_of(f"{name}/output", "state_dim", "hidden_dim"),
+        )
+
+    def sizes(self, hidden_dim):
+        return {
+            "state_dim": self.state_dim,
+            "state_heads": self.num_heads,
+            "state_head": self.state_dim // self.num_heads,
+            "kernel_size": self.convolution_size,
+        }
+
+    def pair_products(self, queries, keys, hidden_dim):
+        # Each doubling multiplies states and factors.
+        doublings = 0 if queries == 1 else (min(self.chunk_size, keys) - 1).bit_length()
+        return queries * self.state_dim * (1 + 2 * doublings)
+
+    def kept_numbers(self, hidden_dim):
+        doublings = (self.chunk_size - 1).bit_length()
+        return self.state_dim * (self.convolution_size + 10 + 2 * doublings)
+
+    def cached(self, hidden_dim):
+        # The last number is 1 behind the first token, which enters the states whole.
+        last = (self.convolution_size - 1, self.state_dim)
+        return 0, 0, 1, (last, (self.state_dim,), (1,))
+
+
+@part
+class GeneralizedDelta(Mixer, kind="generalized_delta"):
+    """`layers.mixers.generalized_delta.GeneralizedDeltaRule`: RWKV-7's associative memory.
+
+    Each head keeps a matrix, whose rows fade by a factor each. A token takes from the matrix a
+    share of what it returns for one key, with a share of its own for each row, adds its value under
+    another key, and reads. Every projection reads a mixture of the token and the one before. From
+    the second such layer on, the values are mixed with those of the first.
+    """
+
+    layer = "keras_transformer.layers.mixers.generalized_delta:GeneralizedDeltaRule"
+
+    head_dim: int = option("width of one head of queries, keys and values.", 64, least=1)
+    decay_rank: int = option("width of the projection for the factors of the rows.", 64, least=1)
+    rate_rank: int = option(
+        "width of the projection for the shares of the rows that a token takes.", 64, least=1
+    )
+    gate_rank: int = option("width of the projection for the gate.", 128, least=1)
+    value_rank: int | None = option(
+        "width of the projection for how much of the values is those of the first layer. None in "
+        "the first layer, whose values the later ones take.",
+        None,
+        least=1,
+    )
+    epsilon: float = option("epsilon of the norm of each head's output.", 64e-5, positive=True)
+    chunk_size: int = option(
+        "number of tokens whose pairs are computed at once; no output depends on it. Each pair "
+        "takes `head_dim` numbers of memory.",
+        16,
+        least=1,
+        most=2**16,
+        changeable=True,
+    )
+
+    # What a projection reads: the token, and a trained share of the difference to the one before.
+    shifted: ClassVar[tuple[str, ...]] = ("query", "decay", "key", "value", "rate", "gate")
+    # The vectors beside the projections.
+    vectors: ClassVar[tuple[str, ...]] = ("decay", "rate", "removal_scale", "rate_scale")
+
+    def for_width(self, hidden_dim):
+        if hidden_dim % self.head_dim:
+            raise ValueError(
+                f"head_dim={self.head_dim} of a generalized delta rule must divide "
+                f"hidden_dim={hidden_dim}."
+            )
+        return self
+
+    @property
+    def takes_earlier(self):
+        return self.value_rank is not None
+
+    def takes_from(self, earlier):
+        return isinstance(earlier, GeneralizedDelta) and not earlier.takes_earlier
+
+    @property
+    def ranks(self) -> dict[str, int]:
+        """Widths of the narrow projections, by name."""
+        given = {"decay": self.decay_rank, "rate": self.rate_rank, "gate": self.gate_rank}
+        return given if self.value_rank is None else {**given, "mixing": self.value_rank}
+
+    def weights(self, name, norm, inputs="hidden_dim"):
+        width = "hidden_dim"
+        vectors = [*(f"{each}_share" for each in self.shifted), *self.vectors]
+        vectors += [] if self.value_rank is None else ["mixing"]
+        denses = [(each, width, width) for each in ("query", "key", "value", "output")]
+        for each in self.ranks:
+            rank = f"{each}_rank"
+            denses += [(f"{each}_down", width, rank), (f"{each}_up", rank, width)]
+        return (
+            *(weight for each in vectors for weight in weight_of(f"{name}/{each}", width)),
+            *(
+                weight
+                for each in denses
+                for weight in dense_of(f"{name}/{each[0]}", *each[1:], False)
+            ),
+            *weight_of(f"{name}/bonus", "each_head", "state_head"),
+            *weight_of(f"{name}/norm/gamma", width),
+            *weight_of(f"{name}/norm/beta", width),
+        )
+
+    def sizes(self, hidden_dim):
+        return {
+            "each_head": hidden_dim // self.head_dim,
+            "state_head": self.head_dim,
+            **{f"{name}_rank": rank for name, rank in self.ranks.items()},
+        }
+
+    def pair_products(self, queries, keys, hidden_dim):
+        if queries == 1:  # what a matrix returns for two keys, and two changes of it
+            return 4 * hidden_dim * self.head_dim
+        # In chunks: four tables of scores, the solution of two systems, outputs, and a matrix from
+        # chunk to chunk.
+        chunk = min(self.chunk_size, keys)
+        passed = self.head_dim * (4 + self.head_dim // chunk)
+        return queries * hidden_dim * (12 * chunk + passed)
+
+    def kept_numbers(self, hidden_dim):
+        heads = hidden_dim // self.head_dim
+        pairs = heads * self.chunk_size * (self.head_dim + 6)
+        return pairs + 24 * hidden_dim + 2 * sum(self.ranks.values())
+
+    def cached(self, hidden_dim):
+        heads = hidden_dim // self.head_dim
+        return 0, 0, 1, ((1, hidden_dim), (heads, self.head_dim, self.head_dim))
+
+
+@part
+class ShiftedFeedForward(Mixer, kind="shifted_feed_forward"):
+    """`layers.mixers.shifted_feed_forward.ShiftedFeedForward`: reads the token before, too (RWKV).
+
+    A feed-forward layer of a mixture of each token and the one before. It is a mixer, so a layer of
+    RWKV is two blocks without other feed-forward layers.
+    """
+
+    layer = "keras_transformer.layers.mixers.shifted_feed_forward:ShiftedFeedForward"
+
+    dim: int = option("width between the projections.", least=1)
+    activation: str = option(
+        "activation between the projections.", "relu_squared", choices=ACTIVATIONS
+    )
+
+    def weights(self, name, norm, inputs="hidden_dim"):
+        return (
+            *weight_of(f"{name}/share", "hidden_dim"),
+            *dense_of(f"{name}/intermediate", "hidden_dim", "shifted_dim", False),
+            *dense_of(f"{name}/output", "shifted_dim", "hidden_dim", False),
+        )
+
+    def sizes(self, hidden_dim):
+        return {"shifted_dim": self.dim}
+
+    def kept_numbers(self, hidden_dim):
+        return 3 * hidden_dim + 2 * self.dim
+
+    def cached(self, hidden_dim):
+        return 0, 0, 1, ((1, hidden_dim),)

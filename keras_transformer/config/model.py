@@ -131,6 +131,15 @@ class TransformerConfig(Part):
             raise ValueError(
                 "A model needs an `encoder`, a `decoder`, or both, received neither. Give a `Side`."
             )
+        if self.kind != "decoder" and self.decoder is not None:
+            mixers = [block.mixer for block in self.decoder.every_block]
+            shared = not all(getattr(mixer, "has_keys", True) for mixer in mixers)
+            parts = (self.decoder.layer_inputs, self.decoder.altup)
+            if shared or any(part is not None for part in parts):
+                raise ValueError(
+                    "`layer_inputs`, `altup` and key_source='earlier' need kind='decoder', "
+                    f"received kind={self.kind!r}."
+                )
         for name in self.side_names:
             getattr(self, name).check_kind("decoder" if name == "decoder" else "encoder")
         if self.logits.transform and self.decoder is None:
@@ -194,10 +203,10 @@ class TransformerConfig(Part):
     def _check_placeholders(self, encoder: Side, decoder: Side):
         if self.source is not None:
             raise ValueError("`source` and `placeholder_id` cannot be combined.")
-        if encoder.input.num_states is None:
+        if isinstance(encoder.input, Tokens):
             raise ValueError(
-                "`placeholder_id` needs an encoder with a fixed number of states: give it a "
-                "stem, `encoder={'vocabulary_size': 0, 'stem': ...}`."
+                "`placeholder_id` needs an encoder of images or sound: give it a stem, "
+                "`encoder={'vocabulary_size': 0, 'stem': ...}`."
             )
         size = decoder.input.vocabulary_size
         if self.placeholders.token_id > size:
@@ -207,10 +216,59 @@ class TransformerConfig(Part):
             )
         if not self.placeholders.class_token and not _tokens_of(encoder):
             raise ValueError("`place_class_token`=False needs a stem that has a `class_token`.")
+        pool = 1 if self.projector is None else self.projector.pool
+        merged = self.projector is not None and self.projector.type == "merged"
+        if merged != (encoder.input.num_states is None):
+            raise ValueError(
+                "projector='merged' needs a stem of the kind 'patch_sequence', and this stem "
+                f"needs it with `placeholder_id`, received {encoder.input.kind!r}."
+            )
+        if merged:
+            self._check_merged(encoder, decoder)
+            return
+        if self.placeholders.stacked_layers:
+            raise ValueError("`stacked_layers` need projector='merged'.")
+        grid = getattr(encoder.input, "grid", lambda size: (1, 1))
+        sides = grid(getattr(encoder.input, "image_size", None))
+        tokens = self.placeholders.class_token and _tokens_of(encoder)
+        if pool > 1 and (tokens or any(side % pool for side in sides)):
+            raise ValueError(
+                f"`projector_pool`={pool} needs an encoder of images whose patches form squares of "
+                "that size, and no class token among them, received a grid of "
+                f"{sides[0]} x {sides[1]}."
+            )
         if self.projector is None and encoder.hidden_dim != decoder.hidden_dim:
             raise ValueError(
                 f"The encoder's states have width {encoder.hidden_dim}, the decoder's "
                 f"{decoder.hidden_dim}: give a `projector`."
+            )
+
+    def _check_merged(self, encoder: Side, decoder: Side):
+        window = encoder.input.window
+        if window is not None and window % self.projector.pool:
+            raise ValueError(
+                f"`projector_pool`={self.projector.pool} must divide the `window` of the stem, "
+                f"{window}."
+            )
+        stacked, count = tuple(self.placeholders.stacked_layers), encoder.num_layers
+        known = all(type(i) is int and 0 <= i < count for i in stacked)
+        if not known or len(set(stacked)) < len(stacked) or len(stacked) > decoder.num_layers:
+            raise ValueError(
+                f"`stacked_layers` must be different layers from 0 to {count - 1}, and no more "
+                f"than the {decoder.num_layers} of the decoder, received {shorten(stacked)}."
+            )
+        positions = (getattr(b.mixer, "position", None) for b in decoder.every_block)
+        axes = {getattr(position, "position_axes", None) for position in positions} - {None}
+        if any(len(each.pairs) != 3 for each in axes):
+            raise ValueError(
+                "`position_axes` of a decoder with images are three, time, row and column, "
+                f"received {shorten(axes)}."
+            )
+        if decoder.position is not None or self.placeholders.visibility != "causal":
+            raise ValueError(
+                "Images of any size need a decoder without positions that are added, and "
+                "placeholder_visibility='causal', received "
+                f"{shorten(decoder.position)} and {self.placeholders.visibility!r}."
             )
 
     def _check_source(self, encoder: Side):
@@ -371,12 +429,19 @@ class TransformerConfig(Part):
         return None if pattern is None else pattern.receptive_field
 
     @property
-    def num_placeholders(self) -> int:
-        """Number of placeholder tokens in a row for one input of the encoder."""
+    def num_placeholders(self) -> int | None:
+        """Number of placeholder tokens in a row for one input of the encoder.
+
+        None if it depends on the size of the input.
+        """
         if self.placeholders is None:
             return 0
         encoder = self.encoder
-        return encoder.num_positions - (0 if self.placeholders.class_token else _tokens_of(encoder))
+        states = encoder.input.num_states
+        if states is None:
+            return None
+        states -= 0 if self.placeholders.class_token else _tokens_of(encoder)
+        return states if self.projector is None else states // self.projector.pool**2
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> "TransformerConfig":
@@ -416,8 +481,14 @@ class TransformerConfig(Part):
         if parts or _PARTS_ALONE & values.keys():
             return super().replace(**values)
         if not self.by_keywords:
-            return self.changed(**values)
-        return self.from_dict({**self.stated(), **values})
+            own = self.flat
+            return self.changed(**{n: v for n, v in values.items() if n not in own or own[n] != v})
+        stated = any(each in values for each in ("mixer", "layer_pattern"))
+        of_parts = {} if stated else flat.within_mixers(self, values)
+        rest = {name: each for name, each in values.items() if name not in of_parts}
+        # Heads first: a width that is given beside them may have to be a multiple of theirs.
+        config = self.changed(**of_parts) if of_parts else self
+        return self.from_dict({**config.stated(), **rest}) if rest else config
 
 
 # Names of parts without a keyword.

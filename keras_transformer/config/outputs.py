@@ -7,7 +7,9 @@ from keras_transformer.config.weight import Weight, dense_of, norm_of, weight_of
 __all__ = ["Logits", "Placeholders", "Projector", "Similarity", "Vector"]
 
 POOLINGS = ("first", "end", "last", "attention")
-PROJECTORS = ("none", "linear", "normalized", "mlp")
+PROJECTORS = ("none", "linear", "normalized", "pooled", "shuffled", "merged", "mlp", "shuffled_mlp")
+# Projectors of squares of patches.
+OF_SQUARES = ("pooled", "shuffled", "merged", "shuffled_mlp")
 VISIBILITIES = ("causal", "states", "prompt")
 
 
@@ -142,6 +144,13 @@ class Placeholders(Part):
         True,
         of="model",
     )
+    stacked_layers: tuple | list = option(
+        'with `projector="merged"`. Layers of the encoder, counted from 0, whose states are merged '
+        "too, each by layers of its own, and added to the merged states behind the first layers of "
+        "the decoder, one each (Qwen3-VL).",
+        (),
+        of="model",
+    )
 
 
 @part
@@ -151,7 +160,10 @@ class Projector(Part):
     type: str = option(
         "`\"seq2seq\"` only. Layers that map the encoder's states to the decoder's width: "
         'one `"linear"` layer (PaliGemma, and models with cross-attention), a '
-        '`"normalized"` one (GIT), or two, `"mlp"` (LLaVA).',
+        '`"normalized"` one (GIT), one on a norm of the means of squares of patches, `"pooled"` '
+        '(Gemma 3), one on the joined states of such squares, `"shuffled"` (Idefics 3), two, '
+        '`"mlp"` (LLaVA), two on a norm of joined states, `"shuffled_mlp"` (InternVL), or on '
+        'joined states that are normalized before, `"merged"` (Qwen2-VL).',
         of="model",
         choices=PROJECTORS[1:],
     )
@@ -162,15 +174,62 @@ class Projector(Part):
         choices=ACTIVATIONS,
     )
     bias: bool = option("biases in the projector.", True, of="model")
+    pool: int = option(
+        'with `projector="pooled"`, `"shuffled"`, `"merged"` or `"shuffled_mlp"`. Rows and columns '
+        "of the squares of patches that become one state.",
+        1,
+        of="model",
+        least=1,
+    )
+    separator: bool = option(
+        "with a `projector`. A trained state, which is placed behind each row of the patches of an "
+        "image of several tiles (LLaVA-NeXT).",
+        False,
+        of="model",
+    )
 
-    def weights(self, norm: str) -> tuple[Weight, ...]:
-        """Return the projector's weights; `norm` is the kind of the encoder's norms."""
-        if self.type == "mlp":
+    def check(self):
+        if self.pool > 1 and self.type not in OF_SQUARES:
+            raise ValueError(
+                f"`projector_pool`={self.pool} needs a `projector` of squares of patches, one of "
+                f"{', '.join(map(repr, OF_SQUARES))}, received {self.type!r}."
+            )
+
+    def stacked_weights(self, norm: str, i: int) -> tuple[Weight, ...]:
+        """Return the weights of the projector of the stacked layer `i`, given the encoder's norm.
+
+        It normalizes the states of a square together.
+        """
+        return (
+            *norm_of(f"stacked_projector_{i}/norm", norm, "joined_dim"),
+            *dense_of(
+                f"stacked_projector_{i}/mlp/intermediate", "joined_dim", "joined_dim", self.bias
+            ),
+            *dense_of(f"stacked_projector_{i}/mlp/output", "joined_dim", "target_dim", self.bias),
+        )
+
+    def weights(self, norm: str, norm_of_target: str) -> tuple[Weight, ...]:
+        """Return the projector's weights, given the kinds of norm of both sides."""
+        found = weight_of("projector/separator", "target_dim") if self.separator else ()
+        source = "joined_dim" if self.type.startswith("shuffled") else "source_dim"
+        if self.type.endswith("mlp"):
+            if self.type != "mlp":
+                found += norm_of("projector/norm", "layer_norm", source)
             return (
-                *dense_of("projector/mlp/intermediate", "source_dim", "target_dim", self.bias),
+                *found,
+                *dense_of("projector/mlp/intermediate", source, "target_dim", self.bias),
                 *dense_of("projector/mlp/output", "target_dim", "target_dim", self.bias),
             )
-        output = dense_of("projector/output", "source_dim", "target_dim", self.bias)
-        return output + (
+        if self.type == "merged":
+            return (
+                *found,
+                *norm_of("projector/norm", norm, "source_dim"),
+                *dense_of("projector/mlp/intermediate", "joined_dim", "joined_dim", self.bias),
+                *dense_of("projector/mlp/output", "joined_dim", "target_dim", self.bias),
+            )
+        found += dense_of("projector/output", source, "target_dim", self.bias)
+        if self.type == "pooled":
+            return found + norm_of("projector/norm", norm_of_target, "source_dim")
+        return found + (
             norm_of("projector/norm", norm, "target_dim") if self.type == "normalized" else ()
         )

@@ -4,11 +4,16 @@ from keras_transformer.config.options import Part, option, part
 from keras_transformer.config.weight import Weight, weight_of
 from keras_transformer.support.checking import is_number, shorten
 
-__all__ = ["Axial", "Learned", "Position", "Rotary", "RotaryScaling", "Rotation", "Sinusoidal"]
+__all__ = [
+    "Axial", "GridRotary", "Learned", "Position", "QueryGrowth", "Rotary", "RotaryAxes",
+    "RotaryScaling", "Rotation", "Sinusoidal",
+]  # fmt: skip
 
 PRECISIONS = ("float32", "float16")
 ROTARY_SCALINGS = ("linear", "llama3", "yarn", "dynamic", "longrope")
 DIRECTIONS = ("counterclockwise", "clockwise")
+_OF_AXES = ("linear", "llama3", "yarn")  # scalings that change each wavelength by itself
+AXIS_ORDERS = ("consecutive", "alternating", "separate")
 
 
 @part
@@ -198,6 +203,51 @@ class RotaryScaling(Part):
 
 
 @part
+class RotaryAxes(Part):
+    """Positions with several axes, such as row and column: the pairs of features of each axis.
+
+    A position with one number has the same number on each axis, and with `"consecutive"` and
+    `"alternating"` is rotated as without axes.
+    """
+
+    pairs: tuple | list = option("number of pairs of features that each axis rotates.")
+    order: str = option(
+        "which pairs: the axes divide the wavelengths among them, from the shortest to the "
+        'longest, `"consecutive"` (Qwen2-VL) or in turns, `"alternating"`, the first axis also '
+        "the pairs that no other takes (Qwen3-VL); or each axis has all wavelengths for itself, "
+        '`"separate"` (image towers).',
+        "consecutive",
+        choices=AXIS_ORDERS,
+    )
+
+    def check(self):
+        pairs = self.pairs
+        if not 2 <= len(pairs) <= 8 or not all(type(n) is int and 1 <= n <= 2**15 for n in pairs):
+            raise ValueError(
+                "`pairs` of `RotaryAxes` must be 2 to 8 integers of at least 1, the number of "
+                f"pairs of each axis, received {shorten(pairs)}."
+            )
+        object.__setattr__(self, "pairs", tuple(pairs))
+        last = max(count * len(pairs) - (len(pairs) - 1 - i) for i, count in enumerate(pairs) if i)
+        if self.order == "alternating" and last > sum(pairs):
+            raise ValueError(
+                "order='alternating' needs an axis first that has at least as many pairs as each "
+                f"other, received {shorten(pairs)}."
+            )
+
+    @property
+    def of_pairs(self) -> list[int]:
+        """The axis of each pair, from the shortest wavelength on."""
+        count = len(self.pairs)
+        if self.order != "alternating":
+            return [axis for axis, number in enumerate(self.pairs) for _ in range(number)]
+        found = [0] * sum(self.pairs)
+        for axis, number in enumerate(self.pairs[1:], 1):
+            found[axis : axis + number * count : count] = [axis] * number
+        return found
+
+
+@part
 class Rotation(Part):
     """Base class of positions that are rotated into queries and keys.
 
@@ -220,6 +270,24 @@ class Rotation(Part):
 
 
 @part
+class QueryGrowth(Rotation, kind="query_growth"):
+    """Queries multiplied by a factor that grows with the position, without a rotation (Llama 4).
+
+    The query of the `n`-th token is multiplied by `1 + rate * ln(1 + floor(n / length))`, so that
+    attention stays sharp in long sequences (Nakanishi 2025).
+    """
+
+    layer = "keras_transformer.layers.position:GrowingQueries"
+
+    rate: float = option("growth of the factor with the logarithm of the position.", positive=True)
+    length: int = option("number of tokens from which on the factor is larger than 1.", least=1)
+
+    @property
+    def scales_queries(self):
+        return True
+
+
+@part
 class Rotary(Rotation, kind="rotary"):
     """Rotation of queries and keys by angles proportional to their positions (Su et al. 2021)."""
 
@@ -229,6 +297,12 @@ class Rotary(Rotation, kind="rotary"):
     dim: int | None = option(
         "number of features of a head that are rotated; odd numbers are rounded up. Defaults "
         "to all.",
+        None,
+        least=1,
+    )
+    pairs: int | None = option(
+        "number of pairs that are rotated, those with the shortest wavelengths; the others keep "
+        "their values (Gemma 4). Defaults to all.",
         None,
         least=1,
     )
@@ -250,12 +324,34 @@ class Rotary(Rotation, kind="rotary"):
     scaling: RotaryScaling | None = option(
         "how the wavelengths are stretched for longer sequences.", None
     )
+    position_axes: RotaryAxes | None = option(
+        "positions with several axes, each of which rotates some of the pairs (Qwen2-VL). None for "
+        "positions with one number.",
+        None,
+    )
 
     def check(self):
+        method = None if self.scaling is None else self.scaling.method
+        if self.pairs is not None and (
+            self.precision != "float32" or method not in (None, "linear")
+        ):
+            raise ValueError(
+                "`pairs` of a rotation needs precision='float32', and no scaling or 'linear', "
+                f"received {self.precision!r} and {method!r}."
+            )
         if self.scaling is not None and self.precision != "float32":
             raise ValueError(
                 f"rotary_precision={self.precision!r} and rotary_scaling={self.scaling.method!r} "
                 "cannot be combined."
+            )
+
+        axes = self.position_axes
+        apart = axes is not None and axes.order == "separate"
+        whole = self.pairs is None and self.precision == "float32" and not self.scales_queries
+        if axes is not None and (method not in (None, *(() if apart else _OF_AXES)) or not whole):
+            raise ValueError(
+                "`position_axes` of a rotation cannot be combined with `pairs`, a `precision` or "
+                f"this scaling, received {self.pairs}, {self.precision!r} and {method!r}."
             )
 
     @property
@@ -277,6 +373,17 @@ class Rotary(Rotation, kind="rotary"):
                 "position='rotary' needs an even `head_dim`, or a smaller `rotary_dim`, received "
                 f"rotary_dim={self.dim} and head_dim={head_dim}."
             )
+        if self.pairs is not None and self.pairs > (rotated + 1) // 2:
+            raise ValueError(
+                f"`pairs` of a rotation must be at most {(rotated + 1) // 2}, those of {rotated} "
+                f"features, received {self.pairs}."
+            )
+        axes = self.position_axes
+        if axes is not None and 2 * sum(axes.pairs) != rotated:
+            raise ValueError(
+                f"The axes of `position_axes` must have {rotated // 2} pairs together, those of "
+                f"{rotated} features, received {shorten(axes.pairs)}."
+            )
         scaling = self.scaling
         long = scaling is not None and scaling.method == "longrope"
         for name in ("short_factors", "long_factors"):
@@ -289,3 +396,24 @@ class Rotary(Rotation, kind="rotary"):
                     f"`rotary_{name}` must be {pairs} positive numbers, one for each pair of "
                     f"features, with rotary_scaling={method!r}. Received {shorten(factors)}."
                 )
+
+
+@part
+class GridRotary(Rotation, kind="grid_rotary"):
+    """Rotation by the row of a patch in half of the pairs, by its column in the others (DINOv3).
+
+    Rows and columns are counted from -1 to 1 over an image of any size. Tokens of the stem are not
+    rotated.
+    """
+
+    layer = "keras_transformer.layers.position:GridRotaryEmbedding"
+
+    base: float = option("base of the wavelengths of rotary embeddings.", 100.0, positive=True)
+
+    def for_side(self, head_dim, max_length):
+        if head_dim % 4:
+            raise ValueError(
+                "A rotation over a grid needs a `head_dim` that is a multiple of 4, received "
+                f"{head_dim}."
+            )
+        return self

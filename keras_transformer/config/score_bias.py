@@ -3,9 +3,12 @@
 from typing import ClassVar
 
 from keras_transformer.config.options import Part, option, part
-from keras_transformer.config.weight import Weight, grid_distances, norm_of, weight_of
+from keras_transformer.config.weight import Weight, dense_of, grid_distances, norm_of, weight_of
 
-__all__ = ["ALiBi", "Disentangled", "GridBias", "RelativeBias", "ScoreBias"]
+__all__ = [
+    "ALiBi", "Disentangled", "GatedRelativeBias", "GridBias", "RelativeBias", "RelativeSinusoids",
+    "ScoreBias",
+]  # fmt: skip
 
 
 @part
@@ -66,6 +69,20 @@ class RelativeBias(ScoreBias, kind="relative"):
 
 
 @part
+class GatedRelativeBias(RelativeBias, kind="gated_relative"):
+    """A relative bias that each head multiplies by a gate of the query's states (WavLM).
+
+    The gate is `a (b s - 1) + 2`, where `a` and `b` are sigmoids of a projection of the features
+    that the head has in the states, and `s` is a trained number of the head.
+    """
+
+    def check(self):
+        super().check()
+        if self.tables == "own":
+            raise ValueError("A gated relative bias has one table for all layers: leave `tables`.")
+
+
+@part
 class Disentangled(ScoreBias, kind="disentangled"):
     """Scores between contents and relative positions (DeBERTa, He et al. 2020, section 3.1)."""
 
@@ -99,6 +116,30 @@ class Disentangled(ScoreBias, kind="disentangled"):
     @property
     def sizes(self):
         return {"num_buckets": self.num_buckets}
+
+
+@part
+class RelativeSinusoids(ScoreBias, kind="relative_sinusoids"):
+    """Scores of contents with sinusoids of distances (Transformer-XL, Dai et al. 2019).
+
+    If the side's `Tokens` are of segments that are `"compared"`, a score says also whether two
+    tokens are of the same segment (XLNet, Yang et al. 2019).
+    """
+
+    layer = "keras_transformer.layers.attention.relative_sinusoids:SinusoidStates"
+    slot = "relative_embedding"
+
+    max_distance: int | None = option(
+        "greater distances count as this one. None for no limit.", None, least=1
+    )
+
+    def of_mixer(self, name: str) -> tuple[Weight, ...]:
+        """Return the weights of each attention layer, whose path is `name`."""
+        vectors = ("content_bias", "position_bias", "segment_bias")
+        found = dense_of(f"{name}/relative/position_key", "hidden_dim", "query_heads", bias=False)
+        for each in vectors:
+            found += weight_of(f"{name}/relative/{each}", "each_head", "head_dim")
+        return found + weight_of(f"{name}/relative/segments", "both", "each_head", "head_dim")
 
 
 @part

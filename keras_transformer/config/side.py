@@ -2,17 +2,20 @@
 
 from collections.abc import Iterator, Mapping
 
+from keras_transformer.config.altup import AltUp
 from keras_transformer.config.block import Block
 from keras_transformer.config.inputs import StemConfig, Tokens
+from keras_transformer.config.layer_inputs import LayerInputs
 from keras_transformer.config.mixers import Attention
 from keras_transformer.config.options import Part, merged, option, part
 from keras_transformer.config.outputs import Vector
-from keras_transformer.config.positions import Position
+from keras_transformer.config.positions import GridRotary, Position
 from keras_transformer.config.score_bias import (
     ALiBi,
     Disentangled,
     GridBias,
     RelativeBias,
+    RelativeSinusoids,
     ScoreBias,
 )
 from keras_transformer.config.stems import PatchStemConfig
@@ -52,6 +55,9 @@ class Side(Part):
         "blocks of the layers, if they differ, repeated over the depth. The norms before the first "
         "and after the last block still follow `block`.",
         (),
+    )
+    layer_inputs: LayerInputs | None = option(
+        "vectors that each token has for each layer, for blocks with a `layer_input`.", None
     )
     position: Position | None = option("positions added to the states before the blocks.", None)
     embedding_dim: int | None = option(
@@ -119,6 +125,9 @@ class Side(Part):
         self._check_widths()
         self._check_layers()
         self._check_score_bias()
+        self._check_layer_inputs()
+        if self.layers:  # not the config of one of several layers
+            self.sources()
         for block in self.every_block:
             _refuse_functions(block)
         norms = {block.norm.type for block in self.every_block}
@@ -161,6 +170,9 @@ class Side(Part):
         self.input.check_width(self.embedding_dim)
         if self.position is not None:
             self.position.check_side(self.added_dim, "encoder")
+        on_grid = self.attention is not None and isinstance(self.attention.position, GridRotary)
+        if on_grid and not isinstance(self.input, PatchStemConfig):
+            raise ValueError("A rotation over a grid needs a stem of patches.")
 
     def _check_layers(self):
         if len(self.layers) > self.num_layers:
@@ -182,6 +194,48 @@ class Side(Part):
         if self.layers and groups * each != self.num_layers:
             raise ValueError("`layer_pattern` and `num_layer_groups` cannot be combined.")
 
+    def _check_layer_inputs(self):
+        width = None if self.layer_inputs is None else self.layer_inputs.dim
+        for block in self.blocks:
+            read = None if block.layer_input is None else block.layer_input.dim
+            if read != width:
+                raise ValueError(
+                    "The blocks need a `layer_input` of the width of the side's `layer_inputs`, "
+                    f"{width}, received {read}."
+                )
+        if len({block.altup for block in self.every_block}) > 1:
+            raise ValueError("The blocks of a side share one `altup`, or have none.")
+        if width is not None and (self.groups_share or not isinstance(self.input, Tokens)):
+            raise ValueError("`layer_inputs` need `Tokens`, and layers that share no blocks.")
+
+    @property
+    def groups_share(self) -> bool:
+        """Whether layers share their blocks."""
+        return self.num_layer_groups * self.layers_per_group != self.num_layers
+
+    def sources(self) -> tuple[int | None, ...]:
+        """Return for each layer the earlier layer whose results its mixer takes, or None.
+
+        Raises ValueError if no earlier layer has what it takes.
+        """
+        found: list[int | None] = []
+        mixers = [block.mixer for block in self.blocks]
+        for i, mixer in enumerate(mixers):
+            if not mixer.takes_earlier:
+                found.append(None)
+                continue
+            fitting = [j for j in range(i) if mixer.takes_from(mixers[j])]
+            if not fitting:
+                raise ValueError(
+                    f"Layer {i} takes results of an earlier layer, but none before it has what its "
+                    "mixer takes: keys and values of the same pattern, heads and width, or the "
+                    f"values of a first GeneralizedDelta. Received {mixer}."
+                )
+            found.append(fitting[-1])
+        if any(each is not None for each in found) and self.groups_share:
+            raise ValueError("Layers that take results of earlier ones must share no blocks.")
+        return tuple(found)
+
     def _check_score_bias(self):
         attentions = [b.mixer for b in self.every_block if isinstance(b.mixer, Attention)]
         biases = {mixer.score_bias for mixer in attentions}
@@ -201,6 +255,13 @@ class Side(Part):
             raise ValueError(
                 "relative_tables='own' cannot be combined with `global_block_size`, whose groups "
                 "have one table of their own."
+            )
+        sinusoids = isinstance(bias, RelativeSinusoids)
+        if getattr(self.input, "segment_use", "added") == "compared" and not sinusoids:
+            raise ValueError("segment_use='compared' needs the score bias `RelativeSinusoids`.")
+        if sinusoids and self.hidden_dim % 2:
+            raise ValueError(
+                f"`RelativeSinusoids` need an even `hidden_dim`, received {self.hidden_dim}."
             )
         stem = self.input
         of_patches = isinstance(stem, PatchStemConfig) and stem.num_tokens == 1
@@ -232,19 +293,33 @@ class Side(Part):
         if self.pooler is not None and not encoder:
             name = {"tanh": "`pooler`", "mean": "`mean_pooler`"}[self.pooler]
             raise ValueError(f"{name} needs kind='encoder', received kind={kind!r}.")
+        if self.layer_inputs is not None and encoder:
+            raise ValueError(f"`layer_inputs` need kind='decoder', received kind={kind!r}.")
+        if self.altup is not None and encoder:
+            raise ValueError(f"`altup` needs kind='decoder', received kind={kind!r}.")
         for block in self.every_block:
+            if not getattr(block.mixer, "has_keys", True) and encoder:
+                raise ValueError(f"key_source='earlier' needs kind='decoder', received {kind!r}.")
             if block.convolution is not None and not encoder:
                 raise ValueError(
                     f"`convolution_size` needs kind='encoder', received kind={kind!r}."
                 )
             if isinstance(self.score_bias, Disentangled) and not encoder:
                 raise ValueError(f"`disentangled` needs kind='encoder', received kind={kind!r}.")
+            if isinstance(self.score_bias, RelativeSinusoids) and not encoder:
+                raise ValueError(f"`RelativeSinusoids` need kind='encoder', received {kind!r}.")
             if block.mixer.bidirectional and not encoder:
                 raise ValueError(
                     f"A mixer of kind {block.mixer.kind!r} reads whole texts, so it needs an "
                     f"encoder, received kind={kind!r}."
                 )
             pattern = getattr(block.mixer, "pattern", None)
+            axes = getattr(getattr(block.mixer, "position", None), "position_axes", None)
+            if pattern is not None and axes is not None and not encoder:
+                raise ValueError(
+                    f"{pattern} counts the tokens of a decoder, which have one position each: it "
+                    "cannot be combined with `position_axes`."
+                )
             if pattern is not None and pattern.bidirectional and not encoder:
                 raise ValueError(
                     f"{pattern} needs an encoder, in which tokens also see later tokens, received "
@@ -288,8 +363,13 @@ class Side(Part):
     @property
     def attention(self) -> Attention | None:
         """Attention of the first block that has one."""
-        mixers = (block.mixer for block in self.every_block)
+        mixers = (mixer for block in self.every_block for mixer in block.mixer.every_mixer)
         return next((mixer for mixer in mixers if isinstance(mixer, Attention)), None)
+
+    @property
+    def altup(self) -> AltUp | None:
+        """Copies of the states in all blocks."""
+        return self.block.altup
 
     @property
     def num_heads(self) -> int:
@@ -310,8 +390,8 @@ class Side(Part):
     @property
     def num_positions(self) -> int:
         """Number of positions, the size of a table of learned positions."""
-        states = self.input.num_states
-        return self.max_sequence_length if states is None else states
+        positions = self.input.num_positions
+        return self.max_sequence_length if positions is None else positions
 
     @property
     def vector_dim(self) -> int:
@@ -321,7 +401,7 @@ class Side(Part):
 
 def _refuse_functions(block: Block) -> None:
     """Raise ValueError if a part of a block holds a function, which JSON cannot store."""
-    for each in (block.mixer, block.feed_forward, block.convolution):
+    for each in (*block.mixer.every_mixer, block.feed_forward, block.convolution):
         for name in ("activation", "score"):
             value = getattr(each, name, "")
             if not isinstance(value, str):

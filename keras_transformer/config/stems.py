@@ -13,7 +13,13 @@ from keras_transformer.config.waveform import WaveformStemConfig
 from keras_transformer.config.weight import dense_of, residual_of, weight_of
 from keras_transformer.support.checking import describe, shorten
 
-__all__ = ["ConvolutionStemConfig", "FrameStemConfig", "PatchStemConfig", "SeriesStemConfig"]
+# How the table of learned positions is resampled for another grid of patches.
+INTERPOLATIONS = ("bicubic", "bicubic_antialiased")
+
+__all__ = [
+    "ConvolutionStemConfig", "FrameStemConfig", "PatchSequenceStemConfig", "PatchStemConfig",
+    "SeriesStemConfig",
+]  # fmt: skip
 
 
 @part
@@ -53,6 +59,19 @@ class PatchStemConfig(ImageStemConfig, kind="patches"):
     use_bias: bool = option("a bias in the projection.", True)
     class_token: bool = option("a trained state before the patches.", True)
     distillation_token: bool = option("a second trained state after the class token (DeiT).", False)
+    num_registers: int = option(
+        "number of trained states between these tokens and the patches, without positions "
+        "(DINOv2 with registers).",
+        0,
+        least=0,
+        most=2**15,
+    )
+    interpolation: str = option(
+        'how learned positions are interpolated for images of another size: `"bicubic"`, or '
+        '`"bicubic_antialiased"`, which weighs all positions that a smaller grid leaves out.',
+        "bicubic",
+        choices=INTERPOLATIONS,
+    )
 
     def check(self):
         super().check()
@@ -68,7 +87,7 @@ class PatchStemConfig(ImageStemConfig, kind="patches"):
     @property
     def num_tokens(self) -> int:
         """Number of states that do not belong to a patch."""
-        return self.class_token + self.distillation_token
+        return self.class_token + self.distillation_token + self.num_registers
 
     def grid(self, image_size):
         rows, columns = ((n - self.patch_size) // self.stride + 1 for n in image_size)
@@ -77,6 +96,10 @@ class PatchStemConfig(ImageStemConfig, kind="patches"):
     @property
     def num_states(self):
         return math.prod(self.grid(self.image_size)) + self.num_tokens
+
+    @property
+    def num_positions(self):
+        return self.num_states - self.num_registers
 
     @property
     def weights(self):
@@ -90,10 +113,19 @@ class PatchStemConfig(ImageStemConfig, kind="patches"):
                 if self.distillation_token
                 else ()
             ),
+            *(
+                weight_of("input_registers", "num_registers", "embedding_dim")
+                if self.num_registers
+                else ()
+            ),
         )
 
     def sizes(self, width):
-        return {"patch_size": self.patch_size, "num_channels": self.num_channels}
+        return {
+            "patch_size": self.patch_size,
+            "num_channels": self.num_channels,
+            "num_registers": self.num_registers,
+        }
 
     @property
     def products(self):
@@ -166,6 +198,63 @@ class ConvolutionStemConfig(ImageStemConfig, kind="convolutions"):
             places[f"input_convolution_{i}/kernel"] = rows * columns
             rows, columns = -(-rows // pooled), -(-columns // pooled)
         return places
+
+
+@part
+class PatchSequenceStemConfig(StemConfig, kind="patch_sequence"):
+    """`layers.stems.PatchSequenceStem`: the patches of images of any size, each with its place."""
+
+    patch_size: int = option("height and width of a patch.", 14, least=1, most=2**15)
+    num_frames: int = option(
+        "number of frames of a patch; an image is a video of equal frames.", 2, least=1, most=1024
+    )
+    num_channels: int = option("number of channels of an image.", 3, least=1, most=1024)
+    use_bias: bool = option("a bias in the projection.", False)
+    window: int | None = option(
+        "the patches come in windows of this many rows and columns, padded to whole windows, so "
+        "that attention in chunks of a window's patches stays within a window. None if they come "
+        "row by row.",
+        None,
+        least=1,
+        most=2**7,  # a small image is padded to a whole window
+    )
+    position_grid: int | None = option(
+        "rows and columns of a square grid of trained positions, which are interpolated linearly "
+        "to the patches of an image and added to them (Qwen3-VL). None for no such positions.",
+        None,
+        least=1,
+        most=2**15,
+    )
+    time_steps: int | None = option(
+        "positions on the axis of time for a second of video (Qwen2.5-VL). None for one position "
+        "for each patch in time.",
+        None,
+        least=1,
+        most=2**15,
+    )
+
+    @property
+    def num_values(self) -> int:
+        """Number of values in a patch."""
+        return self.num_frames * self.patch_size**2 * self.num_channels
+
+    @property
+    def weights(self):
+        axes = ("num_frames", "patch_size", "patch_size", "num_channels", "embedding_dim")
+        return (
+            *weight_of("input_patches/kernel", *axes),
+            *(weight_of("input_patches/bias", "embedding_dim") if self.use_bias else ()),
+            *(
+                weight_of("input_positions", "grid_places", "embedding_dim")
+                if self.position_grid
+                else ()
+            ),
+        )
+
+    def sizes(self, width):
+        names = ("num_frames", "patch_size", "num_channels")
+        places = (self.position_grid or 0) ** 2
+        return {**{name: getattr(self, name) for name in names}, "grid_places": places}
 
 
 @part
@@ -340,7 +429,8 @@ class SeriesStemConfig(StemConfig, kind="series"):
 
 # Stems of each kind that together have all weights of the kind, for the tables in `structure`.
 WHOLE = (
-    PatchStemConfig(distillation_token=True),
+    PatchStemConfig(distillation_token=True, num_registers=1),
+    PatchSequenceStemConfig(use_bias=True, position_grid=1),
     ConvolutionStemConfig(use_bias=True),
     FrameStemConfig(),
     SeriesStemConfig(context_length=16, class_token=True),
@@ -349,5 +439,5 @@ WHOLE = (
 )
 STEMS = {
     kind: StemConfig.kinds[kind]
-    for kind in ("patches", "convolutions", "frames", "series", "waveform")
+    for kind in ("patches", "patch_sequence", "convolutions", "frames", "series", "waveform")
 }

@@ -25,6 +25,7 @@ from keras_transformer.config import (
     Learned,
     Projector,
     RelativeBias,
+    RelativeSinusoids,
     Residual,
     Router,
     ShortConvolution,
@@ -70,6 +71,8 @@ def before_blocks(side: Side) -> tuple[Weight, ...]:
     weights = side.input.weights if isinstance(side.input, Tokens) else ()
     weights += () if side.position is None else side.position.weights
     weights += () if bias is None else bias.weights(kind)
+    weights += () if side.layer_inputs is None else side.layer_inputs.weights(kind)
+    weights += () if side.altup is None else side.altup.weights_around()
     pattern = getattr(side.block.mixer, "pattern", None)
     if isinstance(bias, RelativeBias) and getattr(pattern, "group_size", None) is not None:
         weights += weight_of("group_relative_bias/embeddings", "num_buckets", "num_heads")
@@ -182,6 +185,8 @@ def _every_weight() -> tuple[Weight, ...]:
         found += attention.score_bias.weights("layer_norm")
     for mixer in (ShortConvolution(bias=True), StateSpace(num_heads=1, head_dim=1, bias=True)):
         found += mixer.weights(mixer.name, "layer_norm")
+    found += RelativeSinusoids().of_mixer("self_attention")
+    found += experts.weights("sparse")
     latent = LatentAttention(num_heads=1, kv_lora_rank=2, q_lora_rank=1, bias=True)
     found += latent.weights(latent.name, "layer_norm")
     found += dense_of("embedding_projection", "embedding_dim", "hidden_dim")
@@ -192,8 +197,8 @@ def _every_weight() -> tuple[Weight, ...]:
     found += Vector(pooling="attention", normalize=True, dim=1, bias=True).weights("layer_norm")
     found += Similarity(bias=True).weights
     found += dense_of("output_transform", "hidden_dim", "hidden_dim")
-    for projector in ("mlp", "normalized"):
-        found += Projector(type=projector).weights("layer_norm")
+    for projector in ("mlp", "normalized", "merged"):
+        found += Projector(type=projector, separator=True).weights("layer_norm", "rms_norm")
     return found + tuple(weight for stem in WHOLE for weight in stem.weights)
 
 
@@ -207,7 +212,7 @@ SHARED[f"encoder_{TABLE[0].path}"] = TABLE[0]  # an encoder-decoder with two tok
 _BEFORE = frozenset({
     "token_embedding", "segment_embedding", "position_embedding", "relative_bias",
     "group_relative_bias", "relative_embedding", "grid_bias", "embedding_norm",
-    "token_projection", "embedding_projection",
+    "token_projection", "embedding_projection", "layer_inputs", "altup_copies",
 })  # fmt: skip
 _BEHIND = "reverse_embeddings"
 _INPUT = "input_"  # the beginning of the names of a stem's weights
@@ -261,7 +266,8 @@ def sides(config: TransformerConfig) -> list[ModelSide]:
         target = name == "decoder" and config.kind == "seq2seq"
         projected = target and config.projector is not None
         width = (side if projected else reads.config).hidden_dim if reads else None
-        groups, fixed = max(block_order(side)) + 1, side.num_positions if name == "source" else None
+        groups = max(block_order(side)) + 1
+        fixed = side.only_side.input.num_states if name == "source" else None
         attended = reads and reads.fixed
         found.append(ModelSide(name, side, groups, width, target, fixed, attended))
     return found
@@ -316,6 +322,8 @@ def _sizes(side: Side) -> Mapping[str, int]:
         **stem.sizes(side.embedding_dim),
         **block.sizes(side.hidden_dim),
     }
+    if side.layer_inputs is not None:
+        sizes |= side.layer_inputs.sizes(side.num_layers)
     if side.position is not None:
         sizes |= side.position.sizes(side.num_positions, side.added_dim)
     if isinstance(bias, GridBias):
@@ -328,7 +336,7 @@ def _sizes(side: Side) -> Mapping[str, int]:
 def numbers_of_a_token(weight: Weight, block: Block) -> int:
     """Return how many numbers of a block's weight one token uses: only its chosen experts'."""
     numbers = math.prod(weight.shape)
-    experts = block.feed_forward
+    experts = block.sparse or block.feed_forward
     if "num_experts" in weight.axes and isinstance(experts, Experts):
         return numbers // experts.number * experts.per_token
     return numbers
@@ -366,7 +374,14 @@ def projector_weights(config: TransformerConfig) -> list[Weight]:
         return []
     encoder, decoder = config.encoder, config.decoder
     sizes = {"source_dim": encoder.hidden_dim, "target_dim": decoder.hidden_dim}
-    return [each.with_shape(sizes) for each in config.projector.weights(encoder.block.norm.type)]
+    sizes["joined_dim"] = encoder.hidden_dim * config.projector.pool**2
+    norms = (side.block.norm.type for side in (encoder, decoder))
+    found = [*config.projector.weights(*norms)]
+    if config.placeholders is not None:
+        norm = encoder.block.norm.type
+        for i in range(len(config.placeholders.stacked_layers)):
+            found += config.projector.stacked_weights(norm, i)
+    return [each.with_shape(sizes) for each in found]
 
 
 def input_weights(config: TransformerConfig, folder: str = "") -> list[Weight]:
@@ -382,6 +397,8 @@ def divided(config: TransformerConfig) -> dict[str, int]:
     inner = {"intermediate_dim": block.dense_dim}
     if isinstance(own, Experts):
         inner = {"num_experts": own.number, "shared_expert_dim": own.shared_dim}
+    if block.sparse is not None:
+        inner |= {"num_experts": block.sparse.number}
     return {**block.mixer.divided, **inner}
 
 
@@ -424,8 +441,8 @@ def is_average(path: str) -> bool:
 
 
 def is_frozen(path: str) -> bool:
-    """Return whether gradients never train a variable: an average, or the bias of a choice."""
-    return is_average(path) or path.split("/")[-1] == "correction_bias"
+    """Return whether gradients never train a variable: an average, a choice's bias, a scale."""
+    return is_average(path) or path.split("/")[-1] in ("correction_bias", "output_scale")
 
 
 def is_before_blocks(path: str) -> bool:
@@ -434,6 +451,21 @@ def is_before_blocks(path: str) -> bool:
     if any(each.startswith(_INPUT) for each in (*folders, name)):
         return True
     return name != _BEHIND and not _BEFORE.isdisjoint(folders)
+
+
+def is_hidden_matrix(path: str, axes: int) -> bool:
+    """Return whether a variable maps states to states within a block: a kernel of a dense layer.
+
+    A variable with an axis before, for experts or heads, holds one such matrix for each. Tables of
+    embeddings, filters of convolutions, and adapters are no such matrices.
+
+    Args:
+        path: the path of the variable.
+        axes: its number of axes.
+    """
+    *folders, name = path.split("/")
+    filters = bool(folders) and folders[-1].endswith("convolution")
+    return name == "kernel" and axes in (2, 3) and not filters and block_of(path) is not None
 
 
 def block_of(path: str) -> tuple[str, int] | None:

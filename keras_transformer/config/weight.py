@@ -70,6 +70,23 @@ class Weight:
         return next((n for n in numbers if self.shape[n] % parts == 0), None)
 
 
+def spread_axis(shape: tuple[int, ...], cut: int | None, parts: int) -> int | None:
+    """Return the axis of a weight to spread over `parts` devices that see different rows.
+
+    It is the longest that they divide, other than `cut`, which the devices of one model divide.
+    Vectors, and weights without such an axis, are whole on each device: None.
+
+    Args:
+        shape: the shape of the weight.
+        cut: the axis that is already divided, see `Weight.cut_axis`, or None.
+        parts: number of devices.
+    """
+    if parts == 1 or len(shape) < 2:
+        return None
+    fitting = [n for n, size in enumerate(shape) if n != cut and size % parts == 0]
+    return max(fitting, key=lambda n: shape[n], default=None)
+
+
 def weight_of(path: str, *axes: str, kinds: tuple[str, ...] = ()) -> tuple[Weight, ...]:
     """Return a table of one weight; `kinds` are the kinds of models that have it, all if empty."""
     return (Weight(path, axes, kinds),)

@@ -274,13 +274,18 @@ class BucketedDataset(keras.utils.PyDataset):
         """Number of batches in a whole epoch."""
         return self._num_batches
 
+    def content(self) -> Iterator[np.ndarray]:
+        """Yield the arrays that hold the rows, in whatever order and batches they are read."""
+        for column in (column for side in self._sides for column in side.values()):
+            yield column.lengths
+            yield from column.blocks
+        yield from self._values.values()
+
     @property
     def description(self) -> dict:
         """Values that identify the batches: a run that resumes compares them with its own."""
         checksum = 0
-        columns = [column for side in self._sides for column in side.values()]
-        arrays = [array for column in columns for array in (column.lengths, *column.blocks)]
-        for array in [*arrays, *self._values.values()]:
+        for array in self.content():
             checksum = zlib.crc32(np.ascontiguousarray(array), checksum)
         return {
             "rows": self.num_rows,

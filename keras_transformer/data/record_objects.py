@@ -60,7 +60,8 @@ class ObjectSource:
             values = [
                 plain(_pick(element, c, place), f"{place}: the column {c!r}") for c in columns
             ]
-            if not isinstance(values[0], list):  # A single text; its label may be a list.
+            # A single text, whose label may be a list, or the messages of one conversation.
+            if not isinstance(values[0], list) or isinstance((values[0] or [0])[0], Mapping):
                 yield number, tuple(values)
                 number += 1
                 continue

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from keras_transformer.data.conversations import conversation_columns
 from keras_transformer.data.held_column import HeldColumn
 from keras_transformer.data.record_files import FORMATS, FileSource, find_files
 from keras_transformer.data.record_objects import ObjectSource
@@ -132,9 +133,10 @@ def read(
         source: the path of a file, a pattern such as `"train-*.parquet"`, or a list of these; a
             data frame of pandas, Polars or pyarrow; a data set of `datasets`, `tf.data` or
             `torch.utils.data`; or a list of rows: dicts, tuples or texts, single or batched.
-        x: the column of the texts; for pairs of texts a tuple of two columns. The column of a text
-            file is `"text"`. A number is an index in tuples, or in the lines of a CSV or TSV file
-            without a header. Defaults to `"text"`.
+        x: the column of the texts; for pairs of texts a tuple of two columns; for conversations a
+            column or a tuple of the columns of `as_conversations`, such as `("messages", "tools")`.
+            The column of a text file is `"text"`. A number is an index in tuples, or in the lines
+            of a CSV or TSV file without a header. Defaults to `"text"`.
         y: the column of the labels or target texts. Defaults to None, no such column.
         format: `"text"` (one text on each line, empty lines are skipped), `"csv"`, `"tsv"` (without
             quoting), `"jsonl"` (one object on each line) or `"parquet"`. Defaults to the format of
@@ -179,9 +181,9 @@ def read(
 def _checked(x: tuple, y) -> tuple:
     """Return the columns of `x` and `y`. Raises ValueError unless they are names or numbers."""
     columns = x if y is None else (*x, y)
-    if not 1 <= len(x) <= 2 or not all(
-        isinstance(c, (str, int)) and not isinstance(c, bool) for c in columns
-    ):
+    named = all(isinstance(c, (str, int)) and not isinstance(c, bool) for c in columns)
+    many = len(x) > 2 and len(conversation_columns(x) or ()) < len(x)
+    if not x or many or not named:
         raise ValueError(
             "`x` must be a column or a tuple of two, and `y` a column, by name or number; received "
             f"x={shorten(x)}, y={shorten(y)}."

@@ -24,11 +24,11 @@ import tokenizers
 from keras_transformer.data.records import Chunk, Records, check_texts
 from keras_transformer.data.token_rows import TokenRows
 from keras_transformer.support.checking import describe, is_int, is_number
+from keras_transformer.support.progress import SECONDS_UNTIL_BAR, shows_bars
 from keras_transformer.support.scratch import scratch_folder
 
 _VERSION = 3  # version of the file layout
 _MAX_LABELS = 10_000_000  # many, since in a regression each row may have its own label
-_SECONDS_UNTIL_BAR = 2
 
 
 class Stored(NamedTuple):
@@ -46,6 +46,7 @@ def tokenize(
     dtypes: dict[str, str],
     with_labels: bool = False,
     check_label: Callable | None = None,
+    check: Callable = check_texts,
 ) -> Stored:
     """Return the token ids of records, from the cache if they are there.
 
@@ -57,6 +58,8 @@ def tokenize(
         dtypes: dtype of each kind of ids, such as `"uint16"`, by name.
         with_labels: whether the last column holds labels. Defaults to False.
         check_label: function that raises ValueError if a label is invalid. Defaults to no check.
+        check: function of a column's values, its name and a function that names a row, which raises
+            ValueError if a value is invalid. Defaults to `check_texts`.
 
     Raises:
         ValueError: if a text or a label is invalid, or there are no rows; the message has the row.
@@ -77,7 +80,7 @@ def tokenize(
         with _scratch(cache, made) as scratch:
             labels = _Labels(records.y, check_label) if with_labels else None
             digest = None if fingerprint else hashlib.sha256()
-            _write(scratch / "rows", records, encode, dtypes, labels, digest)
+            _write(scratch / "rows", records, encode, dtypes, labels, digest, check)
             if digest is not None and (rows := digest.hexdigest()) != content:
                 warnings.warn(
                     f"{records} gives different rows each time it is read, so each run tokenizes "
@@ -110,7 +113,13 @@ def fingerprint(tokenizer) -> str:
 
 
 def _write(
-    path: Path, records: Records, encode: Callable, dtypes: dict, labels: "_Labels | None", digest
+    path: Path,
+    records: Records,
+    encode: Callable,
+    dtypes: dict,
+    labels: "_Labels | None",
+    digest,
+    check: Callable,
 ) -> None:
     """Tokenize records into a store at `path`, and update the hash `digest` with their rows."""
     import pyarrow as pa
@@ -120,13 +129,14 @@ def _write(
     schema = pa.schema(fields | ({} if labels is None else {"label": pa.int32()}))
     rows, size = 0, records.size
     bar = tqdm(desc="Tokenizing, once", total=size or None, unit="B" if size else "row",
-               unit_scale=True, delay=_SECONDS_UNTIL_BAR, leave=False)  # fmt: skip
+               unit_scale=True, delay=SECONDS_UNTIL_BAR, leave=False,
+               disable=not shows_bars())  # fmt: skip
     with bar, open(path, "wb") as file:
         with pa.ipc.new_stream(file, schema) as writer:
             for part in records.chunks():
                 if digest is not None:
                     _add_rows(digest, part)
-                arrays = _arrays(part, records.columns, encode, dtypes, labels)
+                arrays = _arrays(part, records.columns, encode, dtypes, labels, check)
                 writer.write_batch(pa.record_batch(arrays, schema=schema))
                 rows += len(part.columns[0])
                 bar.update((part.done if size else rows) - bar.n)
@@ -139,13 +149,15 @@ def _write(
         raise ValueError(f"{records} has no rows: there is nothing to learn from.")
 
 
-def _arrays(part: Chunk, columns: tuple, encode: Callable, dtypes: dict, labels) -> list:
+def _arrays(
+    part: Chunk, columns: tuple, encode: Callable, dtypes: dict, labels, check: Callable
+) -> list:
     """Return the columns of a chunk as Arrow arrays."""
     import pyarrow as pa
 
     texts = part.columns if labels is None else part.columns[:-1]
     for column, values in zip(columns, texts, strict=False):
-        check_texts(values, column, part.place)
+        check(values, column, part.place)
     # Labels first: an invalid one is reported before the slower encoding.
     numbers = [] if labels is None else [labels.indices(part)]
     encoded = encode(texts, part.place)

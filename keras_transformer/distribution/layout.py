@@ -6,28 +6,38 @@ from collections.abc import Callable, Mapping
 import keras
 
 from keras_transformer.config import TransformerConfig
-from keras_transformer.config.structure import PARALLEL, SHARED, shared_weight
+from keras_transformer.config.structure import PARALLEL, SHARED, shared_weight, sides
+from keras_transformer.config.weight import spread_axis
 from keras_transformer.planning.meshes import cut_sizes, divisors
 from keras_transformer.support.checking import check_int, describe
 from keras_transformer.support.process import tune_once
 
-BATCH, MODEL = "batch", "model"
+BATCH, FSDP, SEQUENCE, MODEL = "batch", "fsdp", "sequence", "model"
 
 
 def device_mesh(
-    data: int | None = None, model: int = 1, devices: list | None = None
+    data: int | None = None,
+    model: int = 1,
+    devices: list | None = None,
+    *,
+    fsdp: int = 1,
+    sequence: int = 1,
 ) -> keras.distribution.DeviceMesh:
     """Arrange devices as a `keras.distribution.DeviceMesh` with the axes batch and model.
 
     Args:
-        data: int, parts into which a batch is cut. Defaults to the number of devices divided by
-            `model`.
+        data: int, parts into which a batch is cut, with a copy of all weights each. Defaults to
+            the number of devices divided by the other sizes.
         model: int, parts into which the weights are cut. Neighbouring devices share one model, so
             that this axis should have the fast connections.
         devices: list of devices. Defaults to `keras.distribution.list_devices`.
+        fsdp: int, parts into which a batch and also the weights and optimizer states are cut. The
+            weights of a layer are gathered when it is computed. The axis exists above 1.
+        sequence: int, parts into which the tokens of each row are cut. The axis exists above 1.
 
     Returns:
-        The mesh, of shape `(data, model)`.
+        The mesh, of shape `(data, model)`, or `(data, fsdp, sequence, model)` without the axes of
+        `fsdp` and `sequence` that are 1.
 
     Raises:
         ValueError: if the backend is not JAX, a number is below 1, there are fewer devices than
@@ -38,17 +48,22 @@ def device_mesh(
     _require_jax()
     data = check_int("data", data, at_least=1, none=True)
     model = check_int("model", model, at_least=1)
+    fsdp = check_int("fsdp", fsdp, at_least=1)
+    sequence = check_int("sequence", sequence, at_least=1)
     if not isinstance(devices, list | tuple | None):
         raise ValueError(f"`devices` must be a list of devices, received {describe(devices)}.")
     tune_once()  # before JAX lists its devices
     devices = list(keras.distribution.list_devices() if devices is None else devices)
     if data is None:
-        data = max(1, len(devices) // model)
-    wanted = data * model
+        data = max(1, len(devices) // (model * fsdp * sequence))
+    sizes = {BATCH: data, FSDP: fsdp, SEQUENCE: sequence, MODEL: model}
+    sizes = {axis: size for axis, size in sizes.items() if axis in (BATCH, MODEL) or size > 1}
+    wanted = math.prod(sizes.values())
+    asked = " times ".join(f"{'data' if n == BATCH else n}={size}" for n, size in sizes.items())
     if wanted > len(devices):
         shown = ", ".join(map(str, devices[:8])) + (" and so on" if len(devices) > 8 else "")
         raise ValueError(
-            f"A mesh of data={data} times model={model} needs {wanted} devices, but there "
+            f"A mesh of {asked} needs {wanted} devices, but there "
             f"{'is' if len(devices) == 1 else 'are'} {len(devices)}: {shown}. To try "
             "it on a CPU, set the environment variable "
             f"XLA_FLAGS=--xla_force_host_platform_device_count={wanted} before Keras is imported."
@@ -57,10 +72,10 @@ def device_mesh(
 
     if wanted < len(devices) and jax.process_count() > 1:
         raise ValueError(
-            f"A mesh of data={data} times model={model} leaves out some of the {len(devices)} "
+            f"A mesh of {asked} leaves out some of the {len(devices)} "
             f"devices of {jax.process_count()} processes. Choose a product of {len(devices)}."
         )
-    return keras.distribution.DeviceMesh((data, model), [BATCH, MODEL], devices[:wanted])
+    return keras.distribution.DeviceMesh(tuple(sizes.values()), list(sizes), devices[:wanted])
 
 
 def layout_map(
@@ -70,7 +85,8 @@ def layout_map(
 
     The axis `"model"` splits the heads of attention, the width of the feed-forward layer or its
     experts, and the vocabulary, with the corresponding optimizer states. All other weights, also
-    those of mixers other than attention, are replicated on each device.
+    those of mixers other than attention, are replicated on each device. What an axis `"fsdp"`
+    spreads depends on the shape of a weight: only `ModelParallel` does that.
 
     Args:
         mesh: a mesh with an axis `"model"`, such as `device_mesh` returns.
@@ -120,8 +136,11 @@ class _TransformerLayout(keras.distribution.LayoutMap):
 class ModelParallel(keras.distribution.ModelParallel):
     """`keras.distribution.ModelParallel` with the layout of every model of this library.
 
-    A mesh with `model=1` is pure data parallelism, with `data=1` pure tensor parallelism. Make the
-    model within its scope, or after `keras.distribution.set_distribution`.
+    A mesh with `model=1` is pure data parallelism, with `data=1` pure tensor parallelism. On a mesh
+    with an axis `"fsdp"` (`device_mesh`) each weight matrix and its optimizer states are also cut
+    along their longest axis that is not cut yet, and a layer is gathered when it is computed, in
+    the forward and in the backward pass (Rajbhandari et al. 2020, "ZeRO", stage 3). Make the model
+    within its scope, or after `keras.distribution.set_distribution`.
 
     Unlike with Keras's class and `layout_map`, a vocabulary that the axis `"model"` does not divide
     is cut along the width of its embedding, or replicated on each device; and a batch of one
@@ -153,26 +172,42 @@ class ModelParallel(keras.distribution.ModelParallel):
         # A process already reads only its share, see `shard_of`.
         super().__init__(layout_map=layouts, batch_dim_name=BATCH, auto_shard_dataset=False)
 
+    @property
+    def num_model_replicas(self):
+        return _size(self.device_mesh, BATCH) * _size(self.device_mesh, FSDP)
+
     def get_variable_layout(self, variable):
-        layout = super().get_variable_layout(variable)
-        if getattr(variable, "_layout", None) is not None or MODEL not in layout.axes:
-            return layout
-        axes = axes_of(variable.path, variable.shape, _size(self.device_mesh, MODEL))
+        if getattr(variable, "_layout", None) is not None:
+            return variable._layout
+        model, fsdp = (_size(self.device_mesh, axis) for axis in (MODEL, FSDP))
+        axes = axes_of(variable.path, tuple(variable.shape), model, fsdp)
         return keras.distribution.TensorLayout(axes, self.device_mesh)
 
     def get_data_layout(self, data_shape):
         if self._is_multi_process:
-            return super().get_data_layout(data_shape)
+            return _RowLayout([None] * len(data_shape), self.device_mesh)
         # Keras would lay out all batches like the first one, and JAX cuts into equal parts only: a
         # smaller batch at the end of the data would fail. `spread_batch` takes any number of rows.
         return keras.distribution.TensorLayout([None] * len(data_shape), self.device_mesh)
 
 
-def axes_of(path: str, shape: tuple[int, ...], model: int) -> tuple[str | None, ...]:
+class _RowLayout(keras.distribution.TensorLayout):
+    """A layout of data whose rows are cut over all axes that see different rows."""
+
+    @property
+    def backend_layout(self):
+        from jax.sharding import NamedSharding, PartitionSpec
+
+        mesh = self.device_mesh
+        return NamedSharding(mesh.backend_mesh, PartitionSpec(_row_axes(mesh)))
+
+
+def axes_of(path: str, shape: tuple[int, ...], model: int, fsdp: int = 1) -> tuple[str | None, ...]:
     """Return for each axis of a variable the mesh axis over which it is split, or None."""
     weight = shared_weight(path, shape)
     cut = None if weight is None else weight.cut_axis(model)
-    return tuple(MODEL if number == cut else None for number in range(len(shape)))
+    named = {cut: MODEL, spread_axis(shape, cut, fsdp): FSDP}
+    return tuple(named.get(number) for number in range(len(shape)))
 
 
 def check_config(config: TransformerConfig) -> None:
@@ -180,8 +215,9 @@ def check_config(config: TransformerConfig) -> None:
     distribution = keras.distribution.distribution()
     layouts = getattr(distribution, "_layout_map", None)
     if isinstance(layouts, _TransformerLayout):
-        strict = not isinstance(distribution, ModelParallel)
-        _check(config, _size(distribution.device_mesh, MODEL), vocabulary=strict)
+        strict, mesh = not isinstance(distribution, ModelParallel), distribution.device_mesh
+        _check(config, _size(mesh, MODEL), vocabulary=strict)
+        _check_tokens(config, _size(mesh, MODEL), _size(mesh, SEQUENCE))
 
 
 def devices_of_model() -> int:
@@ -199,9 +235,104 @@ def spread_batch(states):
 
     if not isinstance(states, jax.core.Tracer):
         return states  # computed eagerly, where JAX cuts into equal parts only
-    axes = [BATCH] + [None] * (len(states.shape) - 1)
-    layout = keras.distribution.TensorLayout(axes, distribution.device_mesh)
-    return keras.distribution.distribute_tensor(states, layout)
+    from jax.sharding import PartitionSpec
+
+    mesh = distribution.device_mesh
+    # States of tokens have an axis for them; a row of other data has none.
+    tokens = SEQUENCE if SEQUENCE in mesh.axis_names and len(states.shape) > 2 else None
+    return _constrained(states, PartitionSpec(_row_axes(mesh), tokens))
+
+
+def over_heads(*projections):
+    """Exchange split tokens for split heads, in a compiled step on a mesh with a sequence axis.
+
+    Then each device attends over whole sequences with some of the heads (Jacobs et al. 2023,
+    "DeepSpeed Ulysses"). Projections whose heads the devices do not divide are gathered.
+
+    Args:
+        *projections: `(batch, length, heads, head_dim)`, queries, keys and values.
+
+    Returns:
+        The projections.
+    """
+    mesh = _mesh_of_tokens(projections[0])
+    if mesh is None:
+        return projections
+    from jax.sharding import PartitionSpec
+
+    devices = _size(mesh, MODEL) * _size(mesh, SEQUENCE)
+    rows = _row_axes(mesh)
+    specs = (
+        PartitionSpec(rows, None, (MODEL, SEQUENCE) if x.shape[2] % devices == 0 else MODEL)
+        for x in projections
+    )
+    return tuple(map(_constrained, projections, specs))
+
+
+def over_tokens(attended):
+    """Exchange split heads for split tokens again, after `over_heads`."""
+    mesh = _mesh_of_tokens(attended)
+    if mesh is None:
+        return attended
+    from jax.sharding import PartitionSpec
+
+    return _constrained(attended, PartitionSpec(_row_axes(mesh), SEQUENCE, MODEL))
+
+
+def _mesh_of_tokens(states):
+    """Return the mesh if it has a sequence axis and a step is being compiled, otherwise None."""
+    distribution = keras.distribution.distribution()
+    if not isinstance(distribution, ModelParallel):
+        return None
+    mesh = distribution.device_mesh
+    if SEQUENCE not in mesh.axis_names:
+        return None
+    import jax
+
+    return mesh if isinstance(states, jax.core.Tracer) else None
+
+
+def spreads_weights() -> bool:
+    """Return whether devices that see different rows also share the weights."""
+    distribution = keras.distribution.distribution()
+    return isinstance(distribution, ModelParallel) and _size(distribution.device_mesh, FSDP) > 1
+
+
+def whole_weight(value, layout: keras.distribution.TensorLayout):
+    """Gather a weight from the devices that see different rows, in a compiled step.
+
+    Its gradient is summed over them and cut again at once, so that neither is kept whole.
+
+    Args:
+        value: the weight, or a copy in another dtype.
+        layout: `TensorLayout` of the weight.
+    """
+    if FSDP not in layout.axes:
+        return value
+    import jax
+    from jax.sharding import PartitionSpec
+
+    cut = PartitionSpec(*layout.axes)
+    whole = PartitionSpec(*(None if axis == FSDP else axis for axis in layout.axes))
+    if not jax.numpy.issubdtype(value.dtype, jax.numpy.floating):
+        return _constrained(value, whole)
+
+    @jax.custom_vjp
+    def gather(value):
+        return _constrained(value, whole)
+
+    gather.defvjp(
+        lambda value: (_constrained(value, whole), None),
+        lambda _, gradient: (_constrained(gradient, cut),),
+    )
+    return gather(value)
+
+
+def _constrained(value, spec):
+    import jax
+
+    mesh = keras.distribution.distribution().device_mesh.backend_mesh
+    return jax.lax.with_sharding_constraint(value, jax.sharding.NamedSharding(mesh, spec))
 
 
 def on_each_device(function: Callable, rows: tuple, shares: Mapping):
@@ -226,8 +357,9 @@ def on_each_device(function: Callable, rows: tuple, shares: Mapping):
     if not isinstance(rows[0], jax.core.Tracer):
         return function(0, rows, shares)
     mesh = distribution.device_mesh
-    even = rows[0].shape[0] % _size(mesh, BATCH) == 0
-    of_rows = PartitionSpec(BATCH if even else None)
+    of_devices = _row_axes(mesh)
+    even = rows[0].shape[0] % math.prod(_size(mesh, axis) for axis in of_devices) == 0
+    of_rows = PartitionSpec(of_devices if even else None)
 
     def share(rows, shares):
         held = jax.tree.leaves(shares)[0].shape[0]
@@ -247,6 +379,8 @@ def gathered(tensor):
 
     The parts on devices of other processes are fetched.
     """
+    if hasattr(tensor, "full_tensor"):  # of PyTorch
+        return tensor.full_tensor()
     if getattr(tensor, "is_fully_addressable", True) or tensor.is_fully_replicated:
         return tensor
     from jax.experimental import multihost_utils
@@ -273,6 +407,20 @@ def _check(config: TransformerConfig, model: int, vocabulary: bool) -> None:
         )
 
 
+def _check_tokens(config: TransformerConfig, model: int, sequence: int) -> None:
+    if sequence == 1:
+        return
+    blocks = [block for each in sides(config) for block in each.side.every_block]
+    heads = {block.mixer.num_heads for block in blocks if block.mixer.attends}
+    for number in sorted(heads):
+        if number % (model * sequence):
+            raise ValueError(
+                f"Devices that share the tokens of a row divide its heads while they attend: "
+                f"model={model} times sequence={sequence} does not divide num_heads={number}. "
+                f"Choose sizes whose product is one of {', '.join(map(str, divisors(number)))}."
+            )
+
+
 def _require_axis(mesh: keras.distribution.DeviceMesh, axis: str) -> None:
     if axis not in mesh.axis_names:
         raise ValueError(
@@ -281,8 +429,13 @@ def _require_axis(mesh: keras.distribution.DeviceMesh, axis: str) -> None:
         )
 
 
+def _row_axes(mesh: keras.distribution.DeviceMesh) -> tuple[str, ...]:
+    """Return the axes whose devices see different rows of a batch."""
+    return tuple(axis for axis in (BATCH, FSDP) if axis in mesh.axis_names)
+
+
 def _size(mesh: keras.distribution.DeviceMesh, axis: str) -> int:
-    return mesh.shape[list(mesh.axis_names).index(axis)]
+    return dict(zip(mesh.axis_names, mesh.shape, strict=True)).get(axis, 1)
 
 
 def _require_jax() -> None:

@@ -4,10 +4,14 @@ Both frameworks combine the results of replicas as if each part had the same wei
 tokens, the replicas therefore exchange their numbers of tokens.
 """
 
+import contextlib
 import contextvars
+import functools
 
 import keras
 from keras import ops
+
+from keras_transformer.distribution.spread import MESHES, MODELS
 
 # Number of processes whose gradients will be averaged, within a step of `data_parallel`.
 _processes = contextvars.ContextVar("processes", default=1)
@@ -59,7 +63,7 @@ def data_parallel(task: keras.Model, **options) -> keras.Model:
 
     Each process calls `torch.distributed.init_process_group`, makes the same task and fits it on
     its share of each batch (`shard_of`). The losses equal those of one process that sees whole
-    batches; metrics cover the process's own rows.
+    batches, and so do metrics whose states are sums, such as all of Keras's means.
 
     Args:
         task: a compiled task, or another `keras.Model`.
@@ -91,63 +95,79 @@ def data_parallel(task: keras.Model, **options) -> keras.Model:
 
     Source: Li et al. 2020, "PyTorch Distributed", section 3.
     """
-    if keras.backend.backend() != "torch":
-        raise ValueError(
-            f"`data_parallel` is for PyTorch, but the backend is {keras.backend.backend()}. On "
-            "JAX use `keras_transformer.distribution.ModelParallel`, on TensorFlow make the model "
-            "in the scope of a tf.distribute.MirroredStrategy."
-        )
-    from torch import distributed
-
-    if not (distributed.is_available() and distributed.is_initialized()):
-        raise ValueError(
-            "`data_parallel` needs a group of processes: call "
-            "torch.distributed.init_process_group first, in each process."
-        )
-    # A model may have weights that a task does not use, such as a pooler.
-    options = {"find_unused_parameters": True, **options}
-    task.train_step = _averaged_step(task, options)
-    task.train_function = None
-    return task
-
-
-def _averaged_step(task: keras.Model, options: dict):
-    """Return a `train_step` that averages the gradients of all processes."""
+    _require_processes("data_parallel")
     import torch
-    from torch import distributed
 
-    own_loss = getattr(task, "step_loss", lambda: None)
-    count = distributed.get_world_size()
+    loss = _loss_of(task)
 
     class Loss(torch.nn.Module):
         def __init__(self):
             super().__init__()
             self.task = task
 
-        def forward(self, x, y, weights):
-            own = own_loss()
-            if own is None:
-                states = task(x, training=True)
-                loss = task._compute_loss(
-                    x=x, y=y, y_pred=states, sample_weight=weights, training=True
-                )
-                return loss, states, len(keras.tree.flatten(x)[0])
-            states = own.states(x, weights, training=True)
-            loss = own.loss(states, x, y, weights, training=True)
-            return loss, states, own.weight(x, y, weights)
+        def forward(self, *batch):
+            return loss(*batch)
 
-    wrapped = torch.nn.parallel.DistributedDataParallel(Loss(), **options)
+    # A model may have weights that a task does not use, such as a pooler.
+    options = {"find_unused_parameters": True, **options}
+    forward = torch.nn.parallel.DistributedDataParallel(Loss(), **options)
+    task.train_step = _averaged_step(task, forward)
+    task.train_function = None
+    return task
+
+
+def _loss_of(task: keras.Model):
+    """Return the function of a batch that computes loss, outputs, weight of the loss, and batch.
+
+    The batch is the one that the loss has seen, which it may augment.
+    """
+
+    def loss_of(x, y, weights):
+        own = _own_loss(task)
+        if own is None:
+            states = task(x, training=True)
+            loss = task._compute_loss(x=x, y=y, y_pred=states, sample_weight=weights, training=True)
+            return loss, states, len(keras.tree.flatten(x)[0]), (x, y, weights)
+        weight = own.weight(x, y, weights)
+        x, y, weights = own.batch(x, y, weights, training=True)
+        states = own.states(x, weights, training=True)
+        loss = own.loss(states, x, y, weights, training=True)
+        return loss, states, weight, (x, y, weights)
+
+    return loss_of
+
+
+def _own_loss(task: keras.Model):
+    return getattr(task, "step_loss", lambda: None)()
+
+
+def _averaged_step(task: keras.Model, forward, spread=None):
+    """Return a `train_step` that averages the gradients of all processes.
+
+    Args:
+        task: the model.
+        forward: `_loss_of` in a module that averages the gradients.
+        spread: `FullySharded`, if the weights are spread over the processes.
+    """
+    import torch
+    from torch import distributed
+
+    count = distributed.get_world_size()
 
     def train_step(data):
         x, y, weights = keras.utils.unpack_x_y_sample_weight(data)
+        trained, own = task.trainable_weights[:], _own_loss(task)
+        if spread is not None:
+            spread.build(task.optimizer, trained)
+        task.zero_grad()
         token = _processes.set(count)
         try:
-            loss, states, weight = wrapped(x, y, weights)
+            loss, states, weight, (x, y, weights) = forward(x, y, weights)
         finally:
             _processes.reset(token)
-        task.zero_grad()
         task.optimizer.scale_loss(loss).backward()
-        trained, own = task.trainable_weights[:], own_loss()
+        if spread is not None:
+            spread.close()
         gradients = [variable.value.grad for variable in trained]
         with torch.no_grad():
             if own is None:
@@ -156,9 +176,137 @@ def _averaged_step(task: keras.Model, options: dict):
                 own.apply(gradients, trained, weight)
         whole = loss.detach().clone()
         distributed.all_reduce(whole)
-        task._loss_tracker.update_state(whole / count, sample_weight=weight)
-        if own is None:
-            return task.compute_metrics(x, y, states, sample_weight=weights)
-        return own.logs(states, x, y, weights)
+        with _added_up(task):
+            task._loss_tracker.update_state(whole / count, sample_weight=weight)
+            if own is None:
+                logs = task.compute_metrics(x, y, states, sample_weight=weights)
+            else:
+                logs = own.logs(states, x, y, weights)
+        return {**logs, **task.get_metrics_result()}
 
     return train_step
+
+
+@contextlib.contextmanager
+def _added_up(task: keras.Model):
+    """Sum what the processes add to the metrics, whose states Keras adds to in each step."""
+    import torch
+    from torch import distributed
+
+    before = {id(variable): variable.value.clone() for variable in task.metrics_variables}
+    yield
+    variables = task.metrics_variables  # a first step makes some
+    starts = [before.get(id(v), torch.zeros_like(v.value)) for v in variables]
+    added = [(v.value - start).double().ravel() for v, start in zip(variables, starts, strict=True)]
+    sums = torch.cat(added)
+    distributed.all_reduce(sums)
+    parts = sums.split([part.numel() for part in added])
+    for variable, start, part in zip(variables, starts, parts, strict=True):
+        variable.assign(start + part.reshape(start.shape).to(start.dtype))
+
+
+def fully_sharded(task: keras.Model, mesh=None) -> keras.Model:
+    """Spread weights, gradients and optimizer states over the processes, on PyTorch.
+
+    `fit` then averages the gradients of all processes, as with `data_parallel`, and each process
+    keeps a share of all weights. The weights of a block are gathered when it is computed, in the
+    forward and in the backward pass. All processes must make the same calls of the task, also those
+    that only read weights, such as `generate` and `save_to_preset`.
+
+    `setup` calls this function for each model that is trained.
+
+    Args:
+        task: a compiled task, or another `keras.Model`, of which all processes get the weights that
+            the first one has. Call it after `enable_lora` and `freeze`.
+        mesh: `torch.distributed.device_mesh.DeviceMesh` of one axis; or of two, the first of which
+            has copies. Defaults to one axis of all processes.
+
+    Returns:
+        `task`.
+
+    Raises:
+        ValueError: if the backend is not PyTorch, or `init_process_group` has not been called.
+
+    Example:
+    ```python
+    import tempfile
+    import keras_transformer as kt
+    import keras
+
+    if keras.backend.backend() == "torch":
+        import torch.distributed as processes
+
+        store = tempfile.NamedTemporaryFile()  # for one process; torchrun makes several
+        processes.init_process_group("gloo", f"file://{store.name}", rank=0, world_size=1)
+        classifier = kt.TextClassifier.from_preset("minilm_l6_en", num_classes=2)
+        kt.distribution.fully_sharded(classifier)
+        dataset = classifier.make_dataset(["a warm film", "dull"] * 8, [1, 0] * 8)
+        classifier.fit(kt.distribution.shard_of(dataset), verbose=0)
+        processes.destroy_process_group()
+    ```
+
+    Source: Zhao et al. 2023, "PyTorch FSDP", section 3; Rajbhandari et al. 2020, "ZeRO", stage 3.
+    """
+    _require_processes("fully_sharded")
+    from torch import distributed
+
+    from keras_transformer.distribution.sharded_model import FullySharded
+
+    if task in MODELS:
+        MODELS[task].check(task)
+        return task
+    if mesh is None:
+        kind = "cuda" if "nccl" in distributed.get_backend() else "cpu"
+        mesh = distributed.device_mesh.init_device_mesh(kind, (distributed.get_world_size(),))
+    spread = FullySharded(task, mesh)
+    task.train_step = _averaged_step(task, functools.partial(spread.root, _loss_of(task)), spread)
+    task.train_function = None
+    return task
+
+
+def use_mesh(data: int, fsdp: int):
+    """Lay out each model that is trained from now on over a mesh of processes on PyTorch.
+
+    Args:
+        data: int, copies of the weights.
+        fsdp: int, processes that share the weights of a copy.
+
+    Returns:
+        `torch.distributed.device_mesh.DeviceMesh` with the axes `"data"` and `"fsdp"`.
+    """
+    from torch import distributed
+
+    kind = "cuda" if "nccl" in distributed.get_backend() else "cpu"
+    mesh = distributed.device_mesh.init_device_mesh(
+        kind, (data, fsdp), mesh_dim_names=("data", "fsdp")
+    )
+    MESHES[:] = [mesh]
+    return mesh
+
+
+def lay_out(task: keras.Model) -> None:
+    """Make `fit` of a model train over the mesh of `setup`, if there is one (PyTorch)."""
+    if task in MODELS:
+        MODELS[task].check(task)
+    elif MESHES and "train_step" not in vars(task):
+        (mesh,) = MESHES
+        if mesh.size(1) == 1:
+            data_parallel(task)
+        else:
+            fully_sharded(task, mesh if mesh.size(0) > 1 else mesh["fsdp"])
+
+
+def _require_processes(name: str) -> None:
+    if keras.backend.backend() != "torch":
+        raise ValueError(
+            f"`{name}` is for PyTorch, but the backend is {keras.backend.backend()}. On "
+            "JAX use `keras_transformer.distribution.ModelParallel`, on TensorFlow make the model "
+            "in the scope of a tf.distribute.MirroredStrategy."
+        )
+    from torch import distributed
+
+    if not (distributed.is_available() and distributed.is_initialized()):
+        raise ValueError(
+            f"`{name}` needs a group of processes: call "
+            "torch.distributed.init_process_group first, in each process."
+        )

@@ -1,8 +1,11 @@
 """Datasets of which each process reads its share of every batch."""
 
+from collections.abc import Iterator
+
 import keras
 import numpy as np
 
+from keras_transformer.distribution.processes import process_count, process_index
 from keras_transformer.support.checking import check_int, shorten
 
 
@@ -25,7 +28,13 @@ class DatasetShard(keras.utils.PyDataset):
         return len(self.dataset)
 
     def __getitem__(self, place):
-        batch = self.dataset[place]
+        return self._share(self.dataset[place])
+
+    def examples_of_shapes(self) -> Iterator:
+        """Yield this process's share of a batch of each shape."""
+        yield from map(self._share, self.dataset.examples_of_shapes())
+
+    def _share(self, batch):
         inputs, targets, weights = keras.utils.unpack_x_y_sample_weight(batch)
         rows = len(keras.tree.flatten(inputs)[0])
         size = -(-rows // self.count)
@@ -121,11 +130,7 @@ def shard_of(
 def _of_this_process() -> tuple[int, int]:
     """Return the number of this process's share, from 0, and the number of shares."""
     if keras.backend.backend() == "torch":
-        import torch.distributed as processes
-
-        if processes.is_available() and processes.is_initialized():
-            return processes.get_rank(), processes.get_world_size()
-        return 0, 1
+        return process_index(), process_count()
     distribution = keras.distribution.distribution()
     if distribution is None:
         return 0, 1

@@ -272,7 +272,8 @@
         return cell;
       })));
     });
-    note.textContent = "The likeliest token of each layer's states, through the final norm and the output matrix.";
+    note.textContent = "The likeliest token of each layer's states, through the final norm and the output matrix. "
+      + "The bluer, the likelier; point at a cell for its probability.";
     return make("div", { class: "scroll" }, table);
   }
 

@@ -8,6 +8,8 @@ from keras_transformer.explanations.values import Values, View
 from keras_transformer.support.checking import check_int
 
 _MOST_LABELS = 48
+# Tokens of a text of which the logit lens is drawn: letters in more cells could not be read.
+_MOST_GUESSES = 24
 # Colormaps of weights from 0 to 1, and of numbers with a sign. Their lightness changes evenly, so
 # that prints without color are readable too.
 _SHARES, _SIGNED = "Blues", "RdBu"
@@ -98,10 +100,12 @@ def layers(explanation: Values, view: str | None) -> Any:
         figure, ((axis,),) = make_figure(figsize=(4.8, 3.0))
         _entropies(axis, explanation, found)
         return figure
-    width, height = min(15.0, 0.62 * len(explanation.tokens) + 1), max(3.0, 0.3 * len(lens) + 1.3)
+    # Wide enough for the letters of a cell; of a long text only the last tokens are shown.
+    shown = min(len(explanation.tokens), _MOST_GUESSES)
+    width, height = 0.8 * shown + 1.6, max(3.0, 0.36 * len(lens) + 1.3)
     figure, ((axis, table),) = make_figure(1, 2, widths=[2.8, width], figsize=(3.4 + width, height))
     _entropies(axis, explanation, found)
-    _lens(table, explanation)
+    _lens(figure, table, explanation)
     return figure
 
 
@@ -124,20 +128,27 @@ def _entropies(axis: Any, explanation: Values, found: View) -> None:
     axis.tick_params(labelsize=7)
 
 
-def _lens(axis: Any, explanation: Values) -> None:
+def _lens(figure: Any, axis: Any, explanation: Values) -> None:
     lens = explanation.logit_lens
     assert lens is not None
-    shares = np.array([[best[0][1] for best in layer] for layer in lens])
-    axis.imshow(shares, cmap=_SHARES, vmin=0, vmax=1, aspect="auto")
-    for i, layer in enumerate(lens):
-        for j, best in enumerate(layer[:_MOST_LABELS]):
-            color = "white" if shares[i, j] > 0.6 else "#222222"
-            text = _short(best[0][0], 9)
-            axis.text(j, i, text, ha="center", va="center", fontsize=6.5, color=color)
-    _label(axis.set_xticks, explanation.tokens, rotation=90)
-    axis.set_yticks(range(len(lens)), ["input", *map(str, range(len(lens) - 1))], fontsize=7)
-    axis.set_ylabel("behind layer", fontsize=8)
-    axis.set_title("Likeliest next token at each layer (logit lens)", fontsize=9)
+    likeliest = [[best[0] for best in layer[-_MOST_GUESSES:]] for layer in lens]
+    shares = np.array([[share for _, share in layer] for layer in likeliest])
+    image = axis.imshow(shares, cmap=_SHARES, vmin=0, vmax=1, aspect="auto")
+    for i, layer in enumerate(likeliest):
+        for j, (token, share) in enumerate(layer):
+            color = "white" if share > 0.6 else "#222222"
+            text = _short(token, 9).replace("$", r"\$")
+            axis.text(j, i, text, ha="center", va="center", fontsize=9, color=color)
+    _label(axis.set_xticks, explanation.tokens[-_MOST_GUESSES:], rotation=90)
+    axis.set_yticks(range(len(lens)), ["input", *map(str, range(len(lens) - 1))], fontsize=9)
+    axis.set_ylabel("behind layer", fontsize=9)
+    hidden = len(explanation.tokens) - shares.shape[1]
+    tail = f", last {shares.shape[1]} tokens" if hidden else ""
+    axis.set_title(f"Likeliest next token at each layer (logit lens){tail}", fontsize=9)
+    bar = figure.colorbar(image, ax=axis, fraction=0.02, pad=0.01)
+    bar.set_label("probability", fontsize=8)
+    bar.ax.tick_params(labelsize=7)
+    bar.outline.set_linewidth(0.4)
 
 
 def saliency(explanation: Values) -> Any:

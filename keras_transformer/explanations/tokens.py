@@ -66,7 +66,9 @@ def state_names(config: TransformerConfig, count: int) -> tuple[str, ...]:
     tokens = 0 if stem is None else getattr(stem, "num_tokens", 0) or 0
     if stem is not None and not tokens and getattr(stem, "class_token", False):
         tokens = 1
-    names = ["[CLS]", "[DIST]"][:tokens]
+    registers = getattr(stem, "num_registers", 0)
+    names = ["[CLS]", "[DIST]"][: tokens - registers]
+    names += [f"[REG{i}]" for i in range(1, registers + 1)]
     rest = count - len(names)
     if hasattr(stem, "image_size"):
         rows, columns = stem.grid(stem.image_size)

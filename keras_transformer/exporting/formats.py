@@ -101,6 +101,7 @@ FORMATS = {
             f"{_HERE}.ctranslate2",
             ("CausalLM", "Seq2SeqLM", "TextEmbedder"),
         ),
+        Format("gguf", None, "gguf", ("gguf",), ("decoder",), f"{_HERE}.gguf", ("CausalLM",)),
         Format("huggingface", None, None, (), (*_ALL, "dual"), f"{_HERE}.huggingface"),
     )
 }

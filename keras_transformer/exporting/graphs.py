@@ -14,7 +14,7 @@ from keras_transformer.generation.cache import Cache, CacheGroup, has_states
 from keras_transformer.kernels.indexing import columns
 from keras_transformer.layers.position import row_lengths
 from keras_transformer.layers.stems import Input
-from keras_transformer.tasks import QuestionAnswerer, Task, TextEmbedder
+from keras_transformer.tasks import DepthEstimator, QuestionAnswerer, Task, TextEmbedder
 
 
 def graphs_of(task: keras.Model) -> list[Graph]:
@@ -31,6 +31,11 @@ def graphs_of(task: keras.Model) -> list[Graph]:
         generates = False
     if not generates:
         return [_one_pass(task)]
+    if not all(heads for heads, *_ in backbone.cache_layers) and not has_states(backbone):
+        raise ValueError(
+            "A decoder whose layers share keys and values has no graph with a cache, whose "
+            "inputs are those of each layer. Export it with format='huggingface'."
+        )
     if has_states(backbone):
         raise ValueError(
             "A decoder with recurrent mixers has no graph with a cache, whose inputs and outputs "
@@ -56,8 +61,11 @@ def _one_pass(task: keras.Model) -> Graph:
     outputs = {
         QuestionAnswerer: ("start_logits", "end_logits"),
         TextEmbedder: ("sentence_embedding",),
+        DepthEstimator: ("predicted_depth",),
     }
     found = next((named for kind, named in outputs.items() if isinstance(task, kind)), None)
+    if getattr(task, "interaction", None) is not None:
+        found = ("token_embeddings",)
     found = found or (("logits",) if isinstance(task, Task) else ("last_hidden_state",))
     return Graph("model", task, function, names, found)
 

@@ -95,7 +95,7 @@ def _check_model(task: Any, chosen: Format) -> None:
     refuse_quantized(
         task,
         "export it before `quantize`: formats quantize with their own tools, as export(..., "
-        f"quantization='int8') does for {', '.join(map(repr, able))}",
+        f"quantization=...) does for {', '.join(map(repr, able))}",
     )
     if lora.is_adapted(backbone):
         raise ValueError(

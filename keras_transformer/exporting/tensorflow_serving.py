@@ -134,6 +134,8 @@ def _reader(task: keras.Model, tokenizer: tf.Module) -> Callable:
     prompt, longest = "", None
     if isinstance(task, TextEmbedder):
         prompt, longest = task.default_prompt, task.max_length
+        if task.interaction is not None:
+            raise ValueError("The embedder reads queries and documents in different ways.")
         if prompt and not task.include_prompt:
             raise ValueError("The embedder leaves out the prompt's tokens, which no graph can do.")
     longest = None if _writes(task) else take_max_length(task, {}, default=longest)

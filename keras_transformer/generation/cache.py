@@ -9,7 +9,7 @@ from keras import ops
 from keras_transformer.kernels.indexing import columns, lines_at, put_rows, taken
 from keras_transformer.layers.attention.key_value_cache import KeyValueCache, write
 from keras_transformer.layers.attention.masking import AttentionMask, is_static_zero
-from keras_transformer.layers.mixers.states import MixerStates
+from keras_transformer.layers.mixers.states import JointCache, MixerStates
 from keras_transformer.planning.memory import cache_bytes
 from keras_transformer.support.former_names import FormerName
 
@@ -18,7 +18,8 @@ class CachedLayer(NamedTuple):
     """Sizes of what a cache keeps for one layer: an item of `backbone.cache_layers`.
 
     Fields:
-        heads, width: ints, number of key and value heads, and their width.
+        heads, width: ints, number of key and value heads, and their width; 0 for a layer that has
+            no keys of its own.
         window: int, number of tokens that are kept; None keeps all.
         states: shapes of the states that a recurrent mixer keeps of each row instead of tokens.
     """
@@ -34,8 +35,8 @@ class CachedLayer(NamedTuple):
         return EVERYTHING if self.window is None else self.window
 
     def slots(self, rows: int, count: int, dtype: str) -> tuple:
-        """Return the tensors of `count` empty slots; a recurrent mixer has none."""
-        if self.states:
+        """Return the tensors of `count` empty slots; a layer without own keys has none."""
+        if not self.heads:
             return ()
         return KeyValueCache.make(rows, self.heads, count, self.width, dtype).tensors
 
@@ -47,7 +48,7 @@ class CacheGroup(NamedTuple):
 
     Fields:
         layers: dict from the number of each layer to the tensors of its `layers.KeyValueCache`,
-            `()` for a recurrent mixer.
+            `()` for a recurrent mixer, and for a layer with the keys of an earlier one.
         valid: bool `(rows, branches, slots)`, the slots that a branch sees.
         positions: int `(rows, slots)`, the position of each slot's token in its row.
         start: the slot of the first token of the current call, an int or a tensor, as `end`.
@@ -246,7 +247,8 @@ class Cache(NamedTuple):
             layer has `()` before the first call, and always without cross-attention.
         source: bool `(rows, source_length)`, the real tokens of the encoder's input;
             `(rows, 0)` before the first call and without an encoder.
-        lengths: int `(rows,)`, number of real tokens of each row, or of each of its branches.
+        lengths: int `(rows,)`, number of real tokens of each row, or of each of its branches; the
+            position of the next token, if tokens had positions of their own.
         states: list of the tensors of each layer's `MixerStates`, `()` without a recurrent mixer.
         padding: bool `(rows, length)`, the real tokens of the current call; `()` between calls and
             if all are real.
@@ -353,11 +355,11 @@ class Cache(NamedTuple):
     def layers(self) -> list[dict]:
         """Tensors of each layer, `{"self": tensors, "cross": tensors}`: slots, or states."""
         return [
-            {"self": self.states[i] or self.groups[self.group_of(i)].layers[i], "cross": cross}
+            {"self": (*self.groups[self.group_of(i)].layers[i], *self.states[i]), "cross": cross}
             for i, cross in enumerate(self.cross)
         ]
 
-    def reserve(self, inputs, mask) -> "Cache":
+    def reserve(self, inputs, mask, positions=None) -> "Cache":
         """Reserve slots and positions for the tokens of `inputs`, `(rows, length, ...)`.
 
         With several branches `inputs` have one token per branch; else the tokens follow each other.
@@ -365,6 +367,8 @@ class Cache(NamedTuple):
         Args:
             inputs: tensor, used for its shape only.
             mask: bool `(rows, length)`, the real tokens, or None if all are.
+            positions: int `(rows, length)`, positions of the tokens. The next token follows on the
+                largest. None counts the real tokens.
         """
         rows, length = ops.shape(inputs)[:2]
         alone = self.branches == 1 and mask is not None
@@ -375,9 +379,14 @@ class Cache(NamedTuple):
             counts = 1
         else:
             mask = ops.ones((rows, length), "bool") if mask is None else ops.cast(mask, "bool")
+            own, given = mask[:, None], positions
             counted = ops.cumsum(ops.cast(mask, "int32"), axis=1)
             positions = ops.maximum(self.lengths[:, None] + counted - 1, 0)
-            own, counts = mask[:, None], counted[:, -1]
+            counts = counted[:, -1]
+            if given is not None:
+                positions = ops.cast(given, "int32")
+                last = ops.max(ops.where(mask, positions, -1), axis=1)
+                counts = last + 1 - self.lengths
         lengths = self.lengths + counts
         groups = {
             key: group.reserve(own, positions, key or None, lengths)
@@ -396,27 +405,31 @@ class Cache(NamedTuple):
     def layer(self, i: int) -> dict:
         """Return the `KeyValueCache` of layer `i`, or None, under `"self"` and `"cross"`.
 
-        For a recurrent mixer `"self"` is its `MixerStates`.
+        For a recurrent mixer `"self"` is its `MixerStates`, and for several mixers side by side
+        the `JointCache` of both.
         """
+        states = None
         if self.states[i]:
             padding = None if isinstance(self.padding, tuple) else self.padding
-            return {"self": MixerStates(self.states[i], padding), "cross": None}
+            states = MixerStates(self.states[i], padding)
         group = self.groups[self.group_of(i)]
         cross = KeyValueCache(*self.cross[i]) if self.cross[i] else None
         kept = None if isinstance(group.kept, tuple) else group.kept
-        own = KeyValueCache(*group.layers[i], next=group.start, kept=kept)
-        return {"self": own, "cross": cross}
+        tensors = group.layers[i]  # a layer with the keys of another one has none
+        own = KeyValueCache(*tensors, next=group.start, kept=kept) if tensors else None
+        both = own if states is None else JointCache(own, states).single
+        return {"self": both, "cross": cross}
 
     def with_layers(self, layers: list[dict], source=None) -> "Cache":
         """Return the cache after a call, with the new slots of the layers and the source mask."""
-        groups = {}
+        groups, kept = {}, [_keys_and_states(layer["self"]) for layer in layers]
         for key, group in self.groups.items():
-            own = {i: () if self.states[i] else layers[i]["self"].tensors for i in group.layers}
+            own = {i: before and kept[i][0].tensors for i, before in group.layers.items()}
             groups[key] = group.with_layers(own, key or None, self.lengths)
         cross = [layer["cross"].tensors if layer["cross"] else () for layer in layers]
         states = [
-            layer["self"].tensors if before else ()
-            for before, layer in zip(self.states, layers, strict=True)
+            after.tensors if before else ()
+            for before, (_, after) in zip(self.states, kept, strict=True)
         ]
         source = self.source if source is None else source
         return self._replace(groups=groups, cross=cross, source=source, states=states, padding=())
@@ -571,3 +584,11 @@ def has_states(backbone) -> bool:
 def _map(states: list[tuple], function: Callable) -> list[tuple]:
     """Apply a function to each tensor of the states of all layers."""
     return [tuple(map(function, tensors)) for tensors in states]
+
+
+def _keys_and_states(kept: Any) -> tuple[KeyValueCache | None, MixerStates | None]:
+    """Return what a layer keeps of tokens, and what it keeps of all of them together."""
+    if isinstance(kept, KeyValueCache):
+        return kept, None
+    joint = JointCache.of(kept)
+    return joint.keys, joint.states

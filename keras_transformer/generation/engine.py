@@ -149,7 +149,7 @@ class Decoding:
         self.settings = settings
         self.sampler = settings.sampler
 
-    def compiled(self) -> SimpleNamespace:
+    def compiled(self, sizes: ShapeBuckets) -> SimpleNamespace:
         """Return the compiled functions and their sizes, without a reference back to `self`."""
         models = self.program.models
         packed = WeakValueDictionary() if self.settings.pack_weights else None
@@ -170,7 +170,7 @@ class Decoding:
             take_rows=compile_function(self.take_rows, moves=True),
             place=compile_function(self.place, donate=(0,), moves=True),
             place_larger=compile_function(self.place, moves=True),
-            sizes=ShapeBuckets(),
+            sizes=sizes,
             groups=self.program.groups,
         )
 
@@ -286,8 +286,10 @@ class Decoding:
         if sampler.ranks_log_probabilities:
             # Not subtracted from all logits, since only a few of them are read.
             options["log_sum"] = self.program.log_sum(logits)
+        if sampler.reads_model_logits:
+            options["model_logits"] = logits
         if rules is not None:
-            if options:
+            if sampler.ranks_log_probabilities:
                 for part in options["log_sum"]:
                     logits = logits - part[..., None]
                 options["log_sum"] = (ops.zeros_like(part),) * 2
@@ -364,6 +366,7 @@ class Engine:
 
     Args:
         backbone: a `Decoder` or `Seq2Seq`, or a model of your own that follows the protocol.
+        sizes: class of the sizes that batches are padded to.
 
     Example:
     ```python
@@ -378,8 +381,9 @@ class Engine:
     ```
     """
 
-    def __init__(self, backbone):
+    def __init__(self, backbone, sizes: type[ShapeBuckets] = ShapeBuckets):
         self.backbone = backbone
+        self._sizes = sizes
         self._lock = threading.RLock()
         self._compiled: OrderedDict = OrderedDict()
         # Tables of each constraint on the device, kept as long as the constraint exists.
@@ -666,7 +670,7 @@ class Engine:
             else:
                 models = settings.sampler.models
                 program = Program(self.backbone, *models, argmax_only=settings.argmax_only)
-            return Decoding(program, settings).compiled()
+            return Decoding(program, settings).compiled(self._sizes())
 
         return self.compiled_once(settings, make)
 

@@ -42,7 +42,8 @@ class Program:
     def __init__(self, backbone, *drafts, argmax_only: bool = False):
         self.backbone = backbone
         a_product = getattr(backbone, "logits_are_a_product", False)
-        self.argmax_only = argmax_only and a_product and backbone.compute_dtype == "float32"
+        in_floats = a_product and backbone.token_embedding.quantization_mode is None
+        self.argmax_only = argmax_only and in_floats and backbone.compute_dtype == "float32"
         self.models = (backbone, *drafts)
         self.groups = cache_group_keys(*self.models)
         self._own_layers = len(backbone.cache_layers)

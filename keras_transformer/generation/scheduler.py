@@ -26,6 +26,9 @@ class Finished(NamedTuple):
     scores: list[float] | None  # of each hypothesis
     # Number of passes of the model for the row, if a pass can give several tokens.
     passes: int | None = None
+    # Of the tokens of the first hypothesis, float32 (tokens,), if the sampler keeps them.
+    log_probabilities: np.ndarray | None = None
+    entropies: np.ndarray | None = None
 
 
 class Progress(NamedTuple):
@@ -67,7 +70,8 @@ class Scheduler:
             and rules that need whole prompts.
         longest: int, greatest length to which prompts may be padded. None disables the limit.
         further: dict of further inputs of the backbone by name, NumPy arrays with a row for each
-            prompt.
+            prompt, or objects that return arrays for a list of rows. Rows without such an input
+            give None.
         row_counts: ascending ints up to `batch_size`, the allowed numbers of rows of a batch: it
             grows when prompts wait and shrinks when rows finish. `()` allows `batch_size` alone.
 
@@ -271,6 +275,7 @@ class Scheduler:
         missing = count - len(rows)
         ids, mask = pad_rows(rows + rows[:1] * missing, self.settings.pad_id, length)
         further = {n: x[chosen + chosen[:1] * missing] for n, x in self.further.items()}
+        further = {name: x for name, x in further.items() if x is not None}
         inputs = self.make_inputs(ids, mask) | further
         if self.settings.guided:
             negative = [self._requests[i].negative for i in chosen + chosen[:1] * missing]
@@ -358,4 +363,8 @@ def _finished(sample: tuple[int, int], found: Outputs, row: int) -> Finished:
     tokens = [found.tokens[row, i, : found.counts[row, i]].tolist() for i in kept]
     scores = None if found.scores is None else [float(found.scores[row, i]) for i in kept]
     passes = None if found.passes is None else int(found.passes[row])
-    return Finished(*sample, tokens, scores, passes)
+    kept_values = (
+        None if values is None or not tokens else values[row, 0, : len(tokens[0])].copy()
+        for values in (found.log_probabilities, found.entropies)
+    )
+    return Finished(*sample, tokens, scores, passes, *kept_values)

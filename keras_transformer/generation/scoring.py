@@ -50,7 +50,8 @@ def score_continuations(
         filled = chosen + chosen[:1] * (min(round_rows(len(chosen)), count) - len(chosen))
         inputs, first = make_inputs(*zip(*(pairs[i] for i in filled), strict=True))
         chosen_rows = filled if input_rows is None else [input_rows[i] for i in filled]
-        inputs |= {name: array[chosen_rows] for name, array in further.items()}
+        of_rows = {name: array[chosen_rows] for name, array in further.items()}
+        inputs |= {name: array for name, array in of_rows.items() if array is not None}
         width = next(x.shape[1] for name, x in inputs.items() if name.endswith("token_ids"))
         if "decoder_token_ids" in inputs:
             width = inputs["decoder_token_ids"].shape[1]
@@ -63,6 +64,53 @@ def score_continuations(
             last = first[row] + len(pairs[i][1])
             results[i] = TokenScores(*(x[row, first[row] : last] for x in found))
     return results
+
+
+def score_next(
+    engine: Engine,
+    make_inputs: Callable,
+    prompts: Sequence[list[int]],
+    pad_id: int,
+) -> list[np.ndarray]:
+    """Compute the log-probability of each token of the vocabulary after prompts.
+
+    `make_inputs` is as for `score_continuations`. Returns float32 `(vocabulary_size,)` for each
+    prompt.
+    """
+    compiled = engine.compiled_once(("next",), lambda: _compile_next(engine.backbone))
+    results: list[np.ndarray] = [np.zeros((0,), "float32")] * len(prompts)
+    order = sorted(range(len(prompts)), key=lambda i: len(prompts[i]))
+    while order:
+        count = max(1, _TOKENS // round_size(len(prompts[order[-1]])))
+        chosen, order = order[-count:], order[:-count]
+        filled = chosen + chosen[:1] * (min(round_rows(len(chosen)), count) - len(chosen))
+        # The continuation has any one token, which is not read.
+        inputs, places = make_inputs([prompts[i] for i in filled], [[pad_id]] * len(filled))
+        tensors = {name: to_tensor(x) for name, x in inputs.items()}
+        found = ops.convert_to_numpy(compiled(tensors, to_tensor(places.astype("int32"))))
+        for row, i in enumerate(chosen):
+            results[i] = found[row]
+    return results
+
+
+def sliding_windows(
+    ids: Sequence[int], max_length: int, stride: int
+) -> list[tuple[list[int], list[int]]]:
+    """Cut a long row of ids into windows, in which each token but the first is scored once.
+
+    A window has at most `max_length` ids and begins `stride` ids after the one before it; in it the
+    ids that no earlier window has are new. Returns the ids before the new ones, and the new ones.
+    Without ids before them the first new one is not scored: nothing precedes it.
+    """
+    windows, scored = [], 0
+    for begin in range(0, len(ids), stride):
+        end = min(begin + max_length, len(ids))
+        first = max(scored, begin + 1)
+        windows.append((list(ids[begin:first]), list(ids[first:end])))
+        scored = end
+        if end == len(ids):
+            break
+    return windows
 
 
 def pad_for(
@@ -115,5 +163,15 @@ def _compile(backbone, top_k: int) -> Callable:
             return (chosen,)
         best, ids = top_logits(logits, top_k)
         return chosen, best - largest[..., None] - above[..., None], ids
+
+    return compile_function(score, backbone)
+
+
+def _compile_next(backbone) -> Callable:
+    def score(inputs, places):
+        states = ops.take_along_axis(backbone(inputs), places[:, None, None], axis=1)
+        logits = ops.cast(backbone.logits(states), "float32")[:, 0]
+        largest, above = log_sum(logits)
+        return logits - largest[..., None] - above[..., None]
 
     return compile_function(score, backbone)

@@ -8,7 +8,12 @@ import numpy as np
 from keras import ops
 
 from keras_transformer.kernels.device import device, on
-from keras_transformer.kernels.programs import compile_function, to_tensor
+from keras_transformer.kernels.programs import (
+    are_spread,
+    compile_function,
+    to_tensor,
+    without_gradients,
+)
 from keras_transformer.support.sizes import RequestHistory
 
 # Copies of weights in the memory order in which they are read, by the weights they were made from.
@@ -30,7 +35,6 @@ def compile_pass(function: Callable, *models: keras.Model, packed: Packed = None
     """
     if not on("torch") or (packed is None and device().is_cpu):
         return compile_function(function, *models)
-    import torch
     import torch.utils._pytree as pytree
 
     from keras_transformer.kernels.torch_tracing.traced import TracedFunction
@@ -38,8 +42,10 @@ def compile_pass(function: Callable, *models: keras.Model, packed: Packed = None
     traced = TracedFunction(function, *models, packed=packed)
     recent = RequestHistory()
 
-    @torch.inference_mode()
+    @without_gradients(*models)
     def run(*args, **static):
+        if are_spread(models):
+            return function(*args, **static)
         if packed is None:
             leaves, structure = pytree.tree_flatten(args)
             shapes = [x if x is None else (x.shape, x.dtype) for x in leaves]
@@ -114,8 +120,6 @@ def compile_loop(
 
 
 def _torch_loop(finished, body, then, models, packed, by_compiler) -> Callable:
-    import torch
-
     from keras_transformer.kernels.torch_tracing import captured
     from keras_transformer.kernels.torch_tracing.step import by_inductor
     from keras_transformer.kernels.torch_tracing.traced import TracedFunction
@@ -125,8 +129,15 @@ def _torch_loop(finished, body, then, models, packed, by_compiler) -> Callable:
     )
     graphs = captured.CapturedLoop(step)
 
-    @torch.inference_mode()
+    def plain(state, most: int, enough: int, *args):
+        while most > 0 and int(finished(state, *args).sum()) < enough:
+            state, most = body(state, *args), most - 1
+        return then(state, *args)
+
+    @without_gradients(*models)
     def run(state, most: int, enough: int, *args):
+        if are_spread(models):  # what gathers weights cannot be traced
+            return plain(state, most, enough, *args)
         weights, as_graph = step.weights_key(), captured.is_captured(state)
         while most > 0 and int(finished(state, *args).sum()) < enough:
             if as_graph:

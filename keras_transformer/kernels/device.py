@@ -94,6 +94,11 @@ def device() -> Device:
     return Device(backend, *_READERS[backend]())
 
 
+def device_names() -> list[str]:
+    """Return the backend's names of the devices of this process, GPUs with their models."""
+    return _NAMERS[keras.backend.backend()]()
+
+
 def on(backend: str) -> bool:
     """Return True if the backend is this one."""
     return keras.backend.backend() == backend
@@ -137,4 +142,27 @@ def _of_torch() -> tuple[str, int | None]:
     return "cuda", torch.cuda.get_device_properties(found).total_memory
 
 
+def _names_of_jax() -> list[str]:
+    import jax
+
+    return [f"{found}: {found.device_kind}" for found in jax.local_devices()]
+
+
+def _names_of_tensorflow() -> list[str]:
+    import tensorflow as tf
+
+    return [
+        found.name.removeprefix("/physical_device:") for found in tf.config.list_physical_devices()
+    ]
+
+
+def _names_of_torch() -> list[str]:
+    import torch
+
+    count = torch.cuda.device_count()
+    named = [f"cuda:{i}: {torch.cuda.get_device_name(i)}" for i in range(count)]
+    return named or [str(keras.ops.zeros(()).device)]
+
+
+_NAMERS = {"jax": _names_of_jax, "tensorflow": _names_of_tensorflow, "torch": _names_of_torch}
 _READERS = {"jax": _of_jax, "tensorflow": _of_tensorflow, "torch": _of_torch}

@@ -54,6 +54,17 @@ class ExpertGroups(NamedTuple):
 
         return _taken(states, self.order % self.tokens, self.inverse, back)
 
+    def spread(self, values):
+        """Return a value for each row, `(rows, 1)`, from values `(tokens, choices)`."""
+        rows = ops.reshape(ops.transpose(values), (-1, 1))
+        if self.order is None:
+            return rows
+
+        def back(inverse, gradient):
+            return ops.take(gradient, inverse, axis=0)
+
+        return _taken(rows, self.order, self.inverse, back)
+
     def choices(self, rows):
         """Return rows in the order of the groups as `(choices, tokens, dim)`."""
         if self.order is not None:

@@ -13,6 +13,7 @@ from collections.abc import Callable
 import keras
 
 from keras_transformer.kernels.device import device, on
+from keras_transformer.kernels.quantized_matrix import QuantizedMatrix
 
 
 def onednn_matmul_scope(x) -> contextlib.AbstractContextManager:
@@ -84,7 +85,7 @@ def takes_int8(layer: keras.layers.Layer, inputs) -> bool:
     On PyTorch this holds on a CPU and on a GPU with int8 products, without gradients: Keras's own
     product has gradients of the inputs. On JAX it holds on a CPU.
     """
-    if layer.quantization_mode != "int8" or layer.inputs_quantizer is None or layer.lora_enabled:
+    if layer.quantization_mode != "int8" or layer.inputs_quantizer is None or layer.float_states:
         return False
     if on("jax"):
         return device().is_cpu
@@ -101,7 +102,7 @@ def takes_int4(layer: keras.layers.Layer, inputs, of_logits: bool = False) -> bo
     It does so on PyTorch without gradients: on a CPU, and on CUDA for a few rows.
     """
     in_int4 = layer.quantization_mode == "int4" and layer.inputs_quantizer is None
-    if not in_int4 or layer.lora_enabled or not on("torch"):
+    if not in_int4 or layer.float_states or not on("torch"):
         return False
     from keras_transformer.kernels.torch_products import suits_int4
 
@@ -147,3 +148,44 @@ def int8_product(inputs, kernel, scale, bias=None, axis: int = 0):
     from keras_transformer.kernels import torch_products
 
     return torch_products.int8_product(inputs, *given, axis)
+
+
+def dequantized_product(inputs, matrix: QuantizedMatrix):
+    """Return `inputs @ matrix`, float `(..., in)` to `(..., out)`, in the dtype of the inputs.
+
+    The inputs are not rounded, unlike in `int8_product`, so the product has the gradient of the
+    matrix that the integers stand for. It reaches the inputs alone, and needs only the integers,
+    from which the matrix is made again: no layer keeps a matrix of floats.
+
+    Source: Dettmers et al. 2023, "QLoRA: Efficient Finetuning of Quantized LLMs", section 3,
+    https://arxiv.org/abs/2305.14314.
+    """
+    dtype = keras.backend.standardize_dtype(inputs.dtype)
+
+    def multiplied(inputs, tensors, turned: bool):
+        inputs, tensors = _after(inputs, tensors)
+        floats = matrix.of(*tensors, dtype=dtype)
+        with onednn_matmul_scope(inputs):
+            return linear(inputs, keras.ops.transpose(floats) if turned else floats)
+
+    @keras.ops.custom_gradient
+    def differentiated(inputs, *tensors):
+        def backward(*args, upstream=None):
+            upstream = args[0] if upstream is None else upstream  # PyTorch passes it by name
+            return (multiplied(upstream, tensors, turned=True), *[None] * len(tensors))
+
+        return multiplied(inputs, tensors, turned=False), backward
+
+    return differentiated(inputs, *matrix.tensors())
+
+
+def _after(inputs, tensors: tuple) -> tuple:
+    """Make XLA convert a matrix when its product is due, and not once for all of its products.
+
+    A matrix of floats would otherwise be kept from the forward pass to the backward pass.
+    """
+    if not on("jax"):
+        return inputs, tensors
+    import jax
+
+    return jax.lax.optimization_barrier((inputs, tensors))

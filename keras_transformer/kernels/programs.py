@@ -6,6 +6,8 @@ some megabytes, and with XLA on a CPU some hundred memory maps, of which Linux a
 programs not in it are freed.
 """
 
+import functools
+import math
 import threading
 import weakref
 from collections import OrderedDict
@@ -15,7 +17,7 @@ import keras
 import numpy as np
 from keras import ops
 
-from keras_transformer.kernels.device import on
+from keras_transformer.kernels.device import device, on
 from keras_transformer.support.process import release_memory
 from keras_transformer.support.sizes import RequestHistory
 
@@ -26,6 +28,8 @@ from keras_transformer.support.sizes import RequestHistory
 MOST_PROGRAMS = 40 if keras.backend.backend() == "tensorflow" else 60
 MOST_UNEVICTABLE = 20
 LEAST_PROGRAMS = 24
+# XLA shares the memory of arrays that begin at a multiple of this number of bytes.
+_ALIGNED = 64
 
 # Held while a function is traced. Keras, `make_fx` and TensorFlow's tracers keep their state in
 # objects that all threads share.
@@ -278,13 +282,40 @@ def compile_function(
     if backend == "tensorflow":
         return TensorflowFunction(function, models, loops=loops, moves=moves)
     if backend == "torch":
-        import torch
-
-        return torch.inference_mode()(function)
+        return without_gradients(*models)(function)
     raise RuntimeError(
         f"Functions are compiled on the backends jax, tensorflow and torch, not on {backend!r}. "
         "Set KERAS_BACKEND to one of them."
     )
+
+
+def are_spread(models) -> bool:
+    """Return whether processes share the weights of models, on PyTorch."""
+    return any(hasattr(v._value, "full_tensor") for model in models for v in model.weights)
+
+
+def without_gradients(*models: keras.Model) -> Callable:
+    """Decorate a function that PyTorch computes without gradients.
+
+    Weights that are gathered in PyTorch's inference mode could not be trained afterwards. What is
+    made in that mode changes in it alone, so without models the mode is that of the given tensors.
+    """
+    import torch
+
+    def infers(args) -> bool:
+        if models:
+            return not are_spread(models)
+        return any(torch.is_tensor(x) and x.is_inference() for x in keras.tree.flatten(args))
+
+    def decorate(function):
+        @functools.wraps(function)
+        def run(*args, **static):
+            with torch.inference_mode() if infers(args) else torch.no_grad():
+                return function(*args, **static)
+
+        return run
+
+    return decorate
 
 
 def compile_gradients(function: Callable, *models: keras.Model) -> Callable:
@@ -302,6 +333,40 @@ def to_tensor(array, dtype: str | None = None):
     import jax
 
     return jax.device_put(np.asarray(array, dtype), may_alias=False)
+
+
+def without_copy(array: np.ndarray):
+    """Return an array that `to_tensor` need not copy, on PyTorch. Nobody may write to it later."""
+    shared = array.dtype in ("float16", "float32") and array.flags.writeable
+    if keras.backend.backend() != "torch" or not shared or min(array.strides, default=0) < 0:
+        return array
+    import torch
+
+    return torch.from_numpy(array)
+
+
+def host_zeros(shape: tuple[int, ...], dtype: str):
+    """Make zeros in memory that the system provides only once it is written to, if on a CPU.
+
+    TensorFlow copies them. Other backends share the memory of a NumPy array, which JAX takes at
+    multiples of 64 bytes only.
+    """
+    if keras.backend.backend() == "torch":
+        import torch
+
+        kind = getattr(torch, dtype)
+        zeros = torch.from_numpy(np.zeros(math.prod(shape) * kind.itemsize, "uint8"))
+        return ops.convert_to_tensor(zeros.view(kind).reshape(shape))
+    if keras.backend.backend() != "jax" or not device().is_cpu:
+        return to_tensor(np.zeros(shape, "float32"), dtype)
+    import jax
+
+    kind = jax.numpy.dtype(dtype)
+    size = math.prod(shape) * kind.itemsize
+    memory = np.zeros(size + _ALIGNED, "uint8")
+    start = -memory.ctypes.data % _ALIGNED
+    zeros = memory[start : start + size].view(kind).reshape(shape)
+    return jax.device_put(zeros, may_alias=True)
 
 
 def weights_of(models: Sequence[keras.Model]) -> list:

@@ -1,7 +1,9 @@
 """Calls whose activations are recomputed for the gradient, with the same random numbers."""
 
+import contextlib
 import contextvars
 import functools
+from contextlib import AbstractContextManager
 
 import keras
 
@@ -20,7 +22,14 @@ def needs_seeds() -> bool:
     return _recomputed.get() and is_traced()
 
 
-def recomputed(layer, layer_call, args: tuple, kwargs: dict, remat=keras.remat):
+def recomputed(
+    layer,
+    layer_call,
+    args: tuple,
+    kwargs: dict,
+    remat=keras.remat,
+    value_of=lambda variable: variable.value,
+):
     """Return a call of `args` and `kwargs` whose activations are not kept for the gradient.
 
     They are recomputed when the gradient is taken, with the same dropout.
@@ -31,6 +40,8 @@ def recomputed(layer, layer_call, args: tuple, kwargs: dict, remat=keras.remat):
         args: tuple, any structure of tensors and other values.
         kwargs: dict, further arguments by name.
         remat: function that makes a function of tensors recompute. Defaults to `keras.remat`.
+        value_of: function that returns the value of a variable of the layer, within the part that
+            is recomputed.
     """
     leaves = keras.tree.flatten((args, kwargs))
     places = [i for i, leaf in enumerate(leaves) if _is_float_tensor(leaf)]
@@ -57,7 +68,7 @@ def recomputed(layer, layer_call, args: tuple, kwargs: dict, remat=keras.remat):
         # An inner scope does not see the values of an outer one; PyTorch has an outer scope only in
         # a trace.
         outer = (*layer.variables, *read) if not on("torch") or is_traced() else ()
-        inside = {id(v): (v, v.value) for v in outer}
+        inside = {id(v): (v, value_of(v)) for v in outer}
         inside |= {id(v): (v, s) for v, s in zip(carried, states, strict=True)}
         mapping = list(inside.values())
         token = _recomputed.set(True)
@@ -74,7 +85,8 @@ def recomputed(layer, layer_call, args: tuple, kwargs: dict, remat=keras.remat):
         values = [_value(v) for v in carried]
         if on("torch"):  # PyTorch assigns in place
             values = [keras.ops.copy(value) for value in values]
-        outputs, states, losses = call(values, *(leaves[i] for i in places))
+        with _to_the_end():
+            outputs, states, losses = call(values, *(leaves[i] for i in places))
         for loss in losses:
             layer.add_loss(loss)
         for variable, state in zip(moved, states, strict=True):
@@ -82,6 +94,19 @@ def recomputed(layer, layer_call, args: tuple, kwargs: dict, remat=keras.remat):
         return outputs
 
     return call_and_update
+
+
+def _to_the_end() -> AbstractContextManager:
+    """Let PyTorch recompute calls to their ends.
+
+    By default an exception ends a recomputation after the last tensor that is needed. Its frames
+    refer to each other, so that what was recomputed stays in memory until Python looks for cycles.
+    """
+    if not on("torch") or is_traced():
+        return contextlib.nullcontext()
+    from torch.utils.checkpoint import set_checkpoint_early_stop
+
+    return set_checkpoint_early_stop(False)
 
 
 def _value(variable):

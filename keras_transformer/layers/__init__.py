@@ -2,6 +2,7 @@
 
 from typing import TYPE_CHECKING
 
+from keras_transformer.config.fusion import Fusion
 from keras_transformer.layers.attention.disentangled import RelativeEmbedding, RelativeStates
 from keras_transformer.layers.attention.key_value_cache import KeyValueCache
 from keras_transformer.layers.attention.masking import AttentionMask, combine_masks
@@ -18,6 +19,7 @@ from keras_transformer.layers.embedding import (
 from keras_transformer.layers.encoder import EncoderBlock
 from keras_transformer.layers.experts import MixtureOfExperts
 from keras_transformer.layers.feed_forward import FeedForward
+from keras_transformer.layers.fusion import FusionDecoder
 from keras_transformer.layers.position import (
     LearnedPosition,
     RotaryEmbedding,
@@ -41,6 +43,8 @@ __all__ = [
     "Dropout",
     "EncoderBlock",
     "FeedForward",
+    "Fusion",
+    "FusionDecoder",
     "KeyValueCache",
     "LearnedPosition",
     "MixtureOfExperts",

@@ -17,7 +17,7 @@ from keras_transformer.support.foreign_names import refuse_argument
 # Axes of the call arguments of an attention other than its states, after the batch axis.
 _AXES = {
     **dict.fromkeys(("mask", "query_mask", "inputs_mask"), ("tokens",)),
-    **dict.fromkeys(("query_positions", "query_pack", "prefix"), ("queries",)),
+    **dict.fromkeys(("query_positions", "query_pack", "prefix", "prefix_start"), ("queries",)),
     **dict.fromkeys(("padding", "key_positions", "key_pack"), ("keys",)),
     **dict.fromkeys(("value_mask", "encoder_states_mask"), ("keys",)),
     **dict.fromkeys(("explicit", "buckets"), ("queries", "keys")),
@@ -301,8 +301,12 @@ def check_shapes(queries: Any, keys: Any, **arrays: Any) -> None:
         shape, axes = known_shape(array), ("batch", *_AXES[name])
         if shape is None:
             continue
+        if name in ("query_positions", "key_positions") and len(shape) == 3:
+            shape = shape[:2]  # places on a grid, see `GridRotaryEmbedding`
         if name == "explicit" and len(shape) == 4:
             axes = ("batch", "heads", "queries", "keys")
+        if name == "query_positions" and len(shape) == 3:
+            axes = ("batch", "queries", "position_axes")
         needed = tuple(axis if sizes.get(axis) is None else sizes[axis] for axis in axes)
         ones = 1 if len(axes) == 2 else len(axes)  # axes whose size may be 1
         given = [None if size == 1 and i < ones else size for i, size in enumerate(shape)]

@@ -3,10 +3,13 @@
 from typing import Any, ClassVar
 
 import keras
+from keras import ops
 
 from keras_transformer.config import Block as BlockPart
 from keras_transformer.config import Experts, Mixer
+from keras_transformer.config.block import SPARSE_NORMS
 from keras_transformer.kernels.products import onednn_matmul_scope
+from keras_transformer.layers.altup import AlternatingUpdates
 from keras_transformer.layers.arguments import (
     ChecksCall,
     SavesArguments,
@@ -24,11 +27,20 @@ from keras_transformer.layers.attention.score_bias import LazyBias
 from keras_transformer.layers.dense import Dense
 from keras_transformer.layers.dropout import Dropout
 from keras_transformer.layers.feed_forward import activated, build_function
+from keras_transformer.layers.laurel import AugmentedResidual
+from keras_transformer.layers.layer_inputs import AddedLayerInput
 from keras_transformer.layers.neighbours import with_neighbours
 from keras_transformer.layers.normalization import make_normalization, normalized
 from keras_transformer.layers.parts import layer_of, part_of
 from keras_transformer.layers.remat import Rematerializable, no_inner_remat
 from keras_transformer.support.checking import check_bool, known_shape
+
+# Layers of further parts of a block, by the name of the part.
+_OF_PARTS = {
+    "layer_input": AddedLayerInput,
+    "laurel": AugmentedResidual,
+    "altup": AlternatingUpdates,
+}
 
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
@@ -44,7 +56,8 @@ class Block(ChecksCall, SavesArguments, Rematerializable, keras.layers.Layer):
         **kwargs: as in `keras.layers.Layer`.
 
     Call arguments:
-        inputs: float `(batch, length, hidden_dim)`.
+        inputs: float `(batch, length, hidden_dim)`; with the part's `altup` `(batch, length,
+            copies, hidden_dim)`, and so are the results.
         encoder_states: float `(batch, encoder_length, encoder_dim)`. May be left out if the
             cache already holds their keys and values.
         mask: bool `(batch, length)`, True for real tokens. Keras passes a propagated mask here,
@@ -59,11 +72,16 @@ class Block(ChecksCall, SavesArguments, Rematerializable, keras.layers.Layer):
         return_attention_scores, return_projections: bool, as in `MultiHeadAttention`.
         relative: `RelativeStates`, see `MultiHeadAttention`.
         first_only: bool, whether to compute only the state of the first token.
+        layer_input: float `(batch, length, dim)`, for the part's `layer_input`.
+        earlier: what an earlier block returned for later ones, if the mixer takes it: keys and
+            values, or values.
+        return_for_later: bool, whether to return that.
 
     Returns:
         Float `(batch, length, hidden_dim)`; with `first_only` `(batch, 1, hidden_dim)`. In a tuple
         with it, if asked for, a dict of attention weights and a dict of projections, each with the
-        keys `"self"` and `"cross"`; and the updated cache, if a cache was given.
+        keys `"self"` and `"cross"`; a dict with what is for later blocks under `"self"`; and the
+        updated cache, if a cache was given.
 
     Raises:
         ValueError: if the width of the states does not fit the part, encoder states are missing, or
@@ -104,6 +122,8 @@ class Block(ChecksCall, SavesArguments, Rematerializable, keras.layers.Layer):
     ):
         super().__init__(**kwargs)
         self.config = part = part_of("config", config, BlockPart)
+        if part.altup is not None:
+            self.axes = {**self.axes, "inputs": ("batch", "length", "copies", "dim")}
         self.causal = causal
         if part.convolution is not None and (causal or cross_attention):
             raise ValueError(
@@ -115,7 +135,8 @@ class Block(ChecksCall, SavesArguments, Rematerializable, keras.layers.Layer):
         self.cross_attention_enabled = cross_attention
         self.pattern = getattr(part.mixer, "pattern", None)
         self.rotary = getattr(part.mixer, "position", None)
-        self.has_experts = isinstance(part.feed_forward, Experts)
+        self.has_experts = isinstance(part.feed_forward, Experts) or part.sparse is not None
+        self.has_cache = part.mixer.has_cache
         self.supports_masking = True
         self._initializer = keras.initializers.get(kernel_initializer)
         self._seed = seed
@@ -130,6 +151,8 @@ class Block(ChecksCall, SavesArguments, Rematerializable, keras.layers.Layer):
                     name="feed_forward",
                     dtype=self.dtype_policy,
                 )
+        if part.sparse is not None:
+            self._make_sparse(part.sparse)
         if part.convolution is not None:
             self.convolution_activation = own_layer(part.convolution.activation)
             self._make_norms("convolution")
@@ -137,6 +160,17 @@ class Block(ChecksCall, SavesArguments, Rematerializable, keras.layers.Layer):
             self.dropout_layer = Dropout(part.dropout, seed=seed, dtype=self.dtype_policy)
         if cross_attention:
             self._make_norms("cross_attention")
+        for name, kind in _OF_PARTS.items():
+            if getattr(part, name) is not None:
+                with no_inner_remat():
+                    layer = kind(
+                        getattr(part, name),
+                        norm=part.norm,
+                        kernel_initializer=self._initializer.clone(),
+                        name=name,
+                        dtype=self.dtype_policy,
+                    )
+                setattr(self, name, layer)
 
     def _make_norms(self, sublayer: str):
         """Make a sub-layer's norm, before it or after the sum, and the norm of its output."""
@@ -150,6 +184,27 @@ class Block(ChecksCall, SavesArguments, Rematerializable, keras.layers.Layer):
                         kind.type, kind.epsilon, name=name, dtype=self.dtype_policy
                     )
             setattr(self, name, norm)
+
+    def _make_sparse(self, part: Experts):
+        """Make the experts beside the feed-forward layer, and the norms of both."""
+        kind = self.config.norm
+        with no_inner_remat():
+            self.sparse = layer_of(part).from_part(
+                part, kernel_initializer=self._initializer, name="sparse", dtype=self.dtype_policy
+            )
+            for name in SPARSE_NORMS:
+                norm = make_normalization(
+                    kind.type, kind.epsilon, name=name, dtype=self.dtype_policy
+                )
+                setattr(self, name, norm)
+
+    def _with_sparse(self, dense, states, mask, training: bool):
+        """Return the outputs of the feed-forward layer, with those of the experts beside it."""
+        given = normalized(self.sparse_norm, states, training)
+        options = {"mask": mask, "training": training, "routed_by": states}
+        sparse = call_unchecked(self.sparse, given, **options)
+        dense = normalized(self.dense_output_norm, dense, training)
+        return dense + normalized(self.sparse_output_norm, sparse, training)
 
     def _norms(self, sublayer: str) -> list[keras.layers.Layer | None]:
         return [getattr(self, f"{sublayer}_{name}") for name in ("norm", "output_norm")]
@@ -179,6 +234,9 @@ class Block(ChecksCall, SavesArguments, Rematerializable, keras.layers.Layer):
     def build(self, inputs_shape, encoder_states_shape=None):
         self.check_rank(inputs_shape)
         part, hidden_dim = self.config, inputs_shape[-1]
+        if part.altup is not None:
+            self.altup.build(inputs_shape)
+            inputs_shape = (*inputs_shape[:-2], hidden_dim)
         name = part.mixer.name
         setattr(self, name, self._mixer(part.mixer, hidden_dim, name=name, causal=self.causal))
         self.mixer_layer.build(inputs_shape)
@@ -186,8 +244,16 @@ class Block(ChecksCall, SavesArguments, Rematerializable, keras.layers.Layer):
         if part.feed_forward is not None:
             self.feed_forward.build(inputs_shape)
             self._build_norms("feed_forward", inputs_shape)
+        if part.sparse is not None:
+            for name in ("sparse", *SPARSE_NORMS):
+                getattr(self, name).build(inputs_shape)
         if part.convolution is not None:
             self._build_convolution(part.convolution.size, inputs_shape)
+        for name in ("layer_input", "laurel"):
+            if getattr(part, name) is not None:
+                getattr(self, name).build(inputs_shape)
+        if part.output_scale:
+            self.output_scale = self.add_weight((1,), "ones", trainable=False, name="output_scale")
         self.fixed = {"dim": hidden_dim}
         if self.cross_attention_enabled:
             source_shape = encoder_states_shape or inputs_shape
@@ -227,11 +293,20 @@ class Block(ChecksCall, SavesArguments, Rematerializable, keras.layers.Layer):
                 mixers["cross"] = self.config.cross_attention
             for side, mixer in mixers.items():
                 heads, width, _, *states = mixer.for_width(shape[-1]).cached(shape[-1])
-                cache[side].check_fit(shape, *(states or (heads, width)))
+                sizes = (*((heads, width) if heads else ()), *states)
+                if sizes:  # otherwise the cache is an earlier layer's
+                    cache[side].check_fit(shape, *sizes)
 
     def check_rank(self, shape):
-        """Raise ValueError if a shape is not `(batch, length, dim)`."""
-        if len(shape) != 3:
+        """Raise ValueError if a shape is not `(batch, length, dim)`, with copies one more."""
+        if self.config.altup is not None:
+            copies = self.config.altup.copies
+            if len(shape) != 4 or shape[2] != copies:
+                raise ValueError(
+                    f"A {type(self).__name__} with `altup` takes states of shape (batch, length, "
+                    f"{copies}, dim), received {tuple(shape)}."
+                )
+        elif len(shape) != 3:
             raise ValueError(
                 f"{type(self).__name__} takes states of shape (batch, length, dim), received "
                 f"{tuple(shape)}. A `TokenEmbedding` makes them from token ids."
@@ -253,30 +328,36 @@ class Block(ChecksCall, SavesArguments, Rematerializable, keras.layers.Layer):
         training: bool = False,
         relative=None,
         first_only: bool = False,
+        layer_input=None,
+        earlier=None,
+        return_for_later: bool = False,
     ):
         mask = inputs_mask if mask is None else mask
         self._check_masks(inputs, encoder_states, cache, mask, encoder_states_mask)
         visibility = AttentionMask.given(visibility, mask)
-        asked, extra = output_flags(return_attention_scores, return_projections)
+        asked, extra = output_flags(return_attention_scores, return_projections, return_for_later)
         options = {"training": training}
         attends = self.config.mixer.attends
         updated = {"cross": None}
         rest = extra if cache is None else [*extra, updated]
+        of_mixer, asked_of_mixer = rest, asked
+        if not attends:  # Other mixers have neither attention weights nor projections.
+            of_mixer = rest[return_attention_scores + return_projections :]
+            asked_of_mixer = {"return_for_later": True} if return_for_later else {}
         # A cache's padding covers its slots.
         real = visibility.padding if cache is None else None
 
         def mix(x):
-            own = {"visibility": visibility, **options, **(asked if attends else {})}
+            own = {"visibility": visibility, **options, **asked_of_mixer}
             own |= {} if bias is None else {"bias": bias}
             own |= {} if relative is None else {"relative": relative}
             own |= {} if cache is None else {"cache": cache["self"]}
+            own |= {} if earlier is None else {"earlier": earlier}
             alone = first_only and getattr(self.mixer_layer, "sees_first_alone", False)
             if alone:
                 own |= _of_first(x, visibility, bias, relative)
                 x = x[:, :1]
-            # Other mixers have neither attention weights nor projections.
-            mixed = call_unchecked(self.mixer_layer, x, **own)
-            x = split_outputs(mixed, "self", rest if attends else rest[len(extra) :])
+            x = split_outputs(call_unchecked(self.mixer_layer, x, **own), "self", of_mixer)
             return x[:, :1] if first_only and not alone else x
 
         def attend_to_encoder(x):
@@ -297,30 +378,62 @@ class Block(ChecksCall, SavesArguments, Rematerializable, keras.layers.Layer):
             if not self.has_experts:
                 return call_unchecked(self.feed_forward, x)
             counted = real[:, :1] if first_only and real is not None else real
+            if self.config.sparse is not None:
+                dense = call_unchecked(self.feed_forward, x)
+                return self._with_sparse(dense, given, counted, training)
             return call_unchecked(self.feed_forward, x, mask=counted, training=training)
 
         residual, name = self.config.residual, self.config.mixer.name
         with onednn_matmul_scope(inputs):
+            if self.config.altup is not None:
+                copies = self.altup(inputs, training=training)
+                inputs = copies[:, :, 0]
             kept = inputs[:, :1] if first_only else inputs
-            if residual.order == "parallel_shared":
+            shared = residual.order == "parallel_shared"
+            normed = shared or self.config.laurel is not None
+            if normed:
                 norm = getattr(self, f"{name}_norm")
                 inputs = normalized(norm, inputs, training)
-            x = self._sublayer(name, mix, inputs, kept, training)
+            x = self._sublayer(name, mix, inputs, kept, training, normed=normed)
+            if self.config.laurel is not None:
+                x = (x + self.laurel(inputs)) * 2**-0.5
             if self.cross_attention_enabled:
                 x = self._sublayer("cross_attention", attend_to_encoder, x, x, training)
             given = x
             if residual.is_parallel:
                 given = inputs[:, :1] if first_only else inputs
             if self.config.feed_forward is not None:
-                x = self._sublayer("feed_forward", feed_forward, given, x, training)
+                x = self._sublayer("feed_forward", feed_forward, given, x, training, normed=shared)
             if self.config.convolution is not None:
                 x = self._sublayer("convolution", convolve, inputs, x, training, dropped=True)
+            if self.config.altup is not None:
+                copies = self.altup(copies, first=x, training=training)
+                x = self.altup.scaled(copies)
+            added = None
+            if self.config.layer_input is not None:
+                added = self.layer_input(x, vectors=layer_input)
+                added = self.dropout_layer(added, training=training)
+            if self.config.altup is not None:
+                x = copies if added is None else _added_behind_first(copies, added)
+            elif added is not None:
+                x = x + added
+            if self.config.output_scale:
+                x = x * ops.cast(self.output_scale, x.dtype)
         return pack_outputs(x, *rest)
 
-    def _sublayer(self, name, function, inputs, skipped, training, dropped: bool = False):
-        """Apply one sub-layer with its norms, its residual and, unless `dropped`, dropout."""
+    def _sublayer(
+        self,
+        name,
+        function,
+        inputs,
+        skipped,
+        training,
+        dropped: bool = False,
+        normed: bool = False,
+    ):
+        """Apply a sub-layer, its norms, its residual and dropout, unless `dropped` or `normed`."""
         residual, (norm, output_norm) = self.config.residual, self._norms(name)
-        before = residual.is_first and norm is not None and residual.order != "parallel_shared"
+        before = residual.is_first and norm is not None and not normed
         output = function(normalized(norm, inputs, training) if before else inputs)
         output = output if output_norm is None else normalized(output_norm, output, training)
         output = output if residual.scale == 1 else output * residual.scale
@@ -372,17 +485,24 @@ class Block(ChecksCall, SavesArguments, Rematerializable, keras.layers.Layer):
         encoder_states, encoder_states_mask = map(given.get, names)
         self._check_masks(inputs, encoder_states, cache, mask, encoder_states_mask)
         asked = given["return_attention_scores"]
-        if given["return_projections"] or (asked and self.cross_attention_enabled):
+        further = ("return_projections", "return_for_later")
+        if any(given.get(name) for name in further) or (asked and self.cross_attention_enabled):
             return keras.layers.Layer.compute_output_spec(self, *args, **kwargs)
-        batch, length, dim = inputs.shape
+        batch, length, *dims = inputs.shape
         queries, weights = 1 if given["first_only"] else length, None
-        output = keras.KerasTensor((batch, queries, dim), self.compute_dtype)
+        output = keras.KerasTensor((batch, queries, *dims), self.compute_dtype)
         if asked:
             if cache is not None or not self.config.mixer.attends:
                 return keras.layers.Layer.compute_output_spec(self, *args, **kwargs)
             shape = (batch, self.config.mixer.num_heads, queries, length)
             weights = {"self": keras.KerasTensor(shape, "float32")}
         return pack_outputs(output, weights, cache)
+
+
+def _added_behind_first(copies, added):
+    """Return copies of states with the same added to each but the first."""
+    behind = copies[:, :, 1:] + added[:, :, None]
+    return ops.concatenate([copies[:, :, :1], behind], axis=2)
 
 
 def _of_first(x, visibility: AttentionMask, bias, relative) -> dict:
@@ -393,9 +513,12 @@ def _of_first(x, visibility: AttentionMask, bias, relative) -> dict:
     return arguments | ({} if relative is None else {"relative": relative.of_first_query()})
 
 
-def output_flags(scores: bool, projections: bool) -> tuple[dict[str, bool], list[dict]]:
+def output_flags(
+    scores: bool, projections: bool, for_later: bool = False
+) -> tuple[dict[str, bool], list[dict]]:
     """Return the flags of attention's optional outputs, and an empty dict for each True flag."""
     asked = {"return_attention_scores": scores, "return_projections": projections}
+    asked |= {"return_for_later": True} if for_later else {}
     return asked, [{} for wanted in asked.values() if wanted]
 
 

@@ -13,6 +13,7 @@ from keras import ops
 from keras_transformer.kernels.indexing import look_up
 from keras_transformer.kernels.products import (
     bfloat16_product,
+    dequantized_product,
     int4_product,
     int8_product,
     takes_bfloat16,
@@ -20,6 +21,7 @@ from keras_transformer.kernels.products import (
     takes_int8,
     takes_one_state,
 )
+from keras_transformer.kernels.quantized_matrix import MODES, QuantizedMatrix
 from keras_transformer.kernels.values import known_values
 from keras_transformer.layers.arguments import (
     ChecksCall,
@@ -27,7 +29,7 @@ from keras_transformer.layers.arguments import (
     check_axes,
     checked_options,
 )
-from keras_transformer.layers.remat import Rematerializable
+from keras_transformer.layers.remat import Rematerializable, whole_value
 from keras_transformer.layers.word_vectors import read_vectors, words_by_id
 from keras_transformer.support.checking import (
     check_bool,
@@ -45,6 +47,13 @@ class Embedding(keras.layers.Embedding):
     def call(self, inputs):
         return ops.cast(look_up(self.embeddings, ops.cast(inputs, "int32")), self.compute_dtype)
 
+
+# Rows of a table that are quantized at a time, and the axes of the vocabulary in what they become.
+_ROWS = 8192
+_PARTS = {
+    "_embeddings": 0, "embeddings_scale": 0, "embeddings_zero": 0,
+    "reverse_embeddings": 1, "reverse_embeddings_scale": -1, "reverse_embeddings_zero": 1,
+}  # fmt: skip
 
 _SIZE = functools.partial(check_int, at_least=1, at_most=2**31 - 1)
 
@@ -134,6 +143,8 @@ class TokenEmbedding(_OfIds, Rematerializable, keras.layers.ReversibleEmbedding,
     # The words by id, and the words missing from the file; only `from_vectors` sets these.
     vocabulary: list[str] | None = None
     missing_words: list[str] | None = None
+    # Whether the states stay as they are in products with a quantized matrix.
+    float_states: bool = False
 
     def __init__(
         self,
@@ -250,10 +261,44 @@ class TokenEmbedding(_OfIds, Rematerializable, keras.layers.ReversibleEmbedding,
 
     def quantize(self, mode=None, type_check: bool = True, config=None):
         # Keras refuses subclasses, which may compute something else. This one only scales.
-        super().quantize(mode, type_check=False, config=config)
+        if self.input_dim > _ROWS and mode in MODES:
+            self._quantize_in_parts(mode, config)
+        else:
+            super().quantize(mode, type_check=False, config=config)
+
+    def _quantize_in_parts(self, mode: str, config) -> None:
+        """Quantize some rows at a time: for a whole table Keras needs six times its memory."""
+        floats = {"embeddings": ops.convert_to_numpy(self._embeddings)}
+        if not self.tie_weights:
+            floats["reverse_embeddings"] = ops.convert_to_numpy(self.reverse_embeddings).T
+        found: dict[str, list[np.ndarray]] = {}
+        for start in range(0, self.input_dim, _ROWS):
+            rows = {name: array[start : start + _ROWS] for name, array in floats.items()}
+            part = TokenEmbedding(
+                len(rows["embeddings"]), self.output_dim, tie_weights=self.tie_weights,
+                embeddings_initializer="zeros", dtype=self.dtype_policy,
+            )  # fmt: skip
+            part.build()
+            for name, array in rows.items():
+                getattr(part, name).assign(array if name == "embeddings" else array.T)
+            part.quantize(mode, config=config)
+            for name in _PARTS:
+                if getattr(part, name, None) is not None:
+                    array = ops.convert_to_numpy(getattr(part, name))
+                    found.setdefault(name, []).append(np.array(array))
+        del floats, rows, self._embeddings
+        if not self.tie_weights:
+            del self.reverse_embeddings
+        self.quantization_config = config
+        self.quantized_build((self.input_dim, self.output_dim), mode, config)
+        for name, arrays in found.items():
+            getattr(self, name).assign(np.concatenate(arrays, axis=_PARTS[name]))
+        self.dtype_policy = part.dtype_policy
 
     def quantized_call(self, inputs, reverse: bool = False):
         # Keras calls this instead of `call` once the layer is quantized.
+        if reverse and self.float_states and self.logit_soft_cap is None:
+            return dequantized_product(inputs, QuantizedMatrix(self, of_logits=True))
         if reverse and self.logit_soft_cap is None and takes_int8(self, inputs):
             if not self.tie_weights:
                 return int8_product(inputs, self.reverse_embeddings, self.reverse_embeddings_scale)
@@ -270,21 +315,25 @@ class TokenEmbedding(_OfIds, Rematerializable, keras.layers.ReversibleEmbedding,
         flat = ops.reshape(ops.cast(ids, "int32"), (-1,))
         rows = ops.take(self._embeddings, flat, axis=0)
         rows = keras.quantizers.unpack_int4(rows, self.output_dim, axis=-1)
-        rows = ops.cast(rows, self.compute_dtype)
-        scale = ops.take(self.embeddings_scale, flat, axis=0)
+        rows = ops.cast(rows, "float32")
+        scale = ops.cast(ops.take(self.embeddings_scale, flat, axis=0), "float32")
         if getattr(self, "embeddings_zero", None) is None:
             rows = ops.divide(rows, scale[:, None])
         else:
             groups = ops.cast(self.g_idx, "int32")
             zero = ops.cast(ops.take(self.embeddings_zero, flat, axis=0), rows.dtype)
             scale, zero = (ops.take(x, groups, axis=1) for x in (scale, zero))
-            rows = ops.cast((rows - zero) * scale, self.compute_dtype)
+            rows = (rows - zero) * scale
+        rows = ops.cast(rows, self.compute_dtype)
         return ops.reshape(rows, (*ops.shape(ids), self.output_dim))
 
     def output_kernel(self):
         """Return the matrix that projects states to logits, `(vocabulary_size, hidden_dim)`."""
-        tied = self.tie_weights
-        kernel = self.embeddings if tied else ops.transpose(self.reverse_embeddings)
+        if self.quantization_mode is not None:
+            return QuantizedMatrix(self, of_logits=True).rows(self.compute_dtype)
+        # Gathered once, not for each part of the positions that a loss projects.
+        kernel = whole_value(self, self.embeddings if self.tie_weights else self.reverse_embeddings)
+        kernel = kernel if self.tie_weights else ops.transpose(kernel)
         return ops.cast(kernel, self.compute_dtype)
 
     def _scaled(self, vectors):

@@ -11,6 +11,7 @@ from keras_transformer.distribution.layout import on_each_device
 from keras_transformer.kernels.grouped import ExpertGroups
 from keras_transformer.kernels.values import tensor_of
 from keras_transformer.layers.arguments import ChecksCall, SavesArguments, check_axes, own_layer
+from keras_transformer.layers.dense import Dense
 from keras_transformer.layers.feed_forward import (
     FeedForward,
     activated,
@@ -18,6 +19,8 @@ from keras_transformer.layers.feed_forward import (
     check_gate,
     get_activation,
 )
+from keras_transformer.layers.initializers import initial_stack
+from keras_transformer.layers.normalization import make_normalization
 from keras_transformer.layers.parts import part_of
 from keras_transformer.layers.remat import Rematerializable, no_inner_remat
 from keras_transformer.support.checking import known_shape
@@ -40,11 +43,7 @@ class _Projection(keras.layers.Layer):
             self.bias = self.add_weight(name="bias", shape=shape, initializer="zeros")
 
     def _initial(self, shape, dtype=None):
-        values = self.kernel_initializer(shape, dtype=dtype)
-        # Keras takes the first axis for the width of a convolution and multiplies the number of
-        # inputs by it.
-        scaled = isinstance(self.kernel_initializer, keras.initializers.VarianceScaling)
-        return values * self.number**0.5 if scaled else values
+        return initial_stack(self.kernel_initializer, shape, dtype)
 
     def weights_of_call(self) -> tuple:
         """Return the kernel, and the bias if there is one, as tensors of the compute dtype."""
@@ -93,6 +92,8 @@ class MixtureOfExperts(ChecksCall, SavesArguments, Rematerializable, keras.layer
         mask: bool `(batch, length)`, True for real tokens. Padding is not given to any expert, and
             counts neither for the capacity nor for the losses.
         training: bool, whether the capacity and the losses apply.
+        routed_by: float `(batch, length, dim)`, the states that the router reads. Defaults to
+            `inputs`.
 
     Returns:
         Float `(batch, length, dim)`.
@@ -113,7 +114,8 @@ class MixtureOfExperts(ChecksCall, SavesArguments, Rematerializable, keras.layer
     Source: Shazeer et al. 2017, "Outrageously Large Neural Networks", section 2; capacity and
     losses: Fedus et al. 2021, "Switch Transformers", section 2.2, and Zoph et al. 2022, "ST-MoE",
     section 3.2; shared expert: Yang et al. 2024, "Qwen2", section 2.2.2; groups: DeepSeek-AI 2024,
-    "DeepSeek-V2", section 2.2.2, and "DeepSeek-V3", section 2.1.2, with the correction bias.
+    "DeepSeek-V2", section 2.2.2, and "DeepSeek-V3", section 2.1.2, with the correction bias;
+    SparseMixer, without its sampling in training: Liu et al. 2024, "GRIN", section 2.
     """
 
     axes: ClassVar = {"inputs": (..., "dim")}
@@ -158,7 +160,13 @@ class MixtureOfExperts(ChecksCall, SavesArguments, Rematerializable, keras.layer
         self.expert_capacity_factor = expert_capacity_factor
         self.load_balancing_factor = load_balancing_factor
         self.router_z_loss_factor = router_z_loss_factor
-        self.correction_bias = None
+        self.correction_bias = self.expert_scales = self.router_norm = None
+        if self.routing.norm is not None:
+            kind = self.routing.norm
+            with no_inner_remat():
+                self.router_norm = make_normalization(
+                    kind.type, kind.epsilon, name="router_norm", dtype=self.dtype_policy
+                )
         self.supports_masking = True
         self.use_bias = use_bias
         self.kernel_initializer = keras.initializers.get(kernel_initializer)
@@ -203,10 +211,10 @@ class MixtureOfExperts(ChecksCall, SavesArguments, Rematerializable, keras.layer
             **kwargs,
         )
 
-    def _dense(self, units: int, use_bias: bool, name: str) -> keras.layers.Dense:
+    def _dense(self, units: int, use_bias: bool, name: str) -> Dense:
         options = {"kernel_initializer": self.kernel_initializer.clone(), "name": name}
         with no_inner_remat():
-            return keras.layers.Dense(units, use_bias=use_bias, dtype=self.dtype_policy, **options)
+            return Dense(units, use_bias=use_bias, dtype=self.dtype_policy, **options)
 
     def _projection(self, units: int, name: str) -> _Projection:
         options = {"name": f"expert_{name}", "dtype": self.dtype_policy}
@@ -237,6 +245,10 @@ class MixtureOfExperts(ChecksCall, SavesArguments, Rematerializable, keras.layer
         for layer in of_inputs:
             if layer is not None:
                 layer.build((None, input_shape[-1]))  # The calls flatten all tokens to rows.
+        if self.router_norm is not None:
+            self.router_norm.build((None, input_shape[-1]))
+        if self.routing.expert_scales:
+            self.expert_scales = self.add_weight((self.num_experts,), "ones", name="expert_scales")
         if self.routing.correction_bias:
             # In float32: it differs from expert to expert by less than bfloat16 resolves.
             self.correction_bias = self.add_weight(
@@ -249,14 +261,15 @@ class MixtureOfExperts(ChecksCall, SavesArguments, Rematerializable, keras.layer
             )
         self.fixed = {"dim": input_shape[-1]}
 
-    def call(self, inputs, mask=None, training: bool = False):
+    def call(self, inputs, mask=None, training: bool = False, routed_by=None):
         shape = ops.shape(inputs)
         states = ops.reshape(inputs, (-1, inputs.shape[-1]))
         real = None
         if mask is not None:
             mask = ops.broadcast_to(ops.cast(mask, "bool"), shape[:2])
             real = ops.reshape(mask, (-1,))
-        weights, chosen = self._routed(states, real, training)
+        routed_by = states if routed_by is None else ops.reshape(routed_by, ops.shape(states))
+        weights, chosen = self._routed(routed_by, real, training)
         weights = ops.cast(weights, self.compute_dtype)
         projections = {
             "intermediate": self.expert_intermediate,
@@ -274,20 +287,26 @@ class MixtureOfExperts(ChecksCall, SavesArguments, Rematerializable, keras.layer
 
     def _routed(self, states, real, training: bool):
         """Return weights and indices of each token's experts, `(tokens, experts_per_token)`."""
+        states = states if self.router_norm is None else self.router_norm(states)
         scores = ops.cast(self.router(states), "float32")
+        scores = scores if self.routing.score_scale == 1 else scores * self.routing.score_scale
         by_sigmoid = self.routing.activation == "sigmoid"
         shares = ops.sigmoid(scores) if by_sigmoid else self._softmax(scores)
-        choice = self._of_best_groups(shares)
-        weights, chosen = ops.top_k(choice, self.experts_per_token)
-        chosen = ops.cast(chosen, "int32")
-        if choice is not shares:
-            weights = ops.take_along_axis(shares, chosen, axis=-1)
+        if self.routing.activation == "sparse_mixer":
+            weights, chosen = self._in_turn(scores)
+        else:
+            choice = self._of_best_groups(shares)
+            weights, chosen = ops.top_k(choice, self.experts_per_token)
+            chosen = ops.cast(chosen, "int32")
+            if choice is not shares:
+                weights = ops.take_along_axis(shares, chosen, axis=-1)
         if self.normalize_expert_weights:
             total = ops.sum(weights, axis=-1, keepdims=True)
-            # Sigmoids may all be 0.
-            weights = weights / (total + 1e-20 if by_sigmoid else total)
+            weights = weights / (total + self.routing.epsilon)  # sigmoids may all be 0
         if self.routing.weight_scale != 1:
             weights = weights * self.routing.weight_scale
+        if self.expert_scales is not None:
+            weights = weights * ops.take(ops.cast(self.expert_scales, "float32"), chosen, axis=0)
         if training:
             if by_sigmoid:
                 shares = shares / (ops.sum(shares, axis=-1, keepdims=True) + 1e-20)
@@ -297,6 +316,21 @@ class MixtureOfExperts(ChecksCall, SavesArguments, Rematerializable, keras.layer
         if training and self.expert_capacity_factor is not None:
             chosen = self._within_capacity(chosen)
         return weights, chosen
+
+    def _in_turn(self, scores):
+        """Return weights and experts, each the best of those that are left (SparseMixer)."""
+        experts = ops.arange(self.num_experts, dtype="int32")
+        left, weights, chosen = scores, [], []
+        for _ in range(self.experts_per_token):
+            best = ops.max(left, axis=-1, keepdims=True)
+            distance = (best - scores) / ops.maximum(ops.abs(scores), best)
+            far = ops.stop_gradient(distance) > 2 * self.routing.tolerance
+            shares = self._softmax(ops.where(far, -float("inf"), left))
+            index = ops.cast(ops.argmax(left, axis=-1, keepdims=True), "int32")
+            weights.append(ops.take_along_axis(shares, index, axis=-1))
+            chosen.append(index)
+            left = ops.where(experts == index, -float("inf"), left)
+        return ops.concatenate(weights, axis=-1), ops.concatenate(chosen, axis=-1)
 
     def _softmax(self, scores):
         # Keras warns about a softmax over one number.
@@ -360,6 +394,9 @@ class MixtureOfExperts(ChecksCall, SavesArguments, Rematerializable, keras.layer
         weights = ops.where(chosen < number, weights, ops.zeros((), weights.dtype))
         groups = ExpertGroups.sort(chosen, number)
         given = groups.gather(states)
+        if self.routing.weighted == "inputs":
+            given = given * groups.spread(weights)
+            weights = ops.cast(chosen < number, weights.dtype)
         hidden = groups.product(given, *kernels["intermediate"])
         gate = groups.product(given, *kernels["gate"]) if "gate" in kernels else None
         hidden = activated(self.activation, hidden, gate, self.gate_limit)

@@ -2,6 +2,7 @@
 
 import functools
 from collections.abc import Callable
+from statistics import NormalDist
 from typing import Any, ClassVar
 
 import keras
@@ -47,6 +48,16 @@ def activated(activation: str | Callable, hidden, gate=None, limit: float | None
     return activation(gate) * hidden
 
 
+def above_quantile(values, share: float):
+    """Return how far values lie above the quantile of a normal distribution, at least zero.
+
+    Source: You et al. 2025, "Spark Transformer", https://arxiv.org/abs/2506.06644, section 3.1.
+    """
+    mean = ops.mean(values, axis=-1, keepdims=True)
+    deviation = ops.std(values, axis=-1, keepdims=True)
+    return ops.relu(values - (mean + deviation * NormalDist().inv_cdf(share)))
+
+
 def check_gate(gated: bool, gate_limit: float | None) -> None:
     """Raise ValueError if `gate_limit` is given without a gate."""
     if gate_limit is not None and not gated:
@@ -80,6 +91,12 @@ class FeedForward(ChecksCall, SavesArguments, Rematerializable, keras.layers.Lay
             Agarwal et al. 2025).
         use_bias: bool, whether the projections have biases.
         output_bias: bool, whether the last one has. Defaults to `use_bias`.
+        softmax_gate: bool, whether the output is multiplied by a softmax, over its features, of a
+            further projection of it.
+        gate_scale, output_scale: float, factors of the gate before its activation, and of the
+            output (Falcon-H1).
+        sparsity: float, requires `gated`: the share of the gate's values that become zero before
+            its activation, if they are normally distributed (Gemma 3n).
         kernel_initializer: initializer of the kernels.
         **kwargs: as in `keras.layers.Layer`.
 
@@ -101,13 +118,17 @@ class FeedForward(ChecksCall, SavesArguments, Rematerializable, keras.layers.Lay
     assert FeedForward(64, activation="silu", gated=True)(np.ones((2, 5, 16))).shape == (2, 5, 16)
     ```
 
-    Source: Vaswani et al. 2017, section 3.3; gated: Shazeer 2020, "GLU Variants".
+    Source: Vaswani et al. 2017, section 3.3; gated: Shazeer 2020, "GLU Variants"; with
+    `softmax_gate`: Ekambaram et al. 2023, "TSMixer", section 3.3.
     """
 
     option_rules: ClassVar = {
         "intermediate_dim": functools.partial(check_int, at_least=1),
         "output_dim": functools.partial(check_int, at_least=1),
         "output_bias": "feed_forward_output_bias",
+        "gate_scale": "residual_scale",
+        "output_scale": "residual_scale",
+        "sparsity": "dropout",
     }
     axes: ClassVar = {"inputs": (..., "dim")}
 
@@ -121,6 +142,10 @@ class FeedForward(ChecksCall, SavesArguments, Rematerializable, keras.layers.Lay
         use_bias: bool = True,
         kernel_initializer="glorot_uniform",
         output_bias: bool | None = None,
+        softmax_gate: bool = False,
+        gate_scale: float = 1.0,
+        output_scale: float = 1.0,
+        sparsity: float = 0.0,
         **kwargs,
     ):
         super().__init__(**kwargs)
@@ -128,6 +153,9 @@ class FeedForward(ChecksCall, SavesArguments, Rematerializable, keras.layers.Lay
         if not callable(activation):
             get_activation(activation)
         check_gate(gated, gate_limit)
+        if sparsity and not gated:
+            raise ValueError(f"`sparsity` needs `gated`, received {sparsity} with gated=False.")
+        self.gate_scale, self.output_scale, self.sparsity = gate_scale, output_scale, sparsity
         self.intermediate_dim = intermediate_dim
         self.output_dim = output_dim
         self.activation = activation
@@ -135,6 +163,7 @@ class FeedForward(ChecksCall, SavesArguments, Rematerializable, keras.layers.Lay
         self.gate_limit = gate_limit
         self.use_bias = use_bias
         self.output_bias = use_bias if output_bias is None else output_bias
+        self.softmax_gate = softmax_gate
         self.kernel_initializer = keras.initializers.get(kernel_initializer)
         self.supports_masking = True
         self.intermediate_dense = self._projection(intermediate_dim, "intermediate")
@@ -143,15 +172,18 @@ class FeedForward(ChecksCall, SavesArguments, Rematerializable, keras.layers.Lay
     @classmethod
     def from_part(cls, part: DensePart, **kwargs) -> "FeedForward":
         """Make the layer for a part of a config; `kwargs` are the other arguments of the layer."""
-        options = {n: getattr(part, n) for n in ("activation", "gated", "gate_limit")}
+        names = ("activation", "gated", "gate_limit", "gate_scale", "output_scale")
+        names += ("sparsity",)
+        options = {n: getattr(part, n) for n in names}
         biases = {"use_bias": part.bias, "output_bias": part.output_bias}
-        return cls(part.dim, **biases, **options, **kwargs)
+        return cls(part.dim, softmax_gate=part.softmax_gate, **biases, **options, **kwargs)
 
     def _projection(self, units: int, name: str) -> Dense:
+        biases = {"output": self.output_bias, "softmax_gate": True}
         with no_inner_remat():
             return Dense(
                 units,
-                use_bias=self.output_bias if name == "output" else self.use_bias,
+                use_bias=biases.get(name, self.use_bias),
                 kernel_initializer=self.kernel_initializer.clone(),
                 name=name,
                 dtype=self.dtype_policy,
@@ -164,12 +196,21 @@ class FeedForward(ChecksCall, SavesArguments, Rematerializable, keras.layers.Lay
             self.gate_dense.build(input_shape)
         self.output_dense = self._projection(self.output_dim or input_shape[-1], "output")
         self.output_dense.build((*input_shape[:-1], self.intermediate_dim))
+        if self.softmax_gate:
+            width = self.output_dim or input_shape[-1]
+            self.softmax_gate_dense = self._projection(width, "softmax_gate")
+            self.softmax_gate_dense.build((*input_shape[:-1], width))
         self.fixed = {"dim": input_shape[-1]}
 
     def call(self, inputs):
         hidden = self.intermediate_dense(inputs)
         gate = self.gate_dense(inputs) if self.gated else None
-        return self.output_dense(activated(self.activation, hidden, gate, self.gate_limit))
+        gate = gate if gate is None or self.gate_scale == 1 else gate * self.gate_scale
+        gate = above_quantile(gate, self.sparsity) if self.sparsity else gate
+        outputs = self.output_dense(activated(self.activation, hidden, gate, self.gate_limit))
+        if self.softmax_gate:
+            outputs = outputs * ops.softmax(self.softmax_gate_dense(outputs), axis=-1)
+        return outputs if self.output_scale == 1 else outputs * self.output_scale
 
     def compute_output_shape(self, input_shape):
         return (*input_shape[:-1], self.output_dim or input_shape[-1])

@@ -9,12 +9,23 @@ import keras
 import numpy as np
 from keras import ops
 
-from keras_transformer.config import ROTARY_SCALINGS, Axial, Learned, Rotary, Side, Sinusoidal
+from keras_transformer.config import (
+    ROTARY_SCALINGS,
+    Axial,
+    GridRotary,
+    Learned,
+    QueryGrowth,
+    Rotary,
+    RotaryAxes,
+    Side,
+    Sinusoidal,
+)
 from keras_transformer.config.positions import PRECISIONS
 from keras_transformer.kernels.indexing import look_up
 from keras_transformer.kernels.rotary import rotate
 from keras_transformer.layers.arguments import ChecksCall, SavesArguments, checked_options
 from keras_transformer.layers.embedding import Embedding
+from keras_transformer.layers.parts import part_of
 from keras_transformer.layers.remat import Rematerializable
 from keras_transformer.support.checking import check_int, known_shape
 
@@ -339,11 +350,15 @@ class RotaryEmbedding(ChecksCall, SavesArguments, Rematerializable, keras.layers
         query_growth: float, `scaled_queries` multiplies the query of position `p` by
             `1 + query_growth * ln(1 + floor(p / original_length))`. None leaves queries unchanged.
         direction: str, `"counterclockwise"`, or `"clockwise"`, by negative angles (nanochat).
+        pairs: int, number of pairs that are rotated, the first ones. None rotates all.
+        position_axes: `config.RotaryAxes`, which pairs each axis of the positions rotates. None if
+            positions have one number.
         **kwargs: as in `keras.layers.Layer`.
 
     Call arguments:
         inputs: float `(batch, length, heads, head_dim)`.
-        positions: optional int `(batch, length)`. Defaults to 0, 1, 2, ...
+        positions: optional int `(batch, length)`, or with `position_axes` also `(batch, length,
+            axes)`. Defaults to 0, 1, 2, ...
         lengths: optional int `(batch,)`, number of tokens of each row so far, for `"dynamic"` and
             `"longrope"`. Defaults to the row's greatest position plus 1.
 
@@ -367,7 +382,8 @@ class RotaryEmbedding(ChecksCall, SavesArguments, Rematerializable, keras.layers
     assert np.allclose(y[:, 0], x[:, 0])  # position 0 is not rotated
     ```
 
-    Source: Su et al. 2021, "RoFormer", section 3.2.2 and equation 34.
+    Source: Su et al. 2021, "RoFormer", section 3.2.2 and equation 34; several axes: Wang et al.
+    2024, "Qwen2-VL", section 2.1.
     """
 
     option_rules: ClassVar = {
@@ -377,7 +393,7 @@ class RotaryEmbedding(ChecksCall, SavesArguments, Rematerializable, keras.layers
             "truncate", "interleaved", "precision", "short_factors", "long_factors",
             "attention_factor", "query_growth", "direction",
         )
-    }  # fmt: skip
+    } | dict.fromkeys(("pairs", "position_axes"), lambda name, value: value)  # fmt: skip
     axes: ClassVar = {
         "inputs": ("batch", "length", "heads", "head_dim"),
         "positions": ("batch or 1", "length"),
@@ -401,6 +417,8 @@ class RotaryEmbedding(ChecksCall, SavesArguments, Rematerializable, keras.layers
         attention_factor: float | None = None,
         query_growth: float | None = None,
         direction: str = "counterclockwise",
+        pairs: int | None = None,
+        position_axes: RotaryAxes | dict | None = None,
         **kwargs,
     ):
         super().__init__(**kwargs)
@@ -459,6 +477,10 @@ class RotaryEmbedding(ChecksCall, SavesArguments, Rematerializable, keras.layers
         self.attention_factor = attention_factor
         self.query_growth = query_growth
         self.direction = direction
+        self.pairs = pairs
+        self.position_axes = position_axes
+        if position_axes is not None:
+            self.position_axes = part_of("position_axes", position_axes, RotaryAxes)
         # Whether the angles of all tokens depend on the number of tokens.
         self.by_length = scaling in ("dynamic", "longrope")
         self.built = True  # There is nothing to build, but `quantize` requires built layers.
@@ -466,7 +488,7 @@ class RotaryEmbedding(ChecksCall, SavesArguments, Rematerializable, keras.layers
     @classmethod
     def from_part(cls, part: Rotary, **kwargs) -> "RotaryEmbedding":
         """Make the layer for a part of a config; `kwargs` are the other arguments of the layer."""
-        names = ("base", "dim", "interleaved", "direction", "precision")
+        names = ("base", "dim", "interleaved", "direction", "precision", "pairs", "position_axes")
         values = {name: getattr(part, name) for name in names}
         if part.scaling is not None:
             values |= part.scaling.values()
@@ -476,7 +498,8 @@ class RotaryEmbedding(ChecksCall, SavesArguments, Rematerializable, keras.layers
         return cls(**values, **kwargs)
 
     def check_call(self, given):
-        super().check_call(given)
+        of_axes = self.position_axes is not None and len(known_shape(given.get("positions")) or ())
+        super().check_call({**given, "positions": None} if of_axes == 3 else given)
         *_, width = known_shape(given.get("inputs")) or (None,)
         if width is not None:
             self.check_width(width)
@@ -498,7 +521,13 @@ class RotaryEmbedding(ChecksCall, SavesArguments, Rematerializable, keras.layers
         if self.by_length:
             lengths = row_lengths(positions) if lengths is None else lengths
             frequencies = self._of_lengths(lengths, frequencies, dim)
-        angles = ops.expand_dims(_angles(positions, frequencies), 2)
+        if self.position_axes is not None and len(positions.shape) == 3:
+            axes = ops.convert_to_tensor(self.position_axes.of_pairs, "int32")
+            angles = ops.cast(ops.take(positions, axes, axis=-1), "float32")
+            angles = angles * ops.convert_to_tensor(frequencies, dtype="float32")
+        else:
+            angles = _angles(positions, frequencies)
+        angles = ops.expand_dims(angles, 2)
         sin, cos = ops.sin(angles), ops.cos(angles)
         sin = -sin if self.direction == "clockwise" else sin
         raised = self.raised
@@ -512,16 +541,19 @@ class RotaryEmbedding(ChecksCall, SavesArguments, Rematerializable, keras.layers
         `positions`, int `(batch or 1, length)`, default to 0, 1, 2, ...
         """
         positions = sequence_positions(queries) if positions is None else positions
-        lengths = ops.cast(positions // self.original_length, "float32")
-        factors = 1 + self.query_growth * ops.log(1 + lengths)
-        return queries * ops.cast(factors[:, :, None, None], queries.dtype)
+        return _grown(queries, positions // self.original_length, self.query_growth)
 
     def frequencies(self, dim: int) -> np.ndarray:
         """Return the angle of each pair of `dim` features per position, `(pairs,)`.
 
         If the angles depend on the length of a row, these are the angles of short rows.
         """
+        if self.position_axes is not None and self.position_axes.order == "separate":
+            each = (_frequencies(2 * count, self.base) for count in self.position_axes.pairs)
+            return np.concatenate(list(each))
         frequencies = _frequencies(dim, self.base)
+        if self.pairs is not None:
+            frequencies[self.pairs :] = 0.0
         if self.precision == "float16":
             return frequencies.astype("float32").astype("float16").astype("float64")
         if self.scaling is None or self.by_length:
@@ -578,6 +610,147 @@ class RotaryEmbedding(ChecksCall, SavesArguments, Rematerializable, keras.layers
 
     def compute_output_shape(self, inputs_shape, positions_shape=None):
         return inputs_shape
+
+
+@keras.saving.register_keras_serializable(package="keras_transformer")
+class GrowingQueries(SavesArguments, keras.layers.Layer):
+    """Multiply queries by a factor that grows with their position; rotate nothing.
+
+    Args:
+        rate: float, growth of the factor.
+        length: int, number of tokens from which on the factor is larger than 1.
+        **kwargs: as in `keras.layers.Layer`.
+
+    Call arguments:
+        inputs: float `(batch, length, heads, head_dim)`, which are returned as they are.
+        positions, lengths: as in `RotaryEmbedding`, not used.
+
+    Example:
+    ```python
+    from keras_transformer.layers.position import GrowingQueries
+    from keras import ops
+
+    queries = GrowingQueries(rate=0.5, length=2).scaled_queries(ops.ones((1, 3, 1, 4)))
+    assert float(queries[0, 0, 0, 0]) == 1 and float(queries[0, 1, 0, 0]) > 1
+    ```
+
+    Source: Nakanishi 2025, "Scalable-Softmax Is Superior for Attention", arXiv 2501.19399, as Llama
+    4 approximates it.
+    """
+
+    option_rules: ClassVar = {
+        "rate": "rotary_query_growth", "length": functools.partial(check_int, at_least=1),
+    }  # fmt: skip
+    by_length = False
+
+    def __init__(self, rate: float, length: int, **kwargs):
+        super().__init__(**kwargs)
+        self.rate, self.length = rate, length
+        self.built = True
+
+    @classmethod
+    def from_part(cls, part: QueryGrowth, **kwargs) -> "GrowingQueries":
+        """Make the layer for a part of a config; `kwargs` are the other arguments of the layer."""
+        return cls(part.rate, part.length, **kwargs)
+
+    def check_width(self, width: int) -> None:
+        """Accept heads of any width."""
+
+    def call(self, inputs, positions=None, lengths=None):
+        return inputs
+
+    def scaled_queries(self, queries, positions=None):
+        """Return queries `(batch, length, heads, head_dim)` times their factors.
+
+        `positions`, int `(batch or 1, length)`, default to 0, 1, 2, ...
+        """
+        positions = sequence_positions(queries) if positions is None else positions
+        return _grown(queries, (positions + 1) // self.length, self.rate)
+
+    def compute_output_shape(self, inputs_shape, positions_shape=None):
+        return inputs_shape
+
+
+@keras.saving.register_keras_serializable(package="keras_transformer")
+class GridRotaryEmbedding(SavesArguments, keras.layers.Layer):
+    """Rotate pairs of features by angles proportional to the row and the column of a place.
+
+    Rows and columns are counted from -1 to 1 over their grid. Feature `i` is paired with `i +
+    head_dim / 2`. The first half of the pairs is rotated by the row, the second half by the column.
+
+    Args:
+        base: float, base of the wavelengths: pair `i` of `n` for rows turns `base ** (-i / n)`
+            times from the middle of the grid to its last edge.
+        **kwargs: as in `keras.layers.Layer`.
+
+    Call arguments:
+        inputs: float `(batch, length, heads, head_dim)`, whose width is a multiple of 4.
+        positions: int `(batch or 1, length, 4)`, the row and the column of each place, and the rows
+            and columns of its grid. The middle of a grid is not rotated, so a token without a place
+            is `[0, 0, 1, 1]`.
+        lengths: as in `RotaryEmbedding`, not used.
+
+    Returns:
+        Float, the shape of `inputs`.
+
+    Raises:
+        ValueError: if there are no positions, or the width is not a multiple of 4.
+
+    Example:
+    ```python
+    import numpy as np
+    from keras_transformer.layers.position import GridRotaryEmbedding
+
+    x, places = np.ones((1, 2, 1, 8), "float32"), np.array([[[0, 0, 1, 1], [2, 0, 3, 5]]])
+    y = GridRotaryEmbedding()(x, positions=places)
+    assert np.allclose(y[:, 0], x[:, 0]) and not np.allclose(y[:, 1], x[:, 1])
+    ```
+
+    Source: Siméoni et al. 2025, "DINOv3", section 3.2; rotations over an image: Heo et al. 2024,
+    "Rotary Position Embedding for Vision Transformer".
+    """
+
+    option_rules: ClassVar = {"base": "rotary_base"}
+    by_length = False
+
+    def __init__(self, base: float = 100.0, **kwargs):
+        super().__init__(**kwargs)
+        self.base = base
+        self.built = True
+
+    @classmethod
+    def from_part(cls, part: GridRotary, **kwargs) -> "GridRotaryEmbedding":
+        """Make the layer for a part of a config; `kwargs` are the other arguments of the layer."""
+        return cls(part.base, **kwargs)
+
+    def check_width(self, width: int) -> None:
+        """Raise ValueError if heads of this width cannot be rotated."""
+        if width % 4:
+            raise ValueError(
+                f"A rotation over a grid needs heads of a multiple of 4 features, received {width}."
+            )
+
+    def call(self, inputs, positions=None, lengths=None):
+        if positions is None:
+            raise ValueError("A rotation over a grid needs `positions`, which a `PatchStem` makes.")
+        self.check_width(inputs.shape[-1])
+        turns = 2 * math.pi * _frequencies(inputs.shape[-1] // 2, self.base)
+        # The center of each place, from -1 to 1 over the rows and over the columns.
+        places, sizes = (ops.cast(positions[..., i : i + 2], "float32") for i in (0, 2))
+        centers = 2 * ((places + 0.5) / sizes) - 1
+        angles = ops.expand_dims(centers, -1) * ops.convert_to_tensor(turns, "float32")
+        shape = ops.shape(angles)
+        angles = ops.reshape(angles, (shape[0], shape[1], 1, 2 * len(turns)))
+        return rotate(inputs, ops.sin(angles), ops.cos(angles), interleaved=False)
+
+    def compute_output_shape(self, inputs_shape, positions_shape=None):
+        return inputs_shape
+
+
+def _grown(queries, lengths, rate: float):
+    """Return queries times `1 + rate * ln(1 + lengths)`, int `(batch or 1, length)`."""
+    factors = 1 + rate * ops.log(1 + ops.cast(lengths, "float32"))
+    return queries * ops.cast(factors[:, :, None, None], queries.dtype)
 
 
 def _frequencies(dim: int, base: float) -> np.ndarray:

@@ -1,6 +1,7 @@
 """Projection of encoder states to the width of a decoder."""
 
 import keras
+from keras import ops
 
 from keras_transformer.config import TransformerConfig
 from keras_transformer.layers.dense import Dense
@@ -9,27 +10,45 @@ from keras_transformer.layers.initializers import kernel_initializer
 from keras_transformer.layers.normalization import make_normalization
 from keras_transformer.layers.remat import no_inner_remat
 
+_EPSILON = 1e-5  # of the norm of joined states, which no published config changes
+
 
 class Projector(keras.layers.Layer):
     """One or two linear layers, applied to each state, as the config's `projector` says.
 
+    With `"pooled"` the states of an image are first averaged over squares of patches, and
+    normalized; with `"shuffled"` and `"shuffled_mlp"` the states of such a square are first joined
+    to one, row by row, which `"shuffled_mlp"` normalizes. With `"merged"` the states of a square
+    follow each other, and are normalized before they are joined.
+
+    The attribute `separator` is the trained state that is placed between rows of patches, or None.
+
     Args:
         config: `TransformerConfig` of kind `"seq2seq"` with a `placeholder_id`.
         initializer: initializer of all kernels. Defaults to the config's.
+        normalized: str, what `"merged"` normalizes: the state of each of the `"patches"`, or those
+            of whole `"squares"` side by side.
         **kwargs: as in `keras.layers.Layer`.
 
     Call arguments:
         inputs: float `(batch, length, encoder width)`.
 
     Returns:
-        Float `(batch, length, decoder width)`.
+        Float `(batch, length, decoder width)`; with `projector_pool` above 1 fewer states: one for
+        each square of patches.
 
     Source: Liu et al. 2023, "Improved Baselines with Visual Instruction Tuning", section 3.2; one
-    layer: Liu et al. 2023, "Visual Instruction Tuning", section 4.1.
+    layer: Liu et al. 2023, "Visual Instruction Tuning", section 4.1; pooling: Kamath et al. 2025,
+    "Gemma 3", section 2.1; joining: Shi et al. 2016, "Real-Time Single Image and Video
+    Super-Resolution", section 3.2, the other way round; merging: Wang et al. 2024, "Qwen2-VL",
+    section 2.1.
     """
 
-    def __init__(self, config: TransformerConfig, initializer=None, **kwargs):
+    def __init__(
+        self, config: TransformerConfig, initializer=None, normalized: str = "patches", **kwargs
+    ):
         super().__init__(**kwargs)
+        self._normalizes_squares = normalized == "squares"
         encoder, decoder = config.sides[-2:]
         self._widths = encoder.hidden_dim, decoder.hidden_dim
         options = {
@@ -37,11 +56,20 @@ class Projector(keras.layers.Layer):
             "kernel_initializer": kernel_initializer(decoder, initializer),
             "dtype": self.dtype_policy,
         }
-        self.norm = None
+        self.norm, self._pool, self._grid = None, config.projector.pool, None
+        self._merges = config.projector.type == "merged"
+        if self._pool > 1 and not self._merges:
+            self._grid = encoder.stem.grid(encoder.stem.image_size)
+        kind = config.projector.type
+        self._joins = kind.startswith("shuffled") or self._merges
+        self._norm_first = kind in ("pooled", "shuffled_mlp") or self._normalizes_squares
+        self._inner = self._widths[0] * (self._pool**2 if self._joins else 1)
+        self.separator, self._separates = None, config.projector.separator
+        self._initializer = options["kernel_initializer"]
         with no_inner_remat():
-            if config.projector.type == "mlp":
+            if self._merges or kind.endswith("mlp"):
                 self.dense = FeedForward(
-                    self._widths[1],
+                    self._inner if self._merges else self._widths[1],
                     self._widths[1],
                     config.projector.activation,
                     name="mlp",
@@ -49,22 +77,46 @@ class Projector(keras.layers.Layer):
                 )
             else:
                 self.dense = Dense(self._widths[1], name="output", **options)
-            if config.projector.type == "normalized":
+            if kind in ("normalized", "pooled", "merged", "shuffled_mlp"):
+                norms = {"pooled": decoder.normalization, "shuffled_mlp": "layer_norm"}
                 self.norm = make_normalization(
-                    encoder.normalization,
-                    encoder.normalization_epsilon,
+                    norms.get(kind, encoder.normalization),
+                    _EPSILON if kind == "shuffled_mlp" else encoder.normalization_epsilon,
                     name="norm",
                     dtype=self.dtype_policy,
                 )
 
     def build(self, input_shape=None):
-        self.dense.build((None, None, self._widths[0]))
+        if self._separates:
+            self.separator = self.add_weight(
+                (self._widths[1],), self._initializer, name="separator"
+            )
+        self.dense.build((None, None, self._inner))
         if self.norm is not None:
-            self.norm.build((None, None, self._widths[1]))
+            of_patches = self._widths[0] if self._merges else self._widths[1]
+            self.norm.build((None, None, self._inner if self._norm_first else of_patches))
 
     def call(self, inputs):
-        x = self.dense(inputs)
+        if self._merges and not self._norm_first:
+            return self.dense(self._squares(self.norm(inputs)))
+        x = self._squares(inputs)
+        if self._norm_first:
+            return self.dense(self.norm(x))
+        x = self.dense(x)
         return x if self.norm is None else self.norm(x)
+
+    def _squares(self, x):
+        """Return the mean or the joined states of each square of patches, row by row."""
+        if self._merges:  # the patches of a square follow each other
+            count = self._pool**2
+            length = x.shape[1] // count if isinstance(x.shape[1], int) else -1
+            return ops.reshape(x, (-1, length, self._inner))
+        if self._grid is None:
+            return x
+        size, (rows, columns) = self._pool, self._grid
+        x = ops.reshape(x, (-1, rows // size, size, columns // size, size, x.shape[-1]))
+        x = ops.transpose(x, (0, 1, 3, 2, 4, 5)) if self._joins else ops.mean(x, axis=(2, 4))
+        return ops.reshape(x, (-1, rows * columns // size**2, self._inner))
 
     def rematerialized_call(self, layer_call, *args, **kwargs):
         return layer_call  # Recomputing it would save little.

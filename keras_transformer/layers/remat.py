@@ -2,6 +2,9 @@
 
 import keras
 
+from keras_transformer.distribution.layout import spreads_weights, whole_weight
+from keras_transformer.distribution.spread import PARTS
+from keras_transformer.kernels.device import on
 from keras_transformer.kernels.recomputing import recomputed
 
 
@@ -19,10 +22,84 @@ class Rematerializable:
     """
 
     def rematerialized_call(self, layer_call, *args, **kwargs):
-        if self._remat_mode.mode in (None, "activations"):  # `activation` is only a name here
+        if not recomputes(self):
             return layer_call
         remat = super().rematerialized_call
-        return recomputed(self, layer_call, args, kwargs, lambda f: remat(f, *args, **kwargs))
+        value_of = whole_values(self) if spreads_weights() else lambda variable: variable.value
+        return recomputed(
+            self, layer_call, args, kwargs, lambda f: remat(f, *args, **kwargs), value_of
+        )
+
+
+def recomputes(layer) -> bool:
+    """Return whether a layer is recomputed as a whole for the gradient."""
+    # `activation` is only a name here
+    return layer._remat_mode is not None and layer._remat_mode.mode not in (None, "activations")
+
+
+def with_whole_weights(layer, call, *args, **kwargs):
+    """Call a layer whose weights devices share, with weights that are gathered for this call.
+
+    In the backward pass they are gathered again; all else is kept.
+
+    Args:
+        layer: the layer, a block.
+        call: function of the further arguments that calls it.
+        *args: arguments of the call.
+        **kwargs: arguments of the call by name.
+    """
+    if on("torch"):
+        part = PARTS.get(layer)
+        if part is None or getattr(args[0], "is_meta", True):  # a graph or shapes alone
+            return call(*args, **kwargs)
+        return part.run(call, *args, **kwargs)
+    # While a model decodes there is no backward pass, and XLA gathers by itself.
+    if not spreads_weights() or recomputes(layer) or kwargs.get("cache") is not None:
+        return call(*args, **kwargs)
+    import jax
+
+    if not isinstance(args[0], jax.core.Tracer):
+        return call(*args, **kwargs)
+
+    def remat(function):
+        # What gathers a weight is not kept.
+        return jax.checkpoint(
+            function, policy=lambda primitive, *_, **__: primitive.name != "sharding_constraint"
+        )
+
+    return recomputed(layer, call, args, kwargs, remat, whole_values(layer))(*args, **kwargs)
+
+
+def whole_value(layer, variable):
+    """Return the value of a variable of a layer, in a compiled step gathered from all devices."""
+    value = variable.value
+    if not spreads_weights():
+        return value
+    import jax
+
+    return whole_values(layer)(variable) if isinstance(value, jax.core.Tracer) else value
+
+
+def whole_values(layer):
+    """Return a function from a variable of a layer to its gathered value.
+
+    It is gathered in the dtype of the computation.
+    """
+    dtypes = {
+        id(variable): part.compute_dtype
+        for part in layer._flatten_layers()
+        for variable in (*part._trainable_variables, *part._non_trainable_variables)
+    }
+
+    def value_of(variable):
+        value = variable.value
+        dtype = dtypes.get(id(variable), variable.dtype)
+        if variable._autocast and keras.backend.is_float_dtype(variable.dtype):
+            value = keras.ops.cast(value, dtype)
+        layout = variable._layout
+        return value if layout is None else whole_weight(value, layout)
+
+    return value_of
 
 
 def no_inner_remat() -> keras.RematScope:

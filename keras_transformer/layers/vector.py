@@ -5,6 +5,7 @@ from keras import ops
 
 from keras_transformer.config import TransformerConfig
 from keras_transformer.layers.attention.multi_head_attention import MultiHeadAttention
+from keras_transformer.layers.dense import Dense
 from keras_transformer.layers.feed_forward import FeedForward
 from keras_transformer.layers.initializers import embedding_initializer, kernel_initializer
 from keras_transformer.layers.normalization import make_normalization
@@ -106,7 +107,7 @@ class SideVector(keras.layers.Layer):
                 dtype=self.dtype_policy,
             )
         if config.vector_dim is not None:
-            self.projection = keras.layers.Dense(
+            self.projection = Dense(
                 config.vector_dim,
                 use_bias=config.vector_bias,
                 kernel_initializer=kernel_initializer(config, initializer),

@@ -8,9 +8,10 @@ import keras
 from keras import ops
 
 from keras_transformer.config import TransformerConfig
-from keras_transformer.distribution.layout import check_config
+from keras_transformer.distribution.layout import check_config, spread_batch
 from keras_transformer.kernels.products import onednn_matmul_scope
 from keras_transformer.kernels.values import is_right_padded
+from keras_transformer.layers.dense import Dense
 from keras_transformer.layers.embedding import TokenEmbedding, VocabularyBias
 from keras_transformer.layers.feed_forward import get_activation
 from keras_transformer.layers.initializers import embedding_initializer, kernel_initializer
@@ -20,7 +21,7 @@ from keras_transformer.layers.stems import STEMS, Input, Stem, TokenStem
 from keras_transformer.layers.vector import SideVector
 from keras_transformer.models.inputs import check_dtype, check_ids, check_inputs, named_inputs
 from keras_transformer.models.runtime.quantized import refuse_quantized
-from keras_transformer.models.runtime.read_write_lock import ReadWriteLock, reads
+from keras_transformer.models.runtime.read_write_lock import ReadWriteLock, copies
 from keras_transformer.models.runtime.runtime import Runtime
 from keras_transformer.models.stack import COLLECTED, OpaqueCache, Stack
 from keras_transformer.support.foreign_names import check_options
@@ -76,6 +77,7 @@ class Backbone(Runtime):
         self.config = config
         self.weights_lock = ReadWriteLock()
         self.family: str | None = None  # The published family that the weights come from.
+        self.quantized_by: str | None = None  # The scheme of the file, if matrices stay as stored.
         self.generation_config: dict | None = None  # Options of Transformers for generation.
         self.initializer = initializer
         # The states of the last side become logits.
@@ -261,7 +263,8 @@ class Backbone(Runtime):
     @property
     def logits_are_a_product(self) -> bool:
         """Whether logits are the product of `output_projection`, plus a bias."""
-        quantized = self.token_embedding.quantization_mode is not None
+        embedding = self.token_embedding
+        quantized = embedding.quantization_mode is not None and not embedding.float_states
         capped = self.config.logit_soft_cap is not None
         return type(self).logits is Backbone.logits and not quantized and not capped
 
@@ -270,7 +273,8 @@ class Backbone(Runtime):
 
         The bias is not included. Useful for a loss that does not need all logits at once.
         """
-        return self._before_logits(hidden_states), self.token_embedding.output_kernel()
+        states = spread_batch(self._before_logits(hidden_states))
+        return states, self.token_embedding.output_kernel()
 
     def _before_logits(self, hidden_states):
         for layer in (*self.output_transform, self.state_projection):
@@ -328,7 +332,11 @@ class Backbone(Runtime):
         Args:
             preset: a bundled name, a local directory, or `"hf://org/name[@revision]"`.
             load_weights: bool, False for fresh weights.
-            dtype: dtype or dtype policy of the model, whatever the stored dtype.
+            dtype: dtype or dtype policy of the model, whatever the stored dtype; or of integer
+                weights, `"int8"`, `"int4"`, `"int4/64"` (groups of 64), `"int4_from_bfloat16"`:
+                each layer is then quantized as soon as it is loaded.
+                Without one, quantized matrices that layers of int4 and int8 can hold stay
+                as they are stored; with one, all are unpacked to it.
             **config_overrides: config values to change, e.g. `dropout=0.0`. With weights only
                 values that they do not depend on: `dropout`, `attention_dropout`,
                 `initializer_range` and, except with learned positions, `max_sequence_length`.
@@ -352,7 +360,7 @@ class Backbone(Runtime):
             preset, backbone_class=cls, load_weights=load_weights, dtype=dtype, **config_overrides
         )
 
-    @reads
+    @copies
     def save_to_preset(self, directory: str | os.PathLike, dtype: str | None = None) -> None:
         """Write config and weights to `directory`, which `from_preset` can then read.
 
@@ -401,15 +409,13 @@ def as_mask(ids, padding_mask):
     return ops.cast(padding_mask, "bool")
 
 
-def dense(
-    name: str, units: int, config: TransformerConfig, initializer, dtype, **options
-) -> keras.layers.Dense:
+def dense(name: str, units: int, config: TransformerConfig, initializer, dtype, **options) -> Dense:
     """Make a dense layer with the initial weights of a config."""
     initial = kernel_initializer(config, initializer)
-    return keras.layers.Dense(units, kernel_initializer=initial, name=name, dtype=dtype, **options)
+    return Dense(units, kernel_initializer=initial, name=name, dtype=dtype, **options)
 
 
-def state_projection(config: TransformerConfig, initializer, dtype) -> keras.layers.Dense | None:
+def state_projection(config: TransformerConfig, initializer, dtype) -> Dense | None:
     """Make the projection of states to the embedding's width, None without `token_projection`."""
     if not config.token_projection:
         return None

@@ -162,4 +162,5 @@ class Decoder(HasVector, DecoderBase):
             return {"pool": self._pool_part, "logits": self.logits}[part](inputs)
         run = ForwardContext(inputs["token_ids"], inputs, cache, collect)
         embedded = self.stem(inputs, cache_positions=run.cache_positions, training=training)
-        return self.decoder(embedded.states, run=run, training=training)
+        further = {} if embedded.layer_inputs is None else {"layer_inputs": embedded.layer_inputs}
+        return self.decoder(embedded.states, run=run, training=training, **further)

@@ -4,6 +4,7 @@ import keras
 from keras import ops
 
 from keras_transformer.config import TransformerConfig
+from keras_transformer.layers.dense import Dense
 from keras_transformer.layers.initializers import kernel_initializer
 from keras_transformer.layers.normalization import make_normalization
 from keras_transformer.layers.remat import no_inner_remat
@@ -81,7 +82,7 @@ class Encoder(HasVector, Backbone):
             )
         if config.pooler:
             with no_inner_remat():
-                self.pooler = keras.layers.Dense(
+                self.pooler = Dense(
                     config.hidden_dim,
                     activation="tanh",
                     kernel_initializer=kernel_initializer(config, self.initializer),

@@ -41,7 +41,8 @@ def check_dtype(dtype: Any) -> None:
     if dtype is not None and (policy is None or "float" not in str(policy.compute_dtype)):
         raise ValueError(
             "`dtype` must be a dtype of floats, such as 'float32', or a dtype policy, such as "
-            f"'mixed_bfloat16', received {describe(dtype)}.{nearest(dtype, _DTYPES)}"
+            f"'mixed_bfloat16', received {describe(dtype)}.{nearest(dtype, _DTYPES)} `from_preset` "
+            "also takes 'int8' and 'int4'."
         )
 
 
@@ -184,14 +185,18 @@ def check_ids(name: str, array: np.ndarray, config: TransformerConfig) -> None:
 
 
 def check_positions(name: str, positions: Any, ids: Any) -> None:
-    """Raise ValueError unless `positions` are int `(batch, count)`, places in rows of `ids`."""
+    """Raise ValueError unless `positions` are int `(batch, count)`, places in rows of `ids`.
+
+    They may also be a mask, bool `(batch, length)`.
+    """
     shape, like = _shape_of(name, positions), _shape_of("ids", ids)
     if shape is not None and (len(shape) != 2 or (like and not agree(shape[:1], like[:1]))):
         raise ValueError(
             f"`{name}` must be of shape (batch, count), with as many rows as the ids, received "
             f"{show_shape(shape)}."
         )
-    if isinstance(positions, np.ndarray) and like and isinstance(like[1], int):
+    numbers = isinstance(positions, np.ndarray) and positions.dtype.kind != "b"
+    if numbers and like and isinstance(like[1], int):
         check_range(name, positions, 0, like[1] - 1, "the rows have the places")
 
 

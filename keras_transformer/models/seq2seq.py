@@ -1,5 +1,8 @@
 """The encoder-decoder backbone, the original Transformer."""
 
+import functools
+from collections.abc import Mapping
+
 import keras
 from keras import ops
 
@@ -8,9 +11,21 @@ from keras_transformer.layers.arguments import refuse_unused
 from keras_transformer.layers.projector import Projector
 from keras_transformer.layers.stems import Input
 from keras_transformer.models.backbone import Backbone
-from keras_transformer.models.feature_merger import PREFIX_MASK, FeatureMerger, PlaceholderTokens
+from keras_transformer.models.feature_merger import (
+    MIXED_STATES,
+    MIXED_WEIGHTS,
+    OFFSETS,
+    PLACED_STATES,
+    PREFIX_MASK,
+    FeatureMerger,
+    PlaceholderTokens,
+    placed_inputs,
+)
 from keras_transformer.models.inputs import check_states
 from keras_transformer.models.stack import ForwardContext
+from keras_transformer.support.checking import agree, known_shape, show_shape
+
+_PLACED, _OFFSETS = f"decoder_{PLACED_STATES.name}", f"decoder_{OFFSETS}"
 
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
@@ -36,7 +51,17 @@ class Seq2Seq(Backbone):
             `encoder_position_ids`, `encoder_pack_ids`, `decoder_position_ids`, `decoder_pack_ids`,
             int of the same shapes: a target token sees the source tokens of its own document. With
             `placeholder_visibility="prompt"` also `decoder_prefix_mask`, bool, the tokens of the
-            prompt. With a `source` also its arrays, such as `source_images`.
+            prompt. Rows with other numbers of inputs than one, such as images, have
+            `decoder_placed_states` int `(batch, most)`: the number of the state that replaces each
+            placeholder of a row, counted over the states of all inputs of the batch, which the
+            projector's separator follows, and -1 behind them. `encoder_images` then has each image
+            once, and is left out of a batch without images. If positions have several axes, also
+            `decoder_placed_offsets` int `(batch, most, axes + 1)`: what is added to the place of a
+            placeholder in its row for its position on each axis, and, the last number, to the
+            places of the tokens behind it. A model with a separator also takes
+            `decoder_mixed_states` int `(batch, most_mixed, 4)` and `decoder_mixed_weights` float of
+            the same shape: weighted sums of four states, whose numbers follow that of the
+            separator, row by row. With a `source` also its arrays, such as `source_images`.
         cache: optional `generation.Cache` that the decoder tokens continue.
         part: str, what to compute: `"states"`; from given states `"logits"`; or `"encode"`, from a
             dict of the arguments of the method `encode`.
@@ -81,19 +106,26 @@ class Seq2Seq(Backbone):
             width = source[0].hidden_dim
         self.encoder_stem, self.encoder = self._side(encoder, shared, width)
         self.projector, self.source_dim = None, encoder.hidden_dim
+        self.stacked_projectors, self._stacked_layers = [], ()
         if config.projector is not None:
-            self.source_dim = decoder.hidden_dim
-            self.projector = Projector(
-                config, self.initializer, name="projector", dtype=self.dtype_policy
-            )
+            make = functools.partial(Projector, config, self.initializer, dtype=self.dtype_policy)
+            self.projector = make(name="projector")
+            if config.placeholders is not None:
+                self._stacked_layers = tuple(config.placeholders.stacked_layers)
+            self.stacked_projectors = [
+                make(normalized="squares", name=f"stacked_projector_{i}")
+                for i in range(len(self._stacked_layers))
+            ]
+            self.source_dim = decoder.hidden_dim * (1 + len(self._stacked_layers))
         self.placeholder_tokens = places = PlaceholderTokens.from_config(config)
         self.decoder_stem, self.decoder = self._side(
             decoder, self.token_embedding, self.source_dim if places is None else None
         )
         self._checked_config = decoder
         if places is not None:  # placeholders may be outside the vocabulary and have no positions
+            apart = places.count if places.apart else 0
             self._checked_config = decoder.replace(
-                max_sequence_length=decoder.max_sequence_length + places.count * places.apart,
+                max_sequence_length=decoder.max_sequence_length + apart,
                 vocabulary_size=max(decoder.vocabulary_size, places.token + 1),
             )
             if decoder.position == "learned":
@@ -103,8 +135,9 @@ class Seq2Seq(Backbone):
     def build(self, input_shape=None):
         if self.encoder_token_embedding is not None and not self.config.share_embeddings:
             self.encoder_token_embedding.build((None, None))
-        if self.projector is not None:
-            self.projector.build()
+        for projector in (self.projector, *self.stacked_projectors):
+            if projector is not None:
+                projector.build()
         super().build(input_shape)
 
     @property
@@ -118,6 +151,10 @@ class Seq2Seq(Backbone):
 
     def _inputs_of_sides(self) -> list:
         *read, (prefix, arrays, _) = super()._inputs_of_sides()
+        if self.config.placeholders is not None:
+            arrays = (*arrays, *placed_inputs(self.config))
+        if self.projector is not None and self.projector.separator is not None:
+            arrays = (*arrays, MIXED_STATES, MIXED_WEIGHTS)
         if self.config.placeholder_visibility == "prompt":
             arrays = (*arrays, PREFIX_MASK)
         return [*read, (prefix, arrays, self._checked_config)]
@@ -134,18 +171,44 @@ class Seq2Seq(Backbone):
         if self.placeholder_tokens is not None and not {
             "encoder_states",
             self.id_inputs[0],
+            _PLACED,
         }.isdisjoint(inputs):
             self._check_placed(inputs)
         return inputs
 
+    def needed_inputs(self, inputs, needed):
+        placed = isinstance(inputs, Mapping) and inputs.get(_PLACED) is not None
+        return needed[-1:] if placed else needed  # the batch may have no images
+
     def _check_placed(self, inputs) -> None:
         """Raise ValueError unless the ids fit the states of the encoder."""
         ids, mask = inputs["decoder_token_ids"], inputs.get("decoder_padding_mask")
-        self.placeholder_tokens.check("decoder_token_ids", ids, mask)
+        if self.placeholder_tokens.axes:
+            self._check_offsets(inputs)
+        self.placeholder_tokens.check("decoder_token_ids", ids, mask, inputs.get(_PLACED))
         if self.placeholder_tokens.visibility == "prompt" and "decoder_prefix_mask" not in inputs:
             raise ValueError(
                 "The tokens of a prompt see each other: give `decoder_prefix_mask`, bool like the "
                 "ids, True for placeholders and prompt and False for the tokens after them."
+            )
+
+    def _check_offsets(self, inputs) -> None:
+        """Raise ValueError unless the states that are placed have positions on each axis."""
+        placed, offsets = inputs.get(_PLACED), inputs.get(_OFFSETS)
+        if (placed is None) != (offsets is None):
+            raise ValueError(
+                f"The positions of this model have {self.placeholder_tokens.axes} axes: give "
+                f"`{_PLACED}` and `{_OFFSETS}` together, or neither for rows without images."
+            )
+        if offsets is None:
+            return
+        reason = f"the positions follow from `{_OFFSETS}`."
+        refuse_unused(reason, decoder_position_ids=inputs.get("decoder_position_ids"))
+        sizes = [known_shape(array) for array in (placed, offsets)]
+        if None not in sizes and not agree(*(size[:2] for size in sizes)):
+            raise ValueError(
+                f"`{_OFFSETS}` must have a row of numbers for each of `{_PLACED}`, "
+                f"{show_shape(sizes[0])}, received {show_shape(sizes[1])}."
             )
 
     def prompt_tokens(self, inputs):
@@ -159,7 +222,8 @@ class Seq2Seq(Backbone):
     ):  # fmt: skip
         """Encode the source to the decoder's input, float `(batch, source_length, width)`.
 
-        The result holds the encoder's states, with a `projector` in the width of the decoder.
+        The result holds the encoder's states, with a `projector` in the width of the decoder, and
+        beside them those of its `stacked_layers`, if the config has any.
         `arrays` are the named inputs of an encoder that does not read tokens.
         """
         inputs = {"token_ids": token_ids, "padding_mask": padding_mask}
@@ -181,11 +245,20 @@ class Seq2Seq(Backbone):
         if self.source is not None:
             seen, mask, before = self._of_side("source", source, **options)
             attended = {"encoder_states": seen, "encoder_padding_mask": mask}
+        if self._stacked_layers:
+            options["collect"] = tuple(dict.fromkeys((*collect, "states")))
         states, mask, found = self._of_side("encoder", inputs, **options, **attended)
         if not self.config.place_class_token:
             states = states[:, self.encoder.config.stem.num_tokens :]
         if self.projector is not None:
             states = self.projector(states)
+        if self._stacked_layers:
+            behind = found["encoder_states"][1:]
+            if "states" not in collect:
+                del found["encoder_states"]
+            stacked = zip(self.stacked_projectors, self._stacked_layers, strict=True)
+            others = [projector(behind[i]) for projector, i in stacked]
+            states = ops.concatenate([states, *others], axis=-1)
         return states, mask, {**before, **found}
 
     def _of_side(self, name, inputs, collect, training, **attended):
@@ -243,14 +316,16 @@ class Seq2Seq(Backbone):
     def _with_placed(self, states, target, cache, collect, training):
         """Run the decoder on tokens some of which are replaced by encoder states."""
         count = self.placeholder_tokens.count
-        if states is not None and states.shape[1] not in (None, count):
+        if states is not None and count is not None and states.shape[1] not in (None, count):
             raise ValueError(
                 f"An input has {states.shape[1]} states of the encoder, and {count} are placed: "
                 "the images of this model have one size, given by the `stem` in its config."
             )
-        merger = FeatureMerger(self.placeholder_tokens, target, states)
-        target = {**target, "prefix": merger.prefix}
+        separator = None if self.projector is None else self.projector.separator
+        merger = FeatureMerger(self.placeholder_tokens, target, states, separator)
+        target = {**target, **merger.visibility, **merger.positions}
         run = ForwardContext(target["token_ids"], target, cache, collect)
         inputs, positions = merger.stem_inputs(run.cache_positions)
         embedded = self.decoder_stem(inputs, cache_positions=positions, training=training)
-        return self.decoder(merger.put(embedded.states), run=run, training=training)
+        states, added = merger.put(embedded.states)
+        return self.decoder(states, run=run, added=added, training=training)

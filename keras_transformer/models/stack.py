@@ -10,6 +10,7 @@ from keras import ops
 
 from keras_transformer.config import TransformerConfig
 from keras_transformer.config.structure import block_order
+from keras_transformer.layers.altup import CopiedStates, JoinedStates
 from keras_transformer.layers.arguments import call_unchecked, pack_outputs
 from keras_transformer.layers.attention.masking import AttentionMask
 from keras_transformer.layers.attention.score_bias import LazyBias
@@ -19,10 +20,10 @@ from keras_transformer.layers.initializers import kernel_initializer
 from keras_transformer.layers.normalization import make_normalization
 from keras_transformer.layers.parts import layer_of
 from keras_transformer.layers.position import sequence_positions
-from keras_transformer.layers.remat import no_inner_remat
+from keras_transformer.layers.remat import no_inner_remat, with_whole_weights
 
 # The allowed values of a backbone's `collect`: intermediate results of a pass.
-COLLECTED = ("states", "attention", "queries", "keys")
+COLLECTED = ("states", "block_outputs", "attention", "queries", "keys")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,11 +43,14 @@ class ForwardContext:
     Args:
         x: `(batch, length)` or `(batch, length, dim)`, tokens or their states, used for its shape.
         inputs: the inputs of the decoder, of which `padding_mask`, `position_ids`, `pack_ids` and
-            `prefix` are read, see `AttentionMask`.
+            `prefix` and `prefix_start` are read, see `AttentionMask`. With a cache `position_ids`
+            are positions of several axes, `(batch, length, axes)`; others are counted by it.
         cache: the argument of `call`, or None.
-        collect: tuple of `"states"`, `"attention"`, `"queries"` and `"keys"`, what to collect from
-            each block: its inputs, its attention weights, and for each head the normalized and
-            rotated projections whose products are the attention scores.
+        collect: tuple of `"states"`, `"block_outputs"`, `"attention"`, `"queries"` and `"keys"`,
+            what to collect from each block: its inputs (of several copies the first), and behind
+            the last the normalized states; its outputs, none of them normalized; its attention
+            weights; and for each head the normalized and rotated projections whose products are
+            the attention scores.
 
     Attributes:
         visibility: `layers.AttentionMask`, which tokens see which. With a cache, `visibilities`
@@ -60,25 +64,35 @@ class ForwardContext:
 
     def __init__(self, x, inputs: Mapping[str, Any], cache=None, collect: tuple[str, ...] = ()):
         self.grid = inputs.get("grid")
+        self.segment_ids = inputs.get("segment_ids")
         self.cache = cache = cache.cache if isinstance(cache, OpaqueCache) else cache
         self.collected: dict[str, list] = {name: [] for name in collect}
         self._kept: list = []
+        self._for_later: dict[int, Any] = {}
         names = ("padding_mask", "pack_ids", "position_ids", "global_positions")
         padding, packs, positions, of_all = map(inputs.get, names)
+        prefix = {name: inputs.get(name) for name in ("prefix", "prefix_start")}
         self.visibility = AttentionMask(
             padding,
             query_pack=packs,
             query_positions=positions,
             global_positions=of_all,
-            prefix=inputs.get("prefix"),
+            **prefix,
         )
         self.visibilities = {None: self.visibility}
         if cache is not None:
-            self.cache = cache.reserve(x, padding)
+            # The cache itself counts positions of one axis.
+            of_axes = positions is not None and len(positions.shape) == 3
+            self.cache = cache.reserve(x, padding, ops.max(positions, axis=-1) if of_axes else None)
             self.visibilities = {
-                key: visibility._replace(query_pack=packs, prefix=inputs.get("prefix"))
+                key: visibility._replace(query_pack=packs, **prefix)
                 for key, visibility in self.cache.visibilities(ops.shape(x)[1]).items()
             }
+            if of_axes:
+                self.visibilities = {
+                    key: visibility._replace(query_positions=positions)
+                    for key, visibility in self.visibilities.items()
+                }
             self.visibility = next(iter(self.visibilities.values()))
 
     @property
@@ -95,7 +109,15 @@ class ForwardContext:
         """Positions that the cache counts; None without a cache."""
         return None if self.cache is None else self.positions
 
-    def __call__(self, block, x, checked: bool = False, **options):
+    def __call__(
+        self,
+        block,
+        x,
+        checked: bool = False,
+        source: int | None = None,
+        for_later: int | None = None,
+        **options,
+    ):
         """Call a block, an `EncoderBlock` or a `DecoderBlock`, and return its states.
 
         Args:
@@ -104,6 +126,8 @@ class ForwardContext:
             x: float `(batch, length, dim)`.
             checked: bool, whether the states and options are known to fit the block, for example
                 because an equal block has checked them. It then does not check them again.
+            source: int, the earlier block whose results this one takes, if it takes any.
+            for_later: int, the number by which later blocks find the results of this one.
             **options: further arguments of the block, e.g. `training`.
         """
         visibility = self.visibilities[self.group]
@@ -113,18 +137,27 @@ class ForwardContext:
             visibility = visibility._replace(global_positions=None)
         options = {"visibility": visibility, **options}
         if "states" in self.collected:
-            self.collected["states"].append(x)
+            self.collected["states"].append(x if len(x.shape) == 3 else x[:, :, 0])
         within = [name for name in ("queries", "keys") if name in self.collected]
         if "attention" in self.collected:
             options["return_attention_scores"] = True
         if within:
             options["return_projections"] = True
+        if for_later is not None:
+            options["return_for_later"] = True
+        if source is not None:
+            options["earlier"] = self._for_later[source]
         if self.cache is not None:
-            options["cache"] = self.cache.layer(len(self._kept))
-        result = call_unchecked(block, x, **options) if checked else block(x, **options)
+            shares = source is not None and not block.has_cache
+            options["cache"] = self._cache_of(source if shares else None)
+        call = functools.partial(call_unchecked, block) if checked else block
+        result = with_whole_weights(block, call, x, **options)
         if self.cache is not None:
             *result, kept = result
             self._kept.append(kept)
+        if for_later is not None:
+            *result, found = result
+            self._for_later[for_later] = found["self"]
         if within:
             *result, projections = result
             for side, given in projections.items():
@@ -134,7 +167,17 @@ class ForwardContext:
             *result, weights = result
             for side, given in weights.items():
                 self._collect(side, "attention", given)
-        return result[0] if isinstance(result, (tuple, list)) else result
+        x = result[0] if isinstance(result, (tuple, list)) else result
+        if "block_outputs" in self.collected:
+            self.collected["block_outputs"].append(x)
+        return x
+
+    def _cache_of(self, source: int | None) -> dict:
+        """Return the cache of the next block, or of the one whose keys and values it reads."""
+        if source is None:
+            return self.cache.layer(len(self._kept))
+        before, after = self.cache.layer(source)["self"], self._kept[source]["self"]
+        return {"self": dataclasses.replace(after, next=before.next), "cross": None}
 
     def _collect(self, side: str, name: str, given) -> None:
         """Append the results of one attention layer to those of earlier blocks."""
@@ -168,6 +211,9 @@ class Stack(keras.layers.Layer):
         inputs: float `(batch, length, hidden_dim)`, the states of a stem.
         run: `ForwardContext`, the pass that they belong to.
         encoder_states, encoder_padding_mask, encoder_pack_ids: inputs of cross-attention.
+        layer_inputs: float `(batch, length, num_layers, dim)`, for blocks with a `layer_input`.
+        added: tensors `(batch, length, hidden_dim)`, each of which is added to the states behind
+            one of the first blocks.
         first_only: bool, return the state of the first token alone, `(batch, 1, hidden_dim)`: the
             last block is computed for that token only. Encoder blocks only.
 
@@ -187,7 +233,7 @@ class Stack(keras.layers.Layer):
         causal = config.kind == "decoder" and not config.bidirectional
         self.side = side = config.only_side
         self.position_bias = self.group_bias = self.relative_embedding = self.final_norm = None
-        self.grid_bias = None
+        self.grid_bias = self.altup_copies = self.altup_mean = None
         kernel = kernel_initializer(config, initializer)
         if side.score_bias is not None:
             make = functools.partial(
@@ -201,7 +247,14 @@ class Stack(keras.layers.Layer):
                 setattr(self, side.score_bias.slot, make(embeddings_initializer=kernel))
                 if getattr(side.attention.pattern, "group_size", None) is not None:
                     self.group_bias = make(name="group_relative_bias")
+        if side.altup is not None:
+            for name, copies in (("altup_copies", CopiedStates), ("altup_mean", JoinedStates)):
+                own = kernel_initializer(config, initializer)
+                options = {"kernel_initializer": own, "name": name, "dtype": self.dtype_policy}
+                with no_inner_remat():
+                    setattr(self, name, copies(side.altup, **options))
         self.order = block_order(config)
+        self.sources = side.sources()
         # Files name the blocks by their class.
         kind, options = EncoderBlock, {}
         if causal or cross_dim is not None:
@@ -227,8 +280,13 @@ class Stack(keras.layers.Layer):
 
     def build(self, input_shape):
         source = () if self.cross_dim is None else ((*input_shape[:-1], self.cross_dim),)
+        of_block = input_shape
+        if self.altup_copies is not None:
+            self.altup_copies.build(input_shape)
+            of_block = self.altup_copies.compute_output_shape(input_shape)
+            self.altup_mean.build(of_block)
         for block in self.blocks:
-            block.build(input_shape, *source)
+            block.build(of_block, *source)
         biases = (self.position_bias, self.group_bias, self.grid_bias, self.relative_embedding)
         for layer in (*biases, self.final_norm):
             if layer is not None:
@@ -241,6 +299,8 @@ class Stack(keras.layers.Layer):
         encoder_states=None,
         encoder_padding_mask=None,
         encoder_pack_ids=None,
+        layer_inputs=None,
+        added=(),
         first_only: bool = False,
         training: bool = False,
     ):
@@ -255,19 +315,25 @@ class Stack(keras.layers.Layer):
                 encoder_padding_mask = ops.ones(ops.shape(encoder_states)[:2], "bool")
         elif run.cache is not None and run.cache.source.shape[1] != 0:
             options["cross_visibility"] = AttentionMask(run.cache.source)
-        x = inputs
+        x = inputs if self.altup_copies is None else self.altup_copies(inputs)
         bias_of = self._biases(x, run)
         if self.relative_embedding is not None:
             queries = sequence_positions(x) if run.positions is None else run.positions
-            options["relative"] = self.relative_embedding(queries, queries)
+            compared = {} if run.segment_ids is None else {"segment_ids": run.segment_ids}
+            options["relative"] = self.relative_embedding(queries, queries, **compared)
         on_grid = None if self.grid_bias is None else self.grid_bias.of_layers(run.grid)
         for i, block in enumerate(self.order):
             if first_only and i == len(self.order) - 1:
                 options["first_only"] = True
             block = self.blocks[block]
             bias = bias_of(block, i) if on_grid is None else on_grid[i % len(on_grid)]
+            if layer_inputs is not None:
+                options["layer_input"] = layer_inputs[:, :, i]
+            taken = {"source": self.sources[i], "for_later": i if i in self.sources else None}
             # The first block checks what the stem made; the others get the same.
-            x = run(block, x, checked=i > 0, bias=bias, **options)
+            x = run(block, x, checked=i > 0, bias=bias, **taken, **options)
+            x = x + added[i] if i < len(added) else x
+        x = x if self.altup_mean is None else self.altup_mean(x)
         x = x if self.final_norm is None else self.final_norm(x)
         return run.outputs(x, encoder_padding_mask)
 

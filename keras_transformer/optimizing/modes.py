@@ -23,7 +23,7 @@ def load(task_class: type[Task], preset, mode: str) -> Task:
     check_choice("mode", mode, MODES)
     dtype = mode.removesuffix(PACKED)
     quantized, packed = dtype.startswith("int"), mode != dtype
-    task = task_class.from_preset(preset, dtype=None if quantized else dtype)
+    task = task_class.from_preset(preset, dtype="float32" if quantized else dtype)
     if packed:
         _check_packs(task)
         task.compile(pack_weights=True)

@@ -96,7 +96,7 @@ def work_of(task: Task, x: Any, batch_size: int, length: int | None, new_tokens:
     if task.generates and not isinstance(task, CausalLM | Seq2SeqLM):
         raise ValueError(
             f"`optimize` measures generation only for CausalLM and Seq2SeqLM, received a "
-            f"{type(task).__name__}. Quantize a copy and compare it: see docs/faster.md."
+            f"{type(task).__name__}. Quantize a copy and compare it: see docs/quantization.md."
         )
     if x is not None and length is not None:
         raise ValueError("`length` is the length of random tokens: leave it out if `x` is given.")

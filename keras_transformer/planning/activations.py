@@ -8,7 +8,7 @@ Transformer Models", section 4: normalization factors are copied, and masks are 
 import dataclasses
 from typing import Any
 
-from keras_transformer.config import Attention, TransformerConfig
+from keras_transformer.config import Attention, RelativeSinusoids, TransformerConfig
 from keras_transformer.config.structure import sides
 
 # Tensors of feed-forward width kept for each activation: its input, intermediate values that the
@@ -59,6 +59,7 @@ class Rows:
         predicted: int, tokens of a row that are projected to the vocabulary.
         itemsize: int, bytes of a number in the compute dtype.
         model_parallel: int, devices that share one copy of the model.
+        fsdp: int, devices that see different rows and share the weights.
     """
 
     count: int
@@ -69,10 +70,25 @@ class Rows:
     predicted: int
     itemsize: int
     model_parallel: int
+    fsdp: int = 1
 
 
-def activations(config: TransformerConfig, rows: Rows) -> dict[str, int]:
-    """Return the activation bytes of one training step on a device, as fields of `Memory`."""
+def activations(
+    config: TransformerConfig,
+    rows: Rows,
+    converted: tuple[int, int] | None = None,
+    gathered: int = 0,
+) -> dict[str, int]:
+    """Return the activation bytes of one training step on a device, as fields of `Memory`.
+
+    Args:
+        config: the config.
+        rows: sizes of the step.
+        converted: for a frozen model, the bytes of integer matrices while they are floats: of the
+            vocabulary during the loss, and of a kernel during its product. Defaults to None, if the
+            whole model is trained.
+        gathered: bytes of a block's weights and gradients while they are whole.
+    """
     kept = inputs = largest = gradients = 0
     for side in sides(config):
         length, source = side.lengths(rows.source, rows.target)
@@ -80,11 +96,17 @@ def activations(config: TransformerConfig, rows: Rows) -> dict[str, int]:
             layer, gradient = _layer(side.layer(i), rows, length, source)
             of_experts = _around_experts(side.layer(i), rows, length)
             kept += layer + of_experts[0]
-            inputs += rows.count * length * side.config.hidden_dim * rows.itemsize + of_experts[1]
+            copies = 1 if side.side.altup is None else side.side.altup.copies
+            of_inputs = rows.count * length * side.config.hidden_dim * rows.itemsize * copies
+            kept += 2 * of_inputs if copies > 1 else 0  # the predicted ones, and the corrected
+            inputs += of_inputs + of_experts[1]
             largest, gradients = max(largest, layer), max(gradients, gradient)
         around = _around(side.config, rows, length)
         kept, inputs = kept + around, inputs + around
-    loss = _loss(config, rows)
+    loss = _loss(config, rows, converted is None)
+    if converted is not None:
+        loss, gradients = loss + converted[0], gradients + converted[1]
+    gradients += gathered
     layer = largest + gradients
     return {
         "activations": kept + max(loss, gradients),
@@ -164,9 +186,10 @@ def _around_experts(config: TransformerConfig, rows: Rows, length: int) -> tuple
 def _attention(config: TransformerConfig, rows: Rows, queries: int, keys: int) -> int:
     """Return the bytes kept for queries, keys, values and scores of all heads."""
     side, mixer = config.only_side, config.only_side.block.mixer
-    if side.attention is None:
+    if not isinstance(mixer, Attention):
         total = rows.count * queries * mixer.kept_numbers(side.hidden_dim) * rows.itemsize
-        return total + (_of_pairs(mixer, rows, queries, keys) if mixer.attends else 0)
+        attending = (each for each in mixer.every_mixer if each.attends)
+        return total + sum(_of_pairs(each, rows, queries, keys) for each in attending)
     dropped = config.attention_dropout > 0
     heads, shared, size = config.num_heads, config.num_key_value_heads, config.head_dim
     if shared == 1 and not dropped:  # the fused kernel takes one key head per query head
@@ -180,6 +203,9 @@ def _attention(config: TransformerConfig, rows: Rows, queries: int, keys: int) -
     total += _of_pairs(mixer, rows, queries, keys)
     if config.disentangled:  # scores with all relative positions, and the scores of the pairs
         total += rows.count * heads * (queries + keys) * config.relative_num_buckets * rows.itemsize
+        total += 2 * pairs * rows.itemsize
+    if isinstance(getattr(mixer, "score_bias", None), RelativeSinusoids):
+        total += rows.count * heads * queries * 2 * keys * rows.itemsize  # with each distance
         total += 2 * pairs * rows.itemsize
     if config.score == "general":  # the queries multiplied by the matrix
         total += of_queries
@@ -203,10 +229,11 @@ def _of_pairs(mixer: Any, rows: Rows, queries: int, keys: int) -> int:
     return rows.count * mixer.num_heads * queries * keys * (others + rows.itemsize)
 
 
-def _loss(config: TransformerConfig, rows: Rows) -> int:
+def _loss(config: TransformerConfig, rows: Rows, learns: bool = True) -> int:
     """Return the bytes for a chunk of logits, their gradients and the kernel gradient.
 
-    In a loop over chunks the kernel gradient counts three times.
+    In a loop over chunks the kernel gradient counts three times. A kernel that does not learn has
+    none.
     """
     if not rows.predicted:
         return 0
@@ -218,7 +245,7 @@ def _loss(config: TransformerConfig, rows: Rows) -> int:
     kernel = vocabulary * config.embedding_dim * _FLOAT32
     states = rows.count * rows.predicted * config.embedding_dim * rows.itemsize
     by_bias = config.output_bias or config.kind == "encoder"
-    kernels = 3 if looped and not config.tie_embeddings else 1
+    kernels = (3 if looped and not config.tie_embeddings else 1) if learns else 0
     cut = (3 if by_bias else 2) * logits + kernels * kernel
     return cut // rows.model_parallel + (2 * states if looped else 0)
 

@@ -2,8 +2,10 @@
 
 import dataclasses
 import math
+from collections.abc import Sequence
 
 from keras_transformer.config import TransformerConfig
+from keras_transformer.config.integer_dtype import IntegerDtype
 from keras_transformer.config.structure import (
     MASKED_LM_HEAD,
     Weight,
@@ -11,8 +13,9 @@ from keras_transformer.config.structure import (
     shaped_weights,
     sides,
 )
+from keras_transformer.config.weight import spread_axis
 from keras_transformer.planning.activations import Rows, activations
-from keras_transformer.planning.meshes import numbers_on_a_device
+from keras_transformer.planning.meshes import largest_block, numbers_on_a_device
 
 # Numbers that a Keras optimizer keeps for each number of a weight, with its default options.
 OPTIMIZER_STATES = {"adamw": 2, "adam": 2, "lion": 1, "rmsprop": 1, "sgd": 0}
@@ -26,6 +29,10 @@ DTYPES = {
     "float16": (2, 2),
 }
 
+_FLOAT32 = 4
+# Bytes for each number of an integer kernel while it is converted: the integers, the floats, and
+# the scale and the zero of each.
+_CONVERTED = 1 + 3 * _FLOAT32
 
 # Tokens that one call of the generation loop adds to a row before the window is checked.
 LOOP_TOKENS = 64
@@ -47,6 +54,9 @@ class Memory:
         cache: keys, values and states, during generation.
         copies: copies of the weights in the compute dtype, which mixed precision makes.
         summed: bool, whether gradients are summed over several copies of the model.
+        adapters: weights of low-rank adapters, which alone are trained.
+        gathered: the part of the activations for the weights of a block while they are whole, and
+            their gradients, if devices that see different rows share the weights.
     """
 
     weights: int
@@ -59,6 +69,8 @@ class Memory:
     cache: int = 0
     copies: int = 0
     summed: bool = False
+    adapters: int = 0
+    gathered: int = 0
 
     def peak(self, rematerialize: bool = False) -> int:
         """Return the peak memory of a step, with or without rematerialized activations.
@@ -70,10 +82,22 @@ class Memory:
         """
         gradients = self.gradients if self.summed else 0
         activations = self.activations
+        if self.gathered:
+            return self._peak_of_shares(rematerialize)
         if rematerialize:
             activations = max(self.rematerialized, gradients + self.layer)
-        held = self.weights + self.copies + self.optimizer + self.cache
+        held = self.weights + self.copies + self.optimizer + self.cache + self.adapters
         return held + max(activations, 2 * gradients, self.embedding_gradients)
+
+    def _peak_of_shares(self, rematerialize: bool) -> int:
+        """Return the peak if devices that see different rows share the weights.
+
+        A gradient is summed and cut as soon as it is known, and its share is kept for the update;
+        the last one is that of the token embedding.
+        """
+        activations = self.rematerialized if rematerialize else self.activations
+        held = self.weights + self.optimizer + self.adapters
+        return held + max(activations, self.gradients + self.embedding_gradients)
 
 
 def predicted_tokens(config: TransformerConfig, length: int) -> int:
@@ -93,31 +117,102 @@ def training_memory(config: TransformerConfig, rows: Rows, dtype: str, optimizer
     """
     masks = config.kind == "encoder" and config.vocabulary_size
     head = shaped_weights(MASKED_LM_HEAD, config) if masks else []
-    weights, copies = _weights(backbone(config) + head, dtype, rows.model_parallel)
+    weights, copies = _weights(backbone(config) + head, dtype, rows)
     embedding = config.vocabulary_size * config.embedding_dim // rows.model_parallel
+    gathered = _gathered(config, rows, dtype)
     return Memory(
         weights=weights,
         optimizer=OPTIMIZER_STATES[optimizer] * weights,
         gradients=weights,
         embedding_gradients=2 * DTYPES[dtype][0] * embedding,
-        **activations(config, rows),
-        copies=copies,
+        **activations(config, rows, gathered=gathered),
+        copies=copies if rows.fsdp == 1 else 0,
         summed=rows.devices > rows.model_parallel,
+        gathered=gathered,
+    )
+
+
+def _gathered(config: TransformerConfig, rows: Rows, dtype: str, learns: bool = True) -> int:
+    """Return the bytes of a block's weights while they are whole, and of their gradients."""
+    if rows.fsdp == 1:
+        return 0
+    numbers = numbers_on_a_device(largest_block(config), rows.model_parallel)
+    return dtypes(dtype)[1] * numbers * (2 if learns else 1)
+
+
+def adapter_memory(
+    config: TransformerConfig,
+    rows: Rows,
+    dtype: str,
+    optimizer: str,
+    rank: int,
+    targets: Sequence[str],
+) -> Memory:
+    """Return the memory of a step that trains low-rank adapters of the dense layers `targets`.
+
+    Integer weights become floats for each product. What a product needs for that, and the matrix of
+    the vocabulary, which is converted once for the loss, count as activations.
+    """
+    found = backbone(config)
+    weights, copies = _weights(found, dtype, rows)
+    adapted = [w for w in found if w.path.endswith("/kernel") and w.path.split("/")[-2] in targets]
+    adapters = sum(_FLOAT32 * rank * sum(weight.shape[-2:]) for weight in adapted)
+    converted = (0, 0)
+    if IntegerDtype.parse(dtype) is not None:
+        numbers = [math.prod(weight.shape) for weight in found if _is_integer(weight)]
+        kernels = [n for n in numbers if n != config.vocabulary_size * config.embedding_dim]
+        vocabulary = config.vocabulary_size * config.embedding_dim * dtypes(dtype)[1]
+        converted = (vocabulary, _CONVERTED * max(kernels, default=0))
+    converted = tuple(x // rows.model_parallel for x in converted)
+    gathered = _gathered(config, rows, dtype, learns=False)
+    return Memory(
+        weights=weights,
+        optimizer=OPTIMIZER_STATES[optimizer] * adapters,
+        gradients=adapters,
+        **activations(config, rows, converted, gathered),
+        copies=copies if rows.fsdp == 1 else 0,
+        summed=rows.devices > rows.model_parallel,
+        adapters=adapters,
+        gathered=gathered,
     )
 
 
 def generation_memory(config: TransformerConfig, rows: Rows, dtype: str) -> Memory:
     """Return the memory for generating up to `rows.target` tokens per row."""
-    weights, copies = _weights(backbone(config), dtype, rows.model_parallel)
+    weights, copies = _weights(backbone(config), dtype, rows)
     cache = cache_bytes(config, rows.count, rows.target, rows.source, rows.itemsize)
     return Memory(weights=weights, cache=cache // rows.model_parallel, copies=copies)
 
 
-def _weights(weights: list[Weight], dtype: str, model_parallel: int) -> tuple[int, int]:
+def _weights(weights: list[Weight], dtype: str, rows: Rows) -> tuple[int, int]:
     """Return the bytes of the weights on a device, and of their copies in the compute dtype."""
-    variable, compute = DTYPES[dtype]
-    numbers = numbers_on_a_device(weights, model_parallel)
-    return variable * numbers, compute * numbers if compute != variable else 0
+    model_parallel, fsdp = rows.model_parallel, rows.fsdp
+    variable, compute = dtypes(dtype)
+    integer = IntegerDtype.parse(dtype)
+    inside = [] if integer is None else [weight for weight in weights if _is_integer(weight)]
+    total = 0
+    for weight in inside:
+        inputs, outputs = weight.shape if weight.path.endswith("kernel") else weight.shape[::-1]
+        cut = weight.cut_axis(model_parallel)
+        parts = 1 if cut is None else model_parallel
+        parts *= 1 if spread_axis(weight.shape, cut, fsdp) is None else fsdp
+        total += integer.bytes_of(inputs, outputs, variable) // parts
+    numbers = numbers_on_a_device([w for w in weights if w not in inside], model_parallel, fsdp)
+    return total + variable * numbers, compute * numbers if compute != variable else 0
+
+
+def _is_integer(weight: Weight) -> bool:
+    """Return whether `quantize` makes integers of a weight: a dense kernel or a token embedding."""
+    *folders, name = weight.path.split("/")
+    if name in ("embeddings", "reverse_embeddings"):
+        return folders[-1].endswith("token_embedding")
+    return name == "kernel" and len(weight.shape) == 2 and not folders[-1].endswith("convolution")
+
+
+def dtypes(dtype: str) -> tuple[int, int]:
+    """Return the bytes per float of the weights and of the computation of a dtype's name."""
+    integer = IntegerDtype.parse(dtype)
+    return DTYPES[dtype if integer is None else integer.floats or "float32"]
 
 
 def cache_bytes(

@@ -3,16 +3,53 @@
 import math
 
 from keras_transformer.config import TransformerConfig
-from keras_transformer.config.structure import Weight, divided, sides
+from keras_transformer.config.structure import Weight, block, divided, sides
+from keras_transformer.config.weight import spread_axis
 
 
-def numbers_on_a_device(weights: list[Weight], model_parallel: int) -> int:
+def numbers_on_a_device(weights: list[Weight], model_parallel: int, fsdp: int = 1) -> int:
     """Return how many numbers of these weights one device holds in the `kt.distribution` layout."""
     total = 0
     for weight in weights:
-        parts = 1 if weight.cut_axis(model_parallel) is None else model_parallel
+        cut = weight.cut_axis(model_parallel)
+        parts = 1 if cut is None else model_parallel
+        parts *= 1 if spread_axis(weight.shape, cut, fsdp) is None else fsdp
         total += math.prod(weight.shape) // parts
     return total
+
+
+def largest_block(config: TransformerConfig) -> list[Weight]:
+    """Return the weights of the block of a model that has the most numbers."""
+    found = (
+        block(side.layer(i), side.source_dim) for side in sides(config) for i in range(side.groups)
+    )
+    return max(found, key=lambda weights: sum(math.prod(weight.shape) for weight in weights))
+
+
+def fsdp_axes(devices: int, models: list[int], fsdp: int | None = None) -> list[tuple[int, int]]:
+    """Return the possible sizes of the model axis and the fsdp axis, in ascending order.
+
+    Args:
+        devices: number of devices.
+        models: the possible sizes of the model axis.
+        fsdp: the only size of the fsdp axis. Without it all divisors are possible.
+
+    Raises ValueError if `fsdp` does not divide the devices that see different rows.
+    """
+    each = ((model, devices // model) for model in models)
+    found = [
+        (model, shares)
+        for model, rows in each
+        for shares in (divisors(rows) if fsdp is None else [fsdp])
+        if rows % shares == 0
+    ]
+    if not found:
+        rows = devices // models[0]
+        raise ValueError(
+            f"{rows} devices that see different rows cannot be cut into groups of {fsdp} that "
+            f"share the weights. Choose one of {_listed(divisors(rows))}."
+        )
+    return found
 
 
 def cut_sizes(config: TransformerConfig) -> dict[str, int]:

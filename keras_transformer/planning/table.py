@@ -31,11 +31,18 @@ def table(plan) -> str:
         ("a token", f"{human(plan.flops_per_token)}FLOP", counted),
         ("a step", f"{human(plan.flops_per_step)}FLOP", f"{plan.tokens_per_step:,} tokens"),
     )
-    rows = plan.batch_size // plan.data_parallel
+    rows = plan.batch_size // (plan.data_parallel * plan.fsdp)
+    each = f"{rows:,} row{'' if rows == 1 else 's'} each"
+    shares = f"devices with {each} share the weights, gradients and optimizer"
+    copies = "copies of the model" + (f", {each}" if plan.fsdp == 1 else "")
     section(
         f"layout of {plan.devices:,} device{'s' if plan.devices > 1 else ''}",
-        ("data axis", f"{plan.data_parallel:,}", f"copies of the model, {rows:,} rows each"),
+        ("data axis", f"{plan.data_parallel:,}", copies),
+        ("fsdp axis", f"{plan.fsdp:,}", shares) if plan.fsdp > 1 else None,
         ("model axis", f"{plan.model_parallel:,}", _shares(plan)),
+        ("traffic", size(plan.sent_bytes), "sent by a device in a step")
+        if plan.devices > 1
+        else None,
     )
     states = OPTIMIZER_STATES[plan.optimizer]
     section("memory of a device", *_memory_rows(plan, memory, states))
@@ -73,11 +80,18 @@ def _memory_rows(plan, memory, states):
         kept = "keys, values and states" if recurrent else "keys and values"
         yield "cache", size(memory.cache), kept
     else:
+        if plan.lora_rank is not None:
+            learn = f"of rank {plan.lora_rank}, which alone are trained"
+            yield "adapters", size(memory.adapters), learn
         yield "optimizer", size(memory.optimizer), f"{plan.optimizer}, {states} a weight"
         held = "each used immediately, except the embedding's"
-        if plan.data_parallel > 1:
+        if plan.fsdp > 1:
+            held = "summed and cut as soon as they are known"
+        elif plan.data_parallel > 1:
             held = "own and summed over the copies, replacing activations"
         yield "gradients", size(memory.gradients), held
+        if memory.gathered:
+            yield "gathered", size(memory.gathered), "of a block, in the activations"
         again, kept = (" (counted)", "") if plan.rematerialize else ("", " (counted)")
         yield "activations", size(memory.activations), f"all kept{kept}"
         yield "", size(memory.rematerialized), f"rematerialized{again}"

@@ -4,14 +4,30 @@ from keras_transformer.processors.audio import AudioProcessor
 from keras_transformer.processors.audio_files import audio_folder, read_audio
 from keras_transformer.processors.image import ImageProcessor
 from keras_transformer.processors.image_files import image_folder, read_image
+from keras_transformer.processors.patch_sequences import PatchSequenceProcessor
 from keras_transformer.processors.processor import Processor
 from keras_transformer.processors.series import SeriesProcessor
+from keras_transformer.processors.tiling import (
+    Layout,
+    Mixes,
+    Resolutions,
+    Splitting,
+    Thumbnail,
+    Tiling,
+)
 
 __all__ = [
     "AudioProcessor",
     "ImageProcessor",
+    "Layout",
+    "Mixes",
+    "PatchSequenceProcessor",
     "Processor",
+    "Resolutions",
     "SeriesProcessor",
+    "Splitting",
+    "Thumbnail",
+    "Tiling",
     "audio_folder",
     "image_folder",
     "read_audio",

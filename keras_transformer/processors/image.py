@@ -2,18 +2,20 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
 from keras_transformer.config import TransformerConfig
-from keras_transformer.processors.image_files import is_one_image, open_image
+from keras_transformer.processors.image_files import image_size, is_one_image, open_image
 from keras_transformer.processors.media import MediaProcessor
 from keras_transformer.processors.packages import pillow
+from keras_transformer.processors.tiling import Layout, Resolutions, Splitting, Thumbnail, Tiling
+from keras_transformer.processors.tiling.tiling import as_rgb
 from keras_transformer.support.checking import check_bool, check_int, describe, is_number, shorten
 
 _HALF, _IMAGENET = ((0.5,) * 3, (0.5,) * 3), ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
-_CLIP = ((0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711))
+CLIP = ((0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711))
 _NEAREST, _LANCZOS, _BILINEAR, _BICUBIC = range(4)
 # Prefix of each Transformers class -> defaults for values that are missing in a file: size, crop
 # size, resample, and (mean, std).
@@ -21,10 +23,28 @@ _DEFAULTS: dict[str, tuple] = {
     "ViT": (224, None, _BILINEAR, _HALF),
     "DeiT": (256, 224, _BICUBIC, _HALF),
     "Beit": (224, None, _BICUBIC, _HALF),
-    "CLIP": ({"shortest_edge": 224}, 224, _BICUBIC, _CLIP),
+    "CLIP": ({"shortest_edge": 224}, 224, _BICUBIC, CLIP),
     "Siglip": (224, None, _BICUBIC, _HALF),
-    "Bit": ({"shortest_edge": 224}, 224, _BICUBIC, _CLIP),
-    "Blip": (384, None, _BICUBIC, _CLIP),
+    "Bit": ({"shortest_edge": 224}, 224, _BICUBIC, CLIP),
+    "Blip": (384, None, _BICUBIC, CLIP),
+    "Gemma3": (224, None, _BILINEAR, _HALF),
+    "DINOv3ViT": (224, None, _BILINEAR, _IMAGENET),
+    "DPT": (384, None, _BICUBIC, _HALF),
+    "Idefics3": (None, None, _LANCZOS, _HALF),
+    "SmolVLM": (None, None, _LANCZOS, _HALF),
+    "LlavaNext": (None, None, _BICUBIC, CLIP),
+    "LlavaOnevision": (None, None, _BICUBIC, CLIP),
+    "GotOcr2": (None, None, _BICUBIC, CLIP),  # InternVL's
+}
+# Classes that resize floats: resized pixels are not rounded to whole numbers.
+_UNROUNDED = ("DINOv3ViT",)
+# Families whose images are cut into tiles.
+_TILINGS: dict[str, type[Tiling]] = {
+    "Idefics3": Splitting,
+    "SmolVLM": Splitting,
+    "LlavaNext": Resolutions,
+    "LlavaOnevision": Resolutions,
+    "GotOcr2": Thumbnail,
 }
 
 
@@ -48,10 +68,16 @@ class ImageProcessor(MediaProcessor):
         rescale_factor: float, by which pixels from 0 to 255 are multiplied. None disables this.
         mean, std: float, or a list of one for each channel: rescaled pixels become
             `(x - mean) / std`. None disables this.
-        family: str, prefix of the Transformers class that the file names, such as `"ViT"`.
+        family: str, prefix of the Transformers class that the file names, such as `"ViT"`. With a
+            `tiling` of another class than this family's, it is that of the tiling.
+        keep_aspect_ratio: bool, for a `size` of height and width: change both sides by the factor
+            of the side that changes less, so that images keep their own proportions.
+        multiple_of: int, round height and width after resizing to multiples of it.
+        tiling: a `Tiling`, by which each image becomes one or several tiles of one size, such as
+            `Splitting`; `size` is then the size of a tile. With None each image is one array.
 
     Raises:
-        ValueError: if a value is out of range.
+        ValueError: if a value is out of range, or `size` or `crop_size` do not go with the tiling.
 
     Example:
     ```python
@@ -65,6 +91,8 @@ class ImageProcessor(MediaProcessor):
     """
 
     kind = "image processor"
+    # Subclasses for images of other kinds, by the prefix of the Transformers class.
+    subclasses: ClassVar[dict[str, type["ImageProcessor"]]] = {}
     raw = "images"
     reads_arrays = ("images",)
     part = "image_processor"
@@ -81,6 +109,9 @@ class ImageProcessor(MediaProcessor):
         mean: Sequence[float] | None = _HALF[0],
         std: Sequence[float] | None = _HALF[1],
         family: str = "ViT",
+        keep_aspect_ratio: bool = False,
+        multiple_of: int = 1,
+        tiling: Tiling | None = None,
     ):
         self.size = None if size is None else _size("size", size, shortest=True)
         self.crop_size = None if crop_size is None else _size("crop_size", crop_size)
@@ -95,7 +126,25 @@ class ImageProcessor(MediaProcessor):
         self.mean, self.std = _channels("mean", mean), _channels("std", std)
         if self.std is not None and min(self.std) <= 0:
             raise ValueError(f"`std` must be above 0, received {self.std}.")
-        self.family = family
+        self.family, self.tiling = family, tiling
+        self.keep_aspect_ratio = check_bool("keep_aspect_ratio", keep_aspect_ratio)
+        self.multiple_of = check_int("multiple_of", multiple_of, 1, 2**10)
+        if (keep_aspect_ratio or multiple_of > 1) and set(self.size or {}) != {"height", "width"}:
+            raise ValueError(
+                "`keep_aspect_ratio` and `multiple_of` need a `size` of height and width, received "
+                f"{shorten(size)}."
+            )
+        if tiling is None:
+            return
+        if _TILINGS.get(family) is not type(tiling):
+            self.family = getattr(tiling, "family", family)
+        if not isinstance(tiling, Tiling):
+            raise ValueError(f"`tiling` must be a Tiling or None, received {describe(tiling)}.")
+        if crop_size is not None or self.size != _size("size", tiling.side):
+            raise ValueError(
+                f"`size` must be that of a tile, {tiling.side}, and `crop_size` None, received "
+                f"{self.size} and {self.crop_size}."
+            )
 
     @staticmethod
     def is_one(x: Any) -> bool:
@@ -123,7 +172,8 @@ class ImageProcessor(MediaProcessor):
                 ...
 
         Returns:
-            Float32 `(batch, height, width, 3)`.
+            Float32 `(batch, height, width, 3)`; with a `tiling` float32 `(tiles, height, width,
+            3)`, the tiles of one image after those of another, each cut as if alone in its row.
 
         Raises:
             ValueError: if an input is not an image (the message has its row number), or if sizes
@@ -131,14 +181,22 @@ class ImageProcessor(MediaProcessor):
         """
         rows = [images] if is_one_image(images) else self.rows(images)
         places = range(len(rows)) if places is None else places
-        made = [self._one(row, f"x[{i}]") for i, row in zip(places, rows, strict=True)]
+        if self.tiling is not None:
+            named = [(row, f"x[{i}]") for i, row in zip(places, rows, strict=True)]
+            cut = [self.tiles(*each, self.tiling.grids([image_size(*each)])[0]) for each in named]
+            return self.normalized(np.concatenate(cut))
+        made = [self.pixels(row, f"x[{i}]") for i, row in zip(places, rows, strict=True)]
         shapes = {array.shape for array in made}
         if len(shapes) > 1:
             raise ValueError(
                 f"The images have {len(shapes)} sizes, such as {sorted(shapes)[:2]}. Give the "
                 "processor a `size`, or a `crop_size`."
             )
-        array = np.stack(made).astype("float32")
+        return self.normalized(np.stack(made))
+
+    def normalized(self, pixels: np.ndarray) -> np.ndarray:
+        """Return pixels from 0 to 255, `(batch, height, width, 3)`, as the model's float32."""
+        array = pixels.astype("float32")
         if self.rescale_factor is not None:
             array *= np.float32(self.rescale_factor)
         if self.mean is not None:
@@ -146,13 +204,42 @@ class ImageProcessor(MediaProcessor):
             array /= np.asarray(self.std, "float32")
         return array
 
-    def _one(self, given: Any, place: str) -> np.ndarray:
-        """Resize and crop an image, uint8 `(height, width, 3)`."""
+    def layouts(
+        self, images: Sequence, states: tuple[int, int], places: Sequence[str] | None = None
+    ) -> list[Layout]:
+        """Return how each image of a row is cut, and what stands for it in a text.
+
+        Without a `tiling` no image is read; with one its size is read, before its pixels.
+
+        Args:
+            images: the images of a row, in its order.
+            states: rows and columns of the states of a tile, or of an image without a tiling.
+            places: names of the images in errors. Defaults to `"image 1"`, `"image 2"`, ...
+
+        Raises:
+            ValueError: if one of them is not an image, or too large.
+        """
+        if self.tiling is None:
+            return [Layout((0, 0), 1, (np.arange(math.prod(states)),))] * len(images)
+        places = [f"image {i}" for i in range(1, len(images) + 1)] if places is None else places
+        sizes = [image_size(image, place) for image, place in zip(images, places, strict=True)]
+        return self.tiling.layouts(sizes, states)
+
+    def tiles(self, given: Any, place: str = "x", grid: tuple[int, int] = (0, 0)) -> np.ndarray:
+        """Read an image and cut it as its layout says, uint8 `(tiles, height, width, 3)`."""
+        if self.tiling is None:
+            return self.pixels(given, place)[None]
+        return np.stack(self.tiling.cut(as_rgb(open_image(given, place)), grid, self.resample))
+
+    def pixels(self, given: Any, place: str = "x") -> np.ndarray:
+        """Read, resize and crop an image, `(height, width, 3)`, from 0 to 255.
+
+        The pixels are uint8, or float32 for a `family` that does not round them.
+        """
         image = open_image(given, place)
         of_array = isinstance(image, np.ndarray)
         height, width = image.shape[:2] if of_array else (image.height, image.width)
-        wanted = self._resized(height, width)
-        crop = self.crop_size or {"height": wanted[0], "width": wanted[1]}
+        wanted, crop = self._wanted(height, width)
         most = max(wanted if self.size is not None else (0, 0), crop.values(), key=math.prod)
         if math.prod(most) > MOST_PIXELS:
             raise ValueError(
@@ -161,32 +248,91 @@ class ImageProcessor(MediaProcessor):
                 "its long side, or give the processor a smaller `size`."
             )
         if wanted != (height, width):
-            image = pillow().fromarray(image) if of_array else image
-            image = image.resize(wanted[::-1], resample=self.resample)
+            image = self._resampled(pillow().fromarray(image) if of_array else image, wanted)
         if isinstance(image, np.ndarray):
             return _padded(image[_middle(wanted, crop)], crop)
         rows, columns = _middle(wanted, crop)
         image = image.crop((columns.start, rows.start, columns.stop, rows.stop))
         return _padded(np.asarray(image.convert("RGB")), crop)
 
+    def _resampled(self, image: Any, wanted: tuple[int, int]) -> Any:
+        """Resize a Pillow image to a height and width. Pixels that are not rounded are an array."""
+        size = wanted[::-1]
+        if self.family not in _UNROUNDED:
+            return image.resize(size, resample=self.resample)
+        bands = [band.convert("F") for band in image.convert("RGB").split()]
+        return np.stack([band.resize(size, resample=self.resample) for band in bands], axis=-1)
+
+    def map_pixels(self, values: np.ndarray, fill: float) -> np.ndarray:
+        """Resize and crop a map as `pixels` does its image, taking the nearest value.
+
+        Args:
+            values: int32 or float32 `(height, width)`, a number for each pixel of an image.
+            fill: the value beside the map, where a crop is larger than the map.
+
+        Returns:
+            An array of the same dtype, with the height and width of the processed image.
+        """
+        wanted, crop = self._wanted(*values.shape)
+        if wanted != values.shape:
+            resized = pillow().fromarray(values).resize(wanted[::-1], resample=_NEAREST)
+            values = np.asarray(resized)
+        return _padded(values[_middle(wanted, crop)], crop, fill)
+
+    def _wanted(self, height: int, width: int) -> tuple[tuple[int, int], Mapping[str, int]]:
+        """Return height and width after resizing, and those of the crop that follows."""
+        wanted = self._resized(height, width)
+        return wanted, self.crop_size or {"height": wanted[0], "width": wanted[1]}
+
     def _resized(self, height: int, width: int) -> tuple[int, int]:
         """Return the height and width to which an image is resized."""
         if self.size is None:
             return height, width
         if "shortest_edge" not in self.size:
-            return self.size["height"], self.size["width"]
+            scales = self.size["height"] / height, self.size["width"] / width
+            if self.keep_aspect_ratio:
+                scales = (min(scales, key=lambda scale: abs(1 - scale)),) * 2
+            sides = (scale * side for scale, side in zip(scales, (height, width), strict=True))
+            rows, columns = (self._rounded(side) for side in sides)
+            return rows, columns
         edge = self.size["shortest_edge"]
         longest = int(edge * max(height, width) / min(height, width))
         return (edge, longest) if height <= width else (longest, edge)
 
+    def _rounded(self, side: float) -> int:
+        """Round to the nearest multiple of `multiple_of`, at least one of them."""
+        return max(round(side / self.multiple_of), 1) * self.multiple_of
+
     def check(self, config: TransformerConfig) -> None:
+        if getattr(config.sides[0].stem, "kind", None) == "patch_sequence":
+            raise ValueError(
+                "This model reads images of any size: give it a "
+                "`processors.PatchSequenceProcessor`."
+            )
         if getattr(config.sides[0].stem, "image_size", None) is None:
             raise ValueError(
                 "An ImageProcessor needs a model whose config has a `stem` for images."
             )
+        side, size = self.tiling and self.tiling.side, config.sides[0].stem.image_size
+        if side is not None and tuple(size) != (side, side):
+            raise ValueError(
+                f"The tiles of the processor are {side} x {side} pixels, and the model reads "
+                f"{' x '.join(map(str, size))}: give the tiling `side={size[0]}`."
+            )
+
+    def config_values(self) -> dict[str, Any]:
+        return {} if self.tiling is None else self.tiling.config_values()
 
     def values(self) -> dict[str, Any]:
-        """Return the content of `preprocessor_config.json`."""
+        """Return the content of `preprocessor_config.json`.
+
+        Raises ValueError if no published class cuts images as the `tiling` does.
+        """
+        if self.family is None:
+            raise ValueError(
+                f"{type(self.tiling).__name__} is a class of your own, which no file describes: "
+                "save the model without its processor, and give it the processor when it is loaded."
+            )
         values: dict[str, Any] = {
             "image_processor_type": f"{self.family}ImageProcessor",
             "do_convert_rgb": True,
@@ -200,7 +346,13 @@ class ImageProcessor(MediaProcessor):
             "size": self.size, "crop_size": self.crop_size, "rescale_factor": self.rescale_factor,
             "image_mean": self.mean, "image_std": self.std,
         }  # fmt: skip
-        return values | {name: value for name, value in further.items() if value is not None}
+        if self.keep_aspect_ratio or self.multiple_of > 1:
+            further |= {
+                "keep_aspect_ratio": self.keep_aspect_ratio,
+                "ensure_multiple_of": self.multiple_of,
+            }
+        values |= {name: value for name, value in further.items() if value is not None}
+        return values if self.tiling is None else values | self.tiling.values()
 
     @classmethod
     def from_values(cls, values: Mapping[str, Any]) -> "ImageProcessor":
@@ -213,12 +365,23 @@ class ImageProcessor(MediaProcessor):
         family = str(named)
         for end in ("Pil", "Fast", "ImageProcessor", "FeatureExtractor"):
             family = family.removesuffix(end)
+        if family in cls.subclasses:
+            return cls.subclasses[family].from_values(values)
         if family not in _DEFAULTS:
             raise ValueError(
                 f"Images for {shorten(named)} are not supported, only for "
-                f"{', '.join(map(repr, _DEFAULTS))}."
+                f"{', '.join(map(repr, (*_DEFAULTS, *cls.subclasses)))}."
+            )
+        if values.get("do_pan_and_scan"):
+            raise ValueError(
+                "do_pan_and_scan=true, which cuts an image into several, is not supported: set it "
+                "to false, as published models do."
             )
         size, crop, resample, (mean, std) = _DEFAULTS[family]
+        tiling = None
+        if family in _TILINGS:
+            tiling = _TILINGS[family].from_values(values, family)
+            values = {**values, "size": tiling.side, "crop_size": None, "do_center_crop": False}
         given = values.get("size", size)
         if isinstance(given, int) and isinstance(
             size, dict
@@ -237,6 +400,9 @@ class ImageProcessor(MediaProcessor):
             mean=values.get("image_mean", mean) if has["normalize"] else None,
             std=values.get("image_std", std) if has["normalize"] else None,
             family=family,
+            keep_aspect_ratio=values.get("keep_aspect_ratio") or False,
+            multiple_of=values.get("ensure_multiple_of") or 1,
+            tiling=tiling,
         )
 
 
@@ -279,11 +445,12 @@ def _middle(size: tuple[int, int], crop: Mapping[str, int]) -> tuple[slice, slic
     return slice(top, top + height), slice(first, first + width)
 
 
-def _padded(pixels: np.ndarray, crop: Mapping[str, int]) -> np.ndarray:
-    """Pad an image that is smaller than the crop with zeros."""
+def _padded(pixels: np.ndarray, crop: Mapping[str, int], fill: float = 0) -> np.ndarray:
+    """Pad an image that is smaller than the crop."""
     above, left = crop["height"] - pixels.shape[0], crop["width"] - pixels.shape[1]
     if not above and not left:
         return pixels
     # As in Transformers, the larger half of the padding goes first.
     before = ((above + 1) // 2, (left + 1) // 2)
-    return np.pad(pixels, ((before[0], above - before[0]), (before[1], left - before[1]), (0, 0)))
+    sides = ((before[0], above - before[0]), (before[1], left - before[1]), (0, 0))
+    return np.pad(pixels, sides[: pixels.ndim], constant_values=fill)

@@ -1,6 +1,7 @@
 """Decoding of untrusted images from files, bytes, arrays and objects of other libraries."""
 
 import io
+import math
 import os
 import warnings
 from collections.abc import Iterator, Mapping
@@ -37,6 +38,9 @@ _STRIP = 2**20  # pixels converted at once
 # the image upright.
 _ORIENTATION = 0x0112
 _TURNS = {2: 0, 3: 3, 4: 1, 5: 5, 6: 4, 7: 6, 8: 2}
+# Names of the parts of a PNG that hold an orientation. They may stand behind the pixels, so that
+# Pillow decodes these to look for them.
+_PNG_TURNS = (b"eXIf", b"Raw profile type exif", b"XML:com.adobe.xmp")
 
 
 def is_one_image(x: Any) -> bool:
@@ -96,6 +100,88 @@ def open_image(given: Any, place: str = "x") -> Any:
     )
 
 
+def image_size(given: Any, place: str = "x") -> tuple[int, int]:
+    """Return height and width of an image that `read_image` reads, without its pixels if possible.
+
+    The sides of a photo are those after it is turned upright. `given`, `place` and errors are those
+    of `read_image`.
+    """
+    if isinstance(given, Mapping):
+        content, path = given.get("bytes"), given.get("path")
+        given = path if content is None else content
+    if isinstance(given, (str, os.PathLike)):
+        given, place = read_path(given, place, MOST_BYTES)
+    if isinstance(given, (bytes, bytearray, memoryview)):
+        return _naming(_size_of_file, bytes(given), place)
+    if hasattr(given, "getbands"):
+        return _naming(_size, given, place)
+    image = open_image(given, place)
+    return image.shape[:2] if isinstance(image, np.ndarray) else (image.height, image.width)
+
+
+def count_pixels(content: bytes, place: str = "x") -> int:
+    """Return the number of pixels of an image, from the header of its file.
+
+    Args:
+        content: the bytes of the file.
+        place: name of the input in error messages.
+
+    Raises:
+        ValueError: if the header is not that of an image.
+    """
+    return _naming(lambda given, _: math.prod(_opened(given).size), content, place)
+
+
+def read_map(given: Any, place: str = "y") -> np.ndarray:
+    """Read a number for each pixel of an image: classes, or distances.
+
+    Args:
+        given: a path, bytes or a Pillow image of one channel, such as a PNG with grey pixels of 8
+            or 16 bits, or with a palette, whose indices are read; or an array `(height, width)` or
+            `(height, width, 1)` of numbers.
+        place: name of the input in error messages.
+
+    Returns:
+        int32 or float32 `(height, width)`.
+
+    Raises:
+        ValueError: if there is more than one number for a pixel.
+        FileNotFoundError: if a path does not exist.
+    """
+    values = _unread(given, place)
+    if not isinstance(values, np.ndarray):
+        _check_pixels(values.width, values.height, place)
+        values = _naming(lambda given, _: np.asarray(given), values, place)
+    values = values[..., 0] if values.ndim == 3 and values.shape[2] == 1 else values
+    if values.ndim != 2 or 0 in values.shape or values.dtype.kind not in "biuf":
+        raise ValueError(
+            f"`{place}` must have one number for each pixel, (height, width), received "
+            f"{values.dtype} {values.shape}. Replace colours by the numbers of their classes."
+        )
+    return values.astype("float32" if values.dtype.kind == "f" else "int32")
+
+
+def _unread(given: Any, place: str) -> Any:
+    """Return an array, or a Pillow image of which only the header is read."""
+    if isinstance(given, Mapping):
+        content, path = given.get("bytes"), given.get("path")
+        given = path if content is None else content
+    if hasattr(given, "getbands"):
+        return given
+    if isinstance(given, (str, os.PathLike)):
+        given, place = read_path(given, place, MOST_BYTES)
+    if isinstance(given, (bytes, bytearray, memoryview)):
+        return _naming(lambda content, _: _opened(content), bytes(given), place)
+    array = array_of(given) if hasattr(given, "__array__") else given
+    array = np.asarray(array) if isinstance(array, list) else array
+    if isinstance(array, np.ndarray) and array.ndim in (2, 3):
+        return array
+    raise ValueError(
+        f"`{place}` must be a path, bytes, a Pillow image or an array of two or three axes, "
+        f"received {describe(given)}."
+    )
+
+
 def image_folder(folder: str | os.PathLike) -> tuple[list[str], list[str]]:
     """List the images of a folder with one subfolder per class, and their labels.
 
@@ -128,21 +214,21 @@ def image_folder(folder: str | os.PathLike) -> tuple[list[str], list[str]]:
 
 
 def _decoded(content: bytes, place: str) -> Any:
-    image_module = pillow()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # about large images, whose size is checked here
+    return _naming(lambda given, place: _upright(_opened(given), place), content, place)
 
-        def decode(_: Any, place: str) -> Any:
-            return _upright(image_module.open(io.BytesIO(content), formats=_FORMATS), place)
 
-        return _naming(decode, content, place)
+def _opened(content: bytes) -> Any:
+    """Return a Pillow image of which the header is read."""
+    return pillow().open(io.BytesIO(content), formats=_FORMATS)
 
 
 def _naming(decode: Any, given: Any, place: str) -> Any:
     """Return `decode(given, place)`. Raises ValueError, with the place, if decoding fails."""
     image_module = pillow()
     try:
-        return decode(given, place)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # about large images, whose size is checked here
+            return decode(given, place)
     except _Refused:
         raise
     except (image_module.DecompressionBombError, MemoryError) as error:
@@ -168,6 +254,21 @@ def _upright(image: Any, place: str) -> Any:
         _check_memory(image, _bytes_a_pixel(image) + made, place)
     image = image if plain else _plain(image, place)
     return image if turn is None else image.transpose(turn)
+
+
+def _size_of_file(content: bytes, place: str) -> tuple[int, int]:
+    image = _opened(content)
+    may_turn = image.format != "PNG" or any(name in content for name in _PNG_TURNS)
+    return _size(image, place, may_turn)
+
+
+def _size(image: Any, place: str, may_turn: bool = True) -> tuple[int, int]:
+    """Return height and width of a Pillow image when upright, within the limits of `_upright`."""
+    _check_pixels(image.width, image.height, place)
+    _check_memory(image, _bytes_a_pixel(image), place)
+    size = image.height, image.width
+    turned = may_turn and image.getexif().get(_ORIENTATION) in (5, 6, 7, 8)
+    return size[::-1] if turned else size
 
 
 def _check_memory(image: Any, bytes_a_pixel: int, place: str) -> None:

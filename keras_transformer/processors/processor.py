@@ -114,6 +114,10 @@ class Processor(abc.ABC):
     def check(self, config: TransformerConfig) -> None:  # noqa: B027
         """Raise ValueError if the processor does not fit a model of this config."""
 
+    def config_values(self) -> dict[str, Any]:
+        """Return its values that the `config.json` of a published model holds too."""
+        return {}
+
     def packed(self) -> dict[str, str]:
         """Return a dict from the names of the processor's files to their contents in base64.
 

@@ -261,7 +261,7 @@ def _dates(index: Any, place: str, column: Any = None) -> Any:
     else:
         steps = (index[1:] - index[:-1]).total_seconds().to_numpy()
         usual = float(np.median(steps))
-        unit = f"{usual:,.10g} seconds"
+        unit = _in_words(usual)
         if (
             28 * 86_400 <= usual <= 31 * 86_400 or usual >= 365 * 86_400
         ):  # months and years differ in length
@@ -278,6 +278,16 @@ def _dates(index: Any, place: str, column: Any = None) -> Any:
             f"`{how}`."
         )
     return index
+
+
+def _in_words(seconds: float) -> str:
+    """Return a time in the largest unit that it is a whole number of, such as `"2 days"`."""
+    units = {"days": 86_400, "hours": 3600, "minutes": 60}
+    for name, size in units.items():
+        if seconds >= size and seconds % size == 0:
+            count = int(seconds // size)
+            return f"{count:,} {name if count > 1 else name[:-1]}"
+    return f"{seconds:,.10g} seconds"
 
 
 def _step(seconds: float) -> str:

@@ -41,9 +41,10 @@ from keras_transformer.serving.openai_texts import Model, Written, while_listene
 from keras_transformer.serving.openapi import described_api
 from keras_transformer.serving.verbs import ServedTask, Verb
 from keras_transformer.serving.worker import Worker
+from keras_transformer.tasks.images.row_images import prepared
 
 # Verbs that the API serves under OpenAI's paths.
-_OWN_VERBS = ("complete", "embed")
+_OWN_VERBS = ("chat", "complete", "embed")
 # Texts embedded in one turn. Between turns other requests run, and a client's leaving is noticed.
 _INPUTS = 256
 
@@ -127,7 +128,7 @@ class _Api:
         self.models: dict[str, Model] = {}
         for name, served in tasks.items():
             worker = logprobs = None
-            if any(verb.name == "complete" for verb in served.verbs):
+            if served.writes:
                 worker = Worker(served.task, limits.batch_size, limits.waiting)
                 logprobs = Logprobs(served.task.tokenizer)
                 self.metrics.watch(name, worker)
@@ -201,7 +202,8 @@ class _Api:
 
     async def completions(self, request: Request) -> Response:
         read = functools.partial(fields.read_completion, tokenizers=self.tokenizers)
-        return await self._write(request, functools.partial(EndpointAnswer, COMPLETION), read)
+        answer = functools.partial(EndpointAnswer, COMPLETION)
+        return await self._write(request, answer, read, "complete")
 
     async def chat(self, request: Request) -> Response:
         return await self._write(request, functools.partial(EndpointAnswer, CHAT), fields.read_chat)
@@ -212,6 +214,8 @@ class _Api:
     async def embeddings(self, request: Request) -> Response:
         given, name, model = await self._given(request)
         task = self._able(name, model, "embed", "/v1/embeddings").served.task
+        if task.interaction is not None:
+            raise fields.wrong(f"{name!r} has a vector for each token, none for a text.", "model")
 
         def encoded(texts: list[Any], are_ids: bool) -> tuple[np.ndarray, int]:
             if are_ids:
@@ -258,18 +262,36 @@ class _Api:
             raise fields.wrong(str(error)) from None
 
     async def _write(
-        self, request: Request, answer: Callable[..., Any], read: Callable[..., Prompts]
+        self,
+        request: Request,
+        answer: Callable[..., Any],
+        read: Callable[..., Prompts],
+        verb: str | None = None,
     ) -> Response:
-        """Generate texts, returned whole or as a stream."""
+        """Generate texts, returned whole or as a stream.
+
+        Chats need no `verb`: a model of images and texts takes them, but completes no texts.
+        """
         given, name, model = await self._given(request)
-        self._able(name, model, "complete", request.url.path)
+        if verb is not None:
+            self._able(name, model, verb, request.url.path)
+        elif model.worker is None:
+            able = [name for name, each in self.models.items() if each.worker is not None]
+            raise _cannot(name, request.url.path, able)
         asking = Asking()  # ends the compilation of a constraint when the client leaves
+        task = model.served.task
+
+        async def read_all() -> Prompts:
+            asked = await in_thread(asking.run, read, task, given, self.limits)
+            if asked.images is None or not asked.images.images:
+                return asked
+            # Here, so that an image that cannot be read fails no other request.
+            images = await self._computed(prepared, asked.images, task.processor.source)
+            self.bodies.hold(request, sum(image.pixels.nbytes for image in images.images))
+            return asked._replace(images=images)
+
         try:
-            asked = await while_listened(
-                request,
-                lambda: in_thread(asking.run, read, model.served.task, given, self.limits),
-                asking.leave,
-            )
+            asked = await while_listened(request, read_all, asking.leave)
         except TooManyRequests:
             raise _too_many() from None
         if isinstance(asked, Response):  # the client left

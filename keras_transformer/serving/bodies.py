@@ -49,7 +49,7 @@ class RefusedRequest(Exception):
 
 
 class Bodies:
-    """Reads request bodies, and limits the bytes that all of them hold together.
+    """Reads request bodies, and limits the bytes that all requests hold together.
 
     The bytes of a body count until its request is answered: then `Guarded` frees them.
 
@@ -86,19 +86,26 @@ class Bodies:
             return await anyio.to_thread.run_sync(functools.partial(function, *arguments))
 
     async def _bytes(self, request: Request) -> bytes:
-        body, scope, most = bytearray(), request.scope, self.limits.body_bytes
-        scope["held_bytes"] = 0
+        body, most = bytearray(), self.limits.body_bytes
         async for part in request.stream():
-            scope["held_bytes"] += len(part)
-            self.held += len(part)
-            if scope["held_bytes"] > most:
+            if len(body) + len(part) > most:
                 message = f"The body is too large: at most {most:,} bytes are read."
                 raise RefusedRequest(413, message, "request_too_large")
-            if self.held > self.limits.held_bytes:
-                message = "The requests being read are too large together. Try again in a moment."
-                raise RefusedRequest(429, message, "rate_limit_exceeded")
+            self.hold(request, len(part))
             body += part
         return bytes(body)
+
+    def hold(self, request: Request, count: int) -> None:
+        """Count bytes that a request holds until it is answered.
+
+        Raises `RefusedRequest` if all requests hold too many.
+        """
+        scope = request.scope
+        scope["held_bytes"] = scope.get("held_bytes", 0) + count
+        self.held += count
+        if self.held > self.limits.held_bytes:
+            message = "The requests being read are too large together. Try again in a moment."
+            raise RefusedRequest(429, message, "rate_limit_exceeded")
 
 
 class Guarded:

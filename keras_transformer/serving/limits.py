@@ -30,10 +30,12 @@ class Limits:
         connections: int, connections at a time; fewer if the process may open fewer files. At the
             limit a new connection replaces an idle one.
         idle_seconds: float, seconds after which a client that does not read is disconnected.
-        held_bytes: int, bytes of the bodies of all requests that are being answered, together.
+        held_bytes: int, bytes of the bodies of all requests that are being answered, together, and
+            of the images of their chats as the model reads them.
         parts: int, values and punctuation marks in the JSON of one request.
         samples: int, most samples of a recording: over all channels at the rate of the file, and
             of the one channel at the rate of the model.
+        pixels: int, most pixels of the images of one request, together.
         attention: int, most numbers in one view of attention, over all layers and heads.
     """
 
@@ -51,6 +53,7 @@ class Limits:
     held_bytes: int = 256 * 2**20
     parts: int = 300_000
     samples: int = 2**24  # 17 minutes at 16 kHz, 3 of stereo at 48 kHz
+    pixels: int = 2**26  # a photo of a phone with 50 megapixels
     attention: int = 2**26
 
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import keras_transformer as kt
+from keras_transformer.data import Conversation
 from keras_transformer.serving.limits import Limits
 from keras_transformer.serving.openai_errors import ApiError, wrong
 from keras_transformer.serving.openai_tools import (
@@ -15,8 +16,10 @@ from keras_transformer.serving.openai_tools import (
     read_calls,
     read_tools,
 )
-from keras_transformer.serving.verbs import Field, Values, quoted
+from keras_transformer.serving.verbs import Field, Values, check_pixels, quoted, read_file
 from keras_transformer.support.checking import shorten
+from keras_transformer.tasks.images.image_conversations import ImageConversations
+from keras_transformer.tasks.images.row_images import RowImages, check_padding, states_of
 
 
 class Prompts(NamedTuple):
@@ -40,6 +43,7 @@ class Prompts(NamedTuple):
             returned. Defaults to `samples`.
         tools: `Tools` that the answer may call, or None.
         negative: list of the ids of each prompt's negative prompt; empty without guidance.
+        images: the `RowImages` of a conversation, or None if the model reads texts alone.
     """
 
     prompts: list[list[int]]
@@ -56,6 +60,7 @@ class Prompts(NamedTuple):
     best_of: int | None = None
     tools: Tools | None = None
     negative: Sequence[list[int]] = ()
+    images: RowImages | None = None
 
     @property
     def written(self) -> int:
@@ -64,11 +69,11 @@ class Prompts(NamedTuple):
 
 
 _MODEL = Field("model", "text", "Name of a model in /v1/models")
-_LONGEST = Field("max_tokens", "integer", "Most new tokens", least=1, most=10**9, optional=True)
+_LONGEST = Field("max_tokens", "integer", "Max new tokens", least=1, most=10**9, optional=True)
 _SHARED = (
     _MODEL, _LONGEST,
-    Field("temperature", "number", "Temperature; 0 takes the likeliest token", 1.0, most=2),
-    Field("top_p", "number", "Total probability of the tokens kept", 1.0, least=1e-6, most=1),
+    Field("temperature", "number", "Temperature (0 = greedy)", 1.0, most=2),
+    Field("top_p", "number", "Top-p", 1.0, least=1e-6, most=1),
     Field("n", "integer", "Texts for each prompt", 1, least=1, most=32),
     Field("seed", "integer", "Seed", least=-(2**63), most=2**63 - 1, optional=True),
     Field("presence_penalty", "number", "Penalty of repeated tokens", 0.0, least=-2, most=2),
@@ -234,13 +239,26 @@ def read_chat(task: Any, given: Values, limits: Limits) -> Prompts:
     messages = given.get("messages")
     if not isinstance(messages, list) or not messages:
         raise wrong("`messages` must be a list of at least one message.", "messages")
+    of_images = getattr(task, "takes_conversations", False)
+    if of_images and (tools or values["guidance_scale"] not in (None, 1)):
+        name = "tools" if tools else "guidance_scale"
+        raise wrong(f"`{name}` is not supported by models of images.", name)
+    messages, urls = _without_urls(messages)
     check_size(messages, "messages", limits)
     calls = any(isinstance(message, dict) and message.get("tool_calls") for message in messages)
     form = call_form(task.tokenizer) if calls else None
+    if urls and not of_images:
+        raise wrong(f"{values['model']!r} reads texts, and no images.", "messages")
     messages = [_message(message, i, form) for i, message in enumerate(messages)]
+    images = None
     try:
-        shown = given.get("tools") if tools else None
-        rows = [task.tokenizer.encode_chat(messages, tools=shown)]
+        if of_images:
+            _check_images(task, urls, limits)
+            filled = [Conversation(messages, images=urls)]
+            (images,), rows = ImageConversations(task).prompts(filled)
+        else:
+            shown = given.get("tools") if tools else None
+            rows = [task.tokenizer.encode_chat(messages, tools=shown)]
     except ValueError as error:
         raise wrong(str(error), "messages") from None
     for name, is_given in {
@@ -254,7 +272,65 @@ def read_chat(task: Any, given: Values, limits: Limits) -> Prompts:
         raise wrong("`top_logprobs` needs `logprobs` to be true.", "top_logprobs")
     top_k = (top_k or 0) if values["logprobs"] else None
     values["max_tokens"] = values["max_completion_tokens"] or values["max_tokens"]
-    return _prompts(task, given, values, rows, None, top_k, limits)._replace(tools=tools)
+    asked = _prompts(task, given, values, rows, None, top_k, limits)
+    return asked._replace(tools=tools, images=images)
+
+
+def _check_images(task: Any, images: list[bytes], limits: Limits) -> None:
+    """Check the number of images and their pixels, before anything is made of them."""
+    check_pixels("messages", images, limits)
+    source = task.processor.source
+    layouts = source.layouts(images, states_of(task.backbone))
+    states = sum(len(layout.states) for layout in layouts)
+    room = room_of(task, limits)
+    if states > room:
+        raise too_long(
+            f"This model's maximum context length is {room:,} tokens, and {len(images):,} images "
+            f"take {states:,}. Send fewer.", "messages",
+        )  # fmt: skip
+    if task.backbone.placeholder_tokens.count is None:
+        check_padding(source, layouts)
+
+
+def _without_urls(messages: list) -> tuple[list, list[bytes]]:
+    """Return messages with parts that are texts or `{"type": "image"}`, and the images' bytes.
+
+    Only data URLs are read: nothing is fetched, neither from the network nor from this machine.
+    """
+    made, images = [], []
+    for place, message in enumerate(messages):
+        content = message.get("content") if isinstance(message, dict) else None
+        if not isinstance(content, list):
+            made.append(message)
+            continue
+        parts: list[Any] = []
+        for number, part in enumerate(content):
+            kind = part.get("type") if isinstance(part, dict) else None
+            where = f"`messages[{place}].content[{number}]`"
+            if kind not in ("image_url", "input_image"):
+                text = part.get("text") if isinstance(part, dict) else None
+                if not isinstance(text, str):
+                    raise wrong(f"{where} is neither a text nor an `image_url`.", "messages")
+                parts.append({"type": "text", "text": text})
+                continue
+            url = part.get("image_url")
+            url = url.get("url") if isinstance(url, dict) else url
+            if not isinstance(url, str) or url[:5].lower() != "data:":
+                shown = shorten(url) if isinstance(url, str) else "no URL"
+                raise wrong(
+                    f"{where} has {shown}: only `data:` URLs are read, with the image in base64. "
+                    "Addresses of the network and of files are never fetched.", "messages",
+                )  # fmt: skip
+            head, _, data = url.partition(",")
+            if not head.lower().endswith(";base64"):
+                raise wrong(f"{where} must hold the image in base64.", "messages")
+            try:
+                images.append(read_file(where, data))
+            except ValueError as error:
+                raise wrong(str(error), "messages") from None
+            parts.append({"type": "image"})
+        made.append({**message, "content": parts})
+    return made, images
 
 
 class Inputs(NamedTuple):
@@ -417,7 +493,7 @@ def _negative(
 ) -> list[list[int]]:
     """Return the ids of each prompt's negative prompt, or an empty list without guidance."""
     scale, text = values["guidance_scale"], values["negative_prompt"]
-    if (task.published_guidance() if scale is None else scale) == 1:
+    if (task.generator.published_guidance() if scale is None else scale) == 1:
         if text is not None and scale is None:
             raise wrong("`negative_prompt` needs a `guidance_scale`.", "negative_prompt")
         return []
@@ -454,12 +530,10 @@ def _message(message: Any, place: int, form: CallForm | None) -> dict[str, Any]:
         raise wrong(f"`messages[{place}]` must be an object with `role` and `content`.", "messages")
     content, calls = message.get("content"), read_calls(message, place, form)
     if isinstance(content, list):
-        texts = [part.get("text") if isinstance(part, dict) else None for part in content]
-        if not all(isinstance(text, str) for text in texts):
-            raise wrong(f"`messages[{place}]` has a part that is not a text.", "messages")
-        content = "".join(texts)
+        texts = [part["text"] for part in content if part["type"] == "text"]
+        content = "".join(texts) if len(texts) == len(content) else content
     content = "" if content is None and calls else content
-    if not isinstance(content, str):
+    if not isinstance(content, (str, list)):
         raise wrong(f"`messages[{place}].content` must be a text.", "messages")
     read: dict[str, Any] = {"role": message["role"], "content": content}
     if calls:

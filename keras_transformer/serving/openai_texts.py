@@ -13,6 +13,7 @@ from starlette.responses import JSONResponse, Response
 
 from keras_transformer.serving import openai_fields as fields
 from keras_transformer.serving.app import in_thread
+from keras_transformer.serving.bodies import RefusedRequest
 from keras_transformer.serving.compiling import Left
 from keras_transformer.serving.limits import Limits, TooManyRequests
 from keras_transformer.serving.openai_answers import (
@@ -26,6 +27,7 @@ from keras_transformer.serving.openai_errors import ApiError
 from keras_transformer.serving.openai_fields import Prompts
 from keras_transformer.serving.verbs import ServedTask
 from keras_transformer.serving.worker import Done, Failed, Job, Piece, Worker
+from keras_transformer.tasks.media.sources import SourceRows
 
 
 class Model(NamedTuple):
@@ -201,7 +203,7 @@ class Written:
             )  # fmt: skip
         return Job(
             self.model.served.task, prompt, most, asked.temperature, asked.top_p, asked.seed,
-            index % asked.written, self._teller(index), **options,
+            index % asked.written, self._teller(index), asked.images, **options,
         )  # fmt: skip
 
     def _teller(self, index: int) -> Callable[[Piece | Done | Failed], None]:
@@ -239,7 +241,10 @@ class Written:
             (text.prompt[:1], text.prompt[1:] + ids) if echo else (text.prompt, ids)
             for text, ids in zip(texts, written, strict=True)
         ]
-        scores = self.model.served.task.token_scores(pairs, top_k=asked.top_k or 0)
+        task, further, rows = self.model.served.task, None, None
+        if asked.images is not None:
+            further, rows = SourceRows.by_name(task, [asked.images]), [0] * len(pairs)
+        scores = task.generator.token_scores(pairs, further, rows, asked.top_k or 0)
         of = functools.partial(self.model.logprobs.describe, self.answer.is_chat)
         for text, ids, score in zip(texts, written, scores, strict=True):
             new = score.log_probabilities[len(score.log_probabilities) - len(ids) :]
@@ -271,7 +276,7 @@ async def while_listened(
             group.start_soon(watch)
             made.append(await make())
             group.cancel_scope.cancel()
-    except* (ApiError, TooManyRequests) as errors:
+    except* (ApiError, RefusedRequest, TooManyRequests) as errors:
         raise errors.exceptions[0] from None
     except* Left:  # nobody reads the answer
         made.clear()

@@ -125,7 +125,7 @@ def described_api(models: Mapping[str, Iterable[Verb]], has_key: bool) -> dict[s
             kinds = ["application/json", *(["text/event-stream"] if name == "complete" else [])]
             paths[path] = {"post": _api_operation(f"openai_{name}_{path}", given, answer, kinds)}
     for name, verb in named.items():
-        if name not in ("complete", "embed"):
+        if name not in ("chat", "complete", "embed"):
             needed = ["model"] if len(able[name]) > 1 else []
             given = _object(verb.fields, {"model": _names(able[name])}, needed)
             paths[f"/{name}"] = {"post": _api_operation(name, given, _ANSWER)}

@@ -4,17 +4,19 @@ import base64
 import binascii
 import dataclasses
 import functools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
 import keras_transformer as kt
-from keras_transformer.processors import AudioProcessor
+from keras_transformer.processors import AudioProcessor, ImageProcessor
 from keras_transformer.processors.audio_files import TooLong, count_samples
+from keras_transformer.processors.image_files import count_pixels
 from keras_transformer.serving.bodies import RefusedRequest
 from keras_transformer.serving.limits import Limits
 from keras_transformer.support.checking import shorten
+from keras_transformer.tasks.images.row_images import states_of
 from keras_transformer.tokenizers.moses import text_forms
 
 Values = Mapping[str, Any]
@@ -33,9 +35,15 @@ class ServedTask(NamedTuple):
     text: str | None = None
 
     @property
+    def writes(self) -> bool:
+        """Whether texts are generated in a running batch: continuations, or answers in chats."""
+        completes = any(verb.name == "complete" for verb in self.verbs)
+        return completes or getattr(self.task, "takes_conversations", False)
+
+    @property
     def verbs(self) -> "tuple[Verb, ...]":
         """Verbs of the task."""
-        return tuple(verb for verb in VERBS if type(self.task).__name__ in verb.tasks)
+        return tuple(verb for verb in VERBS if verb.fits(self.task))
 
 
 # First bytes of JPEG 2000 files and codestreams (ISO/IEC 15444-1, annexes A and I). Pillow blocks
@@ -51,18 +59,36 @@ _JSON_TYPES = {
 }
 
 
+def read_file(name: str, value: Any) -> bytes:
+    """Return the bytes of a file in base64. Raises ValueError if they are not; `name` says where.
+
+    JPEG 2000 is refused.
+    """
+    try:
+        content = base64.b64decode(value, validate=True)
+    except (TypeError, ValueError, binascii.Error):
+        content = b""
+    if not content:
+        raise ValueError(f"{name} must be the bytes of a file in base64.")
+    if content.startswith(_JPEG_2000):
+        raise ValueError(
+            f"{name} is a JPEG 2000, which is not read here: send a PNG, JPEG or WebP."
+        )
+    return content
+
+
 class Field(NamedTuple):
     """An argument of a verb.
 
     Fields:
         name: str, name of the field in JSON.
-        kind: `"text"`, `"texts"` (a list), `"file"` (bytes in base64), `"integer"`, `"number"` or
-            `"flag"`.
+        kind: `"text"`, `"texts"` (a list), `"messages"` (a conversation), `"file"` (bytes in
+            base64), `"integer"`, `"number"` or `"flag"`.
         label: str, name of the field on the page and its description in OpenAPI.
         default: value of a field that is not given. None makes the field required, unless it is
             `optional`.
         least: the least number.
-        most: the greatest number, or the most texts.
+        most: the greatest number, or the most texts or messages.
         optional: bool, whether the field may be omitted without a default.
         whole: bool, whether the model reads all of a text, without truncation. `Verb.check` limits
             the length of these texts.
@@ -84,6 +110,16 @@ class Field(NamedTuple):
         if self.kind == "texts":
             text = {"type": "string", "minLength": 1, "pattern": _NOT_EMPTY}
             schema |= {"type": "array", "items": text, "minItems": 1, "maxItems": int(self.most)}
+        elif self.kind == "messages":
+            parts = {
+                "role": {"enum": list(_ROLES)},
+                "content": {"type": "string", "minLength": 1, "pattern": _NOT_EMPTY},
+            }
+            message = {
+                "type": "object", "properties": parts, "required": list(parts),
+                "additionalProperties": False,
+            }  # fmt: skip
+            schema |= {"type": "array", "items": message, "minItems": 1, "maxItems": int(self.most)}
         else:
             schema["type"] = _JSON_TYPES[self.kind]
         if self.kind in ("integer", "number"):
@@ -118,18 +154,27 @@ class Field(NamedTuple):
             raise ValueError(f"`{self.name}` must be 1 to {self.most} texts, not {len(texts)}.")
         return [self._read_text(text, longest) for text in texts]
 
-    def _read_file(self, value: Any, longest: int) -> bytes:
-        try:
-            content = base64.b64decode(value, validate=True)
-        except (TypeError, ValueError, binascii.Error):
-            content = b""
-        if not content:
-            raise ValueError(f"`{self.name}` must be the bytes of a file in base64.")
-        if content.startswith(_JPEG_2000):
+    def _read_messages(self, value: Any, longest: int) -> list[dict[str, str]]:
+        if not isinstance(value, list) or not 1 <= len(value) <= self.most:
+            raise ValueError(f"`{self.name}` must be a list of 1 to {self.most} messages.")
+        for message in value:
+            named = isinstance(message, dict) and set(message) == {"role", "content"}
+            if not named or message["role"] not in _ROLES:
+                raise ValueError(
+                    f"`{self.name}` must have objects with a `role`, one of {', '.join(_ROLES)}, "
+                    "and a `content`, a text."
+                )
+            self._read_text(message["content"], longest)
+        characters = sum(len(message["content"]) for message in value)
+        if characters > longest:
             raise ValueError(
-                f"`{self.name}` is a JPEG 2000, which is not read here: send a PNG, JPEG or WebP."
+                f"`{self.name}` has {characters:,} characters, and at most {longest:,} are read: "
+                "start a new conversation."
             )
-        return content
+        return value
+
+    def _read_file(self, value: Any, longest: int) -> bytes:
+        return read_file(f"`{self.name}`", value)
 
     def _read_flag(self, value: Any, longest: int) -> bool:
         if not isinstance(value, bool):
@@ -150,9 +195,11 @@ class Field(NamedTuple):
         return value
 
 
+_ROLES = ("system", "user", "assistant")
 _KINDS = {
     "text": "a text",
     "texts": "a list of texts",
+    "messages": "a list of messages",
     "file": "a file in base64",
     "integer": "an integer",
     "number": "a number",
@@ -175,6 +222,7 @@ class Verb:
         stream: function with the same arguments that yields the pieces of a text, or None.
         explained: function from a `ServedTask` and the values to the input of the task's `explain`;
             None if the page does not show attention for the verb.
+        needs: function from a task of `tasks` to whether it has the verb. Defaults to all of them.
     """
 
     name: str
@@ -184,6 +232,11 @@ class Verb:
     answer: Callable[[ServedTask, Values], dict[str, Any]]
     stream: Callable[[ServedTask, Values], Iterator[str]] | None = None
     explained: Callable[[ServedTask, Values], Any] | None = None
+    needs: Callable[[Any], bool] | None = None
+
+    def fits(self, task: Any) -> bool:
+        """Return whether a task has the verb."""
+        return type(task).__name__ in self.tasks and (self.needs is None or self.needs(task))
 
     def read(self, given: Any, longest: int) -> dict[str, Any]:
         """Read and check the values of a request. Raises ValueError if they are invalid."""
@@ -197,15 +250,15 @@ class Verb:
         return {field.name: field.read(given, longest) for field in self.fields}
 
     def check(self, served: ServedTask, values: Values, limits: Limits) -> None:
-        """Check the lengths of texts and recordings before anything is computed.
+        """Check the lengths of texts and the sizes of files before anything is computed.
 
-        Raises ValueError if a text or recording cannot be read or is too long for the model, and
-        `RefusedRequest` if a recording has too many samples.
+        Raises ValueError if a text or a file cannot be read or is too long for the model, and
+        `RefusedRequest` if a recording has too many samples, or an image too many pixels.
         """
         self._check_tokens(served, values, limits.tokens)
         for field in self.fields:
             if field.kind == "file":
-                _check_recording(field.name, served.task, values[field.name], limits)
+                _check_file(field.name, served.task, values[field.name], limits)
 
     def _check_tokens(self, served: ServedTask, values: Values, most: int) -> None:
         """Raise ValueError if texts take more memory than one text of `most` tokens.
@@ -216,6 +269,14 @@ class Verb:
         tokenizer = getattr(served.task, "tokenizer", None)  # if None, the task refuses texts
         names = [field.name for field in self.fields if field.whole and tokenizer is not None]
         for name in names:
+            if isinstance(values[name], list) and isinstance(values[name][0], dict):
+                count = len(tokenizer.encode_chat(values[name]))
+                if count > most:
+                    raise ValueError(
+                        f"`{name}` has {count:,} tokens, and at most {most:,} are read: start a "
+                        "new conversation."
+                    )
+                continue
             texts = values[name] if isinstance(values[name], list) else [values[name] or ""]
             longest = max(map(len, tokenizer.encode_batch(texts)))
             room = int(most / len(texts) ** 0.5)
@@ -228,12 +289,41 @@ class Verb:
                 )
 
 
-def _check_recording(name: str, task: Any, content: bytes, limits: Limits) -> None:
-    """Check the length of a recording by its file's header, before it is decoded."""
+def check_pixels(name: str, images: Sequence[bytes], limits: Limits) -> None:
+    """Check the pixels of image files by their headers, before they are decoded.
+
+    Raises ValueError if one cannot be read, and `RefusedRequest` if all have too many together.
+    """
+    count = sum(count_pixels(content, name) for content in images)
+    if count > limits.pixels:
+        raise RefusedRequest(
+            413,
+            f"`{name}` has {count:,} pixels; the images of a request may have {limits.pixels:,} "
+            "together. Make them smaller.",
+            "request_too_large",
+        )
+
+
+def _check_file(name: str, task: Any, content: bytes, limits: Limits) -> None:
+    """Check the size of a recording or an image by its file's header, before it is decoded."""
     processor = getattr(task, "processor", None)
     source = getattr(processor, "source", processor)
-    if not isinstance(source, AudioProcessor):
-        return
+    if isinstance(source, AudioProcessor):
+        _check_recording(name, task, source, content, limits)
+    elif isinstance(source, ImageProcessor):
+        check_pixels(name, [content], limits)
+        if getattr(task.backbone, "placeholder_tokens", None) is not None:
+            (layout,) = source.layouts([content], states_of(task.backbone), [name])
+            if len(layout.states) > limits.tokens:
+                raise ValueError(
+                    f"`{name}` takes {len(layout.states):,} tokens, and at most {limits.tokens:,} "
+                    "are read. Make the image smaller."
+                )
+
+
+def _check_recording(
+    name: str, task: Any, source: AudioProcessor, content: bytes, limits: Limits
+) -> None:
     try:
         count = count_samples(content, source.sampling_rate, name, limits.samples)
     except TooLong as error:
@@ -259,8 +349,14 @@ def quoted(name: str) -> str:
 _TEXTS = Field("texts", "texts", "Texts, one per line")
 _WHOLE_TEXTS = _TEXTS._replace(whole=True)
 _FILE = Field("file", "file", "File")
-_LENGTH = Field("max_new_tokens", "integer", "Most new tokens", 64, least=1, most=512)
+_LENGTH = Field("max_new_tokens", "integer", "Max new tokens", 64, least=1, most=512)
 _ITS_LENGTH = _LENGTH._replace(default=None, optional=True)  # defaults to the model's
+_SAMPLING = (
+    _LENGTH,
+    Field("temperature", "number", "Temperature (0 = greedy)", 0.8, most=4),
+    Field("top_p", "number", "Top-p", 0.95, least=0.01, most=1),
+    Field("seed", "integer", "Seed", least=0, most=2**31 - 1, optional=True),
+)
 
 
 def _first(served: ServedTask, values: Values) -> str:
@@ -320,6 +416,8 @@ def _answer(served: ServedTask, values: Values) -> dict[str, Any]:
 
 
 def _embed(served: ServedTask, values: Values) -> dict[str, Any]:
+    if served.task.interaction is not None:
+        raise ValueError("This model has a vector for each token: it has none for a text.")
     vectors = np.asarray(served.task.encode(values["texts"]), "float64")
     units = vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
     similarities = (units @ units.T).round(6).tolist()
@@ -347,6 +445,18 @@ def _drawing(values: Values) -> dict[str, Any]:
 
 def _complete(served: ServedTask, values: Values) -> dict[str, Any]:
     return {"texts": [served.task.generate(values["prompt"], **_drawing(values))]}
+
+
+def _has_chat_template(task: Any) -> bool:
+    return getattr(getattr(task, "tokenizer", None), "chat_template", None) is not None
+
+
+def _chat(served: ServedTask, values: Values) -> dict[str, Any]:
+    return {"texts": [served.task.chat(values["messages"], **_drawing(values))]}
+
+
+def _chat_stream(served: ServedTask, values: Values) -> Iterator[str]:
+    return served.task.chat(values["messages"], stream=True, **_drawing(values))
 
 
 def _complete_stream(served: ServedTask, values: Values) -> Iterator[str]:
@@ -404,15 +514,14 @@ VERBS = (
         explained=_first,
     ),
     Verb(
+        "chat", "Chat", ("CausalLM",),
+        (Field("messages", "messages", "Message", most=100, whole=True), *_SAMPLING), _chat,
+        stream=_chat_stream, needs=_has_chat_template,
+    ),
+    Verb(
         "complete", "Complete", ("CausalLM",),
-        (
-            Field("prompt", "text", "Prompt", whole=True), _LENGTH,
-            Field("temperature", "number", "Temperature; 0 takes the likeliest token", 0.8, most=4),
-            Field("top_p", "number", "Total probability of the tokens kept", 0.95, least=0.01,
-                  most=1),
-            Field("seed", "integer", "Seed", least=0, most=2**31 - 1, optional=True),
-        ),
-        _complete, stream=_complete_stream, explained=_prompt,
+        (Field("prompt", "text", "Prompt", whole=True), *_SAMPLING), _complete,
+        stream=_complete_stream, explained=_prompt,
     ),
     Verb(
         "caption", "Describe", ("ImageToText",),

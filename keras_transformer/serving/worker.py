@@ -10,6 +10,8 @@ from typing import Any, NamedTuple
 from keras_transformer.generation.samplers.samplers import RowRandom
 from keras_transformer.generation.scheduler import Finished, GenerationRequest, Progress, Scheduler
 from keras_transformer.serving.limits import TooManyRequests
+from keras_transformer.tasks.images.row_images import RowImages
+from keras_transformer.tasks.media.sources import SourceRows
 from keras_transformer.tasks.text.generating import GenerationCall
 
 _LOGGER = logging.getLogger("keras_transformer.serving")
@@ -44,7 +46,7 @@ class Job:
     """One text to generate.
 
     Args:
-        task: a `CausalLM`.
+        task: a `CausalLM`, or an `ImageToText` that takes conversations.
         ids: list of int, ids of the prompt.
         most: int, most new tokens.
         temperature: float; 0 takes the likeliest tokens.
@@ -54,6 +56,7 @@ class Job:
             gives the same texts for the same seed.
         tell: function, called from the worker's thread with `Piece`s and finally with `Done` or
             `Failed`.
+        images: the `RowImages` of a conversation, for an `ImageToText`.
         **options: options of `GenerationCall`: `stop`, `rules`, `constraint`, `guidance_scale`,
             `negative_prompts`.
 
@@ -63,8 +66,10 @@ class Job:
 
     def __init__(
         self, task: Any, ids: list[int], most: int, temperature: float, top_p: float, seed: int,
-        copy: int, tell: Callable[[Piece | Done | Failed], None], **options: Any,
+        copy: int, tell: Callable[[Piece | Done | Failed], None], images: Any = None,
+        **options: Any,
     ):  # fmt: skip
+        self.images = images
         sampler = RowRandom(cuts=temperature > 0 and top_p < 1)
         self.call = GenerationCall(
             task, [ids], further={}, max_new_tokens=most, sampler=sampler, seed=seed, **options
@@ -101,23 +106,24 @@ class Job:
 class _Group:
     """Jobs with equal settings, and the scheduler that decodes them."""
 
-    def __init__(self, scheduler: Scheduler, is_open: bool):
-        self.scheduler, self.is_open = scheduler, is_open
+    def __init__(self, scheduler: Scheduler, is_open: bool, images: dict[int, Any]):
+        self.scheduler, self.is_open, self.images = scheduler, is_open, images
         self.jobs: dict[int, Job] = {}
 
     def add(self, job: Job) -> None:
-        self.jobs[self.scheduler.add(job.request)] = job
+        index = self.scheduler.add(job.request)
+        self.jobs[index], self.images[index] = job, job.images
 
     def advance(self) -> None:
         """Run some decoding steps, after removing the jobs of clients that have left."""
         for index in [index for index, job in self.jobs.items() if job.left]:
             if self.scheduler.withdraw(index):
-                del self.jobs[index]
+                del self.jobs[index], self.images[index]
         for event in self.scheduler.advance(_STEPS):
             job = self.jobs[event.index]
             stopped = job.push(event)
             if isinstance(event, Finished):
-                del self.jobs[event.index]
+                del self.jobs[event.index], self.images[event.index]
             elif stopped or job.left:
                 self.scheduler.stop(event.index)
 
@@ -130,7 +136,7 @@ class Worker:
     until the job that causes the failure is alone and fails alone.
 
     Args:
-        task: a `CausalLM` with a tokenizer.
+        task: a `CausalLM` with a tokenizer, or an `ImageToText` that takes conversations.
         batch_size: int, texts decoded together.
         waiting: int, further jobs that may wait.
 
@@ -210,7 +216,9 @@ class Worker:
         """Generate two tokens, after which the server reports that it is ready."""
         ids = [self.task.end_ids[0] if self.task.end_ids else 0]
         most = 2 + self.task.published_rules().forced_tokens
-        group = self._group([Job(self.task, ids, most, 0, 1, 0, 0, lambda event: None)], False)
+        images = no_images(self.task)
+        job = Job(self.task, ids, most, 0, 1, 0, 0, lambda event: None, images)
+        group = self._group([job], False)
         try:
             while group.jobs and not self._ends:
                 group.advance()
@@ -243,15 +251,18 @@ class Worker:
         return False
 
     def _group(self, jobs: Sequence[Job], is_open: bool) -> _Group:
+        images: dict[int, Any] = {}  # of the jobs, by the scheduler's numbers of their prompts
+        own = jobs[0].images is not None
         scheduler = Scheduler(
             self.task.engine,
             jobs[0].settings,
             self.task.generator.format.engine_inputs,
             self.batch_size,
             longest=jobs[0].call.scheduler.longest,
+            further=SourceRows.by_name(self.task, images) if own else None,
             row_counts=row_counts(self.batch_size),
         )
-        group = _Group(scheduler, is_open)
+        group = _Group(scheduler, is_open, images)
         for job in jobs:
             group.add(job)
         return group
@@ -277,6 +288,11 @@ class Worker:
             half = len(jobs) // 2
             halves = [self._group(part, is_open=False) for part in (jobs[:half], jobs[half:])]
             self._groups = [*self._groups, *halves]
+
+
+def no_images(task: Any) -> RowImages | None:
+    """Return the images of a text without any; None if the task reads texts alone."""
+    return RowImages() if getattr(task, "takes_conversations", False) else None
 
 
 def row_counts(batch_size: int) -> tuple[int, ...]:

@@ -26,17 +26,27 @@ def listed_column(column: Any) -> list:
 
 
 def undecoded(table: Any, name: str) -> Any:
-    """Switch off decoding for a column of images or audio of a `datasets.Dataset`.
+    """Switch off decoding for a column of a `datasets.Dataset`: images, audio, or lists of them.
 
     Its values are then encoded files, which are decoded when they are needed, and a damaged file
     is an error of its own row.
     """
-    features = getattr(table, "features", None) or {}
-    feature = features.get(name)
-    custom = (getattr(table, "format", None) or {}).get("type") == "custom"  # a user's function
-    if custom or not (dataclasses.is_dataclass(feature) and hasattr(feature, "decode")):
+    features = getattr(table, "features", None)
+    feature = _encoded(features.get(name)) if isinstance(features, Mapping) else None
+    if feature is None:
         return table
-    return table.cast_column(name, dataclasses.replace(feature, decode=False))
+    custom = (getattr(table, "format", None) or {}).get("type") == "custom"  # a user's function
+    return table if custom else table.cast_column(name, feature)
+
+
+def _encoded(feature: Any) -> Any:
+    """Return a feature of `datasets` whose values stay encoded files; None if it decodes none."""
+    if not dataclasses.is_dataclass(feature):
+        return None
+    if hasattr(feature, "decode"):
+        return dataclasses.replace(feature, decode=False)
+    inner = _encoded(getattr(feature, "feature", None))  # of a list
+    return None if inner is None else dataclasses.replace(feature, feature=inner)
 
 
 class TableColumn(Sequence):

@@ -18,9 +18,12 @@ from keras_transformer.support.checking import check_bool
 
 # from malloc.h
 _M_TRIM_THRESHOLD = -1
+_M_MMAP_THRESHOLD = -3
 _M_MMAP_MAX = -4
 _M_ARENA_MAX = -8
 _TUNED = {_M_MMAP_MAX: 0, _M_TRIM_THRESHOLD: -1}
+# Blocks from a mebibyte on are taken from the system and returned to it one by one.
+_SAVING = {_M_MMAP_THRESHOLD: 2**20, _M_MMAP_MAX: 2**16, _M_TRIM_THRESHOLD: 2**20}
 # Environment variables with which a user makes the same settings. They take precedence.
 _SETTINGS = (
     "GLIBC_TUNABLES",
@@ -43,7 +46,8 @@ def tune_process(enabled: bool = True) -> bool:
     The first model, or optimizer of this library, does this automatically and logs a line at level
     INFO. Call `tune_process(False)` before it to prevent that; call `tune_process()` in programs
     that use only layers, or create a Keras optimizer before the model. Afterwards the process keeps
-    its peak memory until it ends.
+    its peak memory until it ends, or until a model is loaded as integers or gets adapters over
+    integers: those are to take little memory, so that freed memory is returned from then on.
 
     Large freed blocks are kept only in the main thread. Therefore JAX then runs programs in the
     thread that calls them; on TensorFlow all threads share one memory arena, so that other threads,
@@ -97,6 +101,23 @@ def release_memory() -> None:
     """
     if _has_glibc():
         ctypes.CDLL(None).malloc_trim(0)
+
+
+def save_memory() -> None:
+    """Let the C library return large blocks as soon as they are freed, instead of keeping them.
+
+    What large blocks leave between small ones does not fit the next large block, so that a process
+    that keeps them takes about twice the memory that it uses. The same variables of the environment
+    take precedence as for `tune_process`, whose settings this replaces.
+    """
+    global _tuned
+    if not _has_glibc() or any(name in os.environ for name in _SETTINGS):
+        return
+    libc = ctypes.CDLL(None)
+    for setting, value in _SAVING.items():
+        libc.mallopt(setting, value)
+    _tuned = False
+    release_memory()
 
 
 class SlowSteps:

@@ -116,3 +116,17 @@ class ShapeBuckets:
             if len(known) > _MOST_KNOWN:
                 known.popitem(last=False)
             return size
+
+
+class RoundedSizes(ShapeBuckets):
+    """Sizes that are rounded but do not depend on earlier ones.
+
+    Padding changes the last bits of a result. With these sizes a program that starts again repeats
+    the results of one that ran through.
+    """
+
+    def choose(self, wanted, most=None, group=(), times=1):
+        return wanted
+
+    def __reduce__(self):
+        return RoundedSizes, ()

@@ -4,8 +4,10 @@ from keras_transformer.processors.processor import Processor
 from keras_transformer.tasks.base.head import Head
 from keras_transformer.tasks.base.task import Task
 from keras_transformer.tasks.data.text import TextProcessor
+from keras_transformer.tasks.images.depth_estimator import DepthEstimator, DepthMap
 from keras_transformer.tasks.images.image_classifier import ImageClassifier
 from keras_transformer.tasks.images.image_embedder import ImageEmbedder
+from keras_transformer.tasks.images.image_segmenter import ImageSegmenter, Segmentation
 from keras_transformer.tasks.images.image_to_text import ImageToText
 from keras_transformer.tasks.series.forecaster import Forecaster
 from keras_transformer.tasks.series.sampled_forecaster import SampledForecaster
@@ -14,6 +16,7 @@ from keras_transformer.tasks.speech.ctc_speech_to_text import CTCSpeechToText
 from keras_transformer.tasks.speech.speech_to_text import SpeechToText
 from keras_transformer.tasks.text.causal_lm import CausalLM
 from keras_transformer.tasks.text.generator import Generator, PromptFormat
+from keras_transformer.tasks.text.late_interaction import LateInteraction
 from keras_transformer.tasks.text.masked_lm import MaskedLM
 from keras_transformer.tasks.text.question_answerer import QuestionAnswerer
 from keras_transformer.tasks.text.seq2seq_lm import Seq2SeqLM
@@ -26,17 +29,22 @@ __all__ = [
     "AudioClassifier",
     "CTCSpeechToText",
     "CausalLM",
+    "DepthEstimator",
+    "DepthMap",
     "Forecaster",
     "Generator",
     "Head",
     "ImageClassifier",
     "ImageEmbedder",
+    "ImageSegmenter",
     "ImageToText",
+    "LateInteraction",
     "MaskedLM",
     "Processor",
     "PromptFormat",
     "QuestionAnswerer",
     "SampledForecaster",
+    "Segmentation",
     "Seq2SeqLM",
     "SequenceClassifier",
     "SequenceLabeler",

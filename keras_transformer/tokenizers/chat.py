@@ -7,7 +7,7 @@ import atexit
 import json
 import os
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from keras_transformer.support import bounded_child
@@ -40,33 +40,51 @@ def render_chat(
     **variables: Any,
 ) -> str:
     """Return the text of a chat, as Transformers' `apply_chat_template` does."""
-    messages = _checked(messages)
+    given = {
+        **(special_tokens or {}),
+        "messages": check_messages(messages),
+        "tools": check_values(tools, "tools"),
+        "documents": None,
+        "add_generation_prompt": add_generation_prompt,
+        **{name: check_values(value, name) for name, value in variables.items()},
+    }
+    return text_of(*render_all(template, [given])[0])
+
+
+def render_all(template: str, chats: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
+    """Render a template with the variables of several chats.
+
+    Returns the kind of each result and a text, for `text_of`.
+    """
     if not isinstance(template, str) or len(template) > MAX_TEMPLATE:
         raise ValueError(
             f"A chat template must be a string of at most {MAX_TEMPLATE:,} characters, received "
             f"{f'{len(template):,}' if isinstance(template, str) else type(template).__name__}."
         )
-    given = {
-        **(special_tokens or {}),
-        "messages": messages,
-        "tools": _plain(tools, "tools"),
-        "documents": None,
-        "add_generation_prompt": add_generation_prompt,
-        **{name: _plain(value, name) for name, value in variables.items()},
-    }
     try:
-        kind, text = render_apart(template, given)
+        return render_chats_apart(template, chats)
     except ImportError as error:
         raise ImportError(
             "Chat templates need the package jinja2, which is not installed. "
             'Install it with: pip install "keras_transformer[generation]"'
         ) from error
+
+
+def text_of(kind: str, text: str) -> str:
+    """Return the text of a rendered chat. Raises ValueError if the template failed."""
     if kind == "text":
         return text
     raise ValueError(f"The chat template {_WRONG[kind]}{text}")
 
 
-def _checked(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+def check_messages(
+    messages: Sequence[Mapping[str, Any]], check_content: Callable[[Any, str], None] | None = None
+) -> list[dict[str, Any]]:
+    """Return the messages of a chat as dicts. Raises ValueError if one is invalid.
+
+    The content of a message that calls tools may be None or missing. Contents are strings, or what
+    `check_content` lets pass; it takes a content, and how errors name the message.
+    """
     if not isinstance(messages, (list, tuple)) or not messages:
         what = "empty" if isinstance(messages, (list, tuple)) else type(messages).__name__
         raise ValueError(f"`messages` must be a list of at least one message, but is {what}.")
@@ -77,13 +95,19 @@ def _checked(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
                 f"{type(message).__name__}."
             )
         for key in ("role", "content"):
-            if not isinstance(message.get(key), str):
+            if key == "content" and message.get(key) is None and message.get("tool_calls"):
+                continue
+            if key == "content" and check_content is not None and key in message:
+                check_content(message[key], f"messages[{place}]")
+            elif not isinstance(message.get(key), str):
                 found = f"is {type(message[key]).__name__}" if key in message else "is missing"
                 raise ValueError(f"messages[{place}]: {key!r} must be a string, but {found}.")
-    return [_plain(dict(message), f"messages[{place}]") for place, message in enumerate(messages)]
+    return [
+        check_values(dict(message), f"messages[{place}]") for place, message in enumerate(messages)
+    ]
 
 
-def _plain(value: Any, name: str) -> Any:
+def check_values(value: Any, name: str) -> Any:
     """Return a value. Raises ValueError if it cannot be written as JSON."""
     try:
         json.dumps(value)
@@ -93,17 +117,36 @@ def _plain(value: Any, name: str) -> Any:
 
 
 def render_apart(
-    template: str, given: dict[str, Any], seconds: float = SECONDS, patience: float = PATIENCE
+    template: str, given: Mapping[str, Any], seconds: float = SECONDS, patience: float = PATIENCE
 ) -> tuple[str, str]:
+    """Render one chat as `render_chats_apart` does."""
+    return render_chats_apart(template, [given], seconds, patience)[0]
+
+
+def render_chats_apart(
+    template: str,
+    chats: Sequence[Mapping[str, Any]],
+    seconds: float = SECONDS,
+    patience: float = PATIENCE,
+) -> list[tuple[str, str]]:
     """Render a template in another process, which is killed if it exceeds its limits.
 
-    Returns the kind of the result and a text: `"text"` with the chat, or a key of `_WRONG` with
-    the end of the error message.
+    Returns for each chat the kind of the result and a text: `"text"` with the chat, or a key of
+    `_WRONG` with the end of the error message.
     """
-    global _process
-    request = json.dumps([template, given]).encode()
+    request = json.dumps([template, chats]).encode()
     if len(request) > MAX_REQUEST:
-        return "size", f"with the chat it has {len(request):,} bytes, more than {MAX_REQUEST:,}"
+        why = f"with the chat it has {len(request):,} bytes, more than {MAX_REQUEST:,}"
+        return [("size", why)] * len(chats)
+    kind, answer = _asked(request, seconds, patience)
+    if kind != "texts":
+        return [(kind, answer)] * len(chats)
+    return [(kind, text) for kind, text in json.loads(answer)]
+
+
+def _asked(request: bytes, seconds: float, patience: float) -> tuple[str, str]:
+    """Return the kind and the text of the process's answer."""
+    global _process
     with _lock:
         for _ in range(2):
             if _process is None:
@@ -138,7 +181,7 @@ def _started() -> BoundedProcess:
         MEMORY,
         ("jinja2", "markupsafe"),
         PATIENCE,
-        4 * chat_child.MAX_TEXT,
+        8 * chat_child.MAX_TEXT,  # in JSON a character has up to 6 bytes
     )
 
 

@@ -14,6 +14,8 @@ import json
 
 MAX_TEXT = 16 * 2**20  # characters
 _MAX_MESSAGE = 2000  # characters
+# Variables with the characters that are put before and after what the assistant writes.
+GENERATION_MARKS = ("generation_begin_mark", "generation_end_mark")
 # Number of templates that stay compiled, since compiling takes longer than rendering.
 _KEPT_TEMPLATES = 4
 
@@ -25,14 +27,22 @@ def make_environment():
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
     class GenerationBlock(jinja2.ext.Extension):
-        """Jinja extension for `{% generation %}`, which marks assistant text. Renders it as is."""
+        """Jinja extension for `{% generation %}`, which marks what the assistant writes.
+
+        The text within it is rendered as it is, between the two `GENERATION_MARKS`.
+        """
 
         tags = frozenset({"generation"})
 
         def parse(self, parser):
             line = next(parser.stream).lineno
             body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
-            return jinja2.nodes.Scope(body).set_lineno(line)
+            # Both variables are undefined, and print nothing, unless the marks are asked for.
+            around = [
+                jinja2.nodes.Output([jinja2.nodes.Name(name, "load")]).set_lineno(line)
+                for name in GENERATION_MARKS
+            ]
+            return jinja2.nodes.Scope([around[0], *body, around[1]]).set_lineno(line)
 
     def tojson(value, ensure_ascii=False, indent=None, separators=None, sort_keys=False):
         # Not Jinja's own filter, which escapes HTML characters.
@@ -54,16 +64,15 @@ def make_environment():
     return environment
 
 
-def render(compiled, request):
-    """Return the kind of a request's result, and the text or the message."""
+def render(compiled, source, given, most=MAX_TEXT):
+    """Return the kind of a result, and the text, of at most `most` characters, or the message."""
     import jinja2
 
     try:
-        source, given = json.loads(request)
         text = compiled(source).render(given)
-        if len(text) <= MAX_TEXT:
+        if len(text) <= most:
             return "text", text
-        kind, message = "size", f"it makes {len(text):,} characters, more than {MAX_TEXT:,}"
+        kind, message = "size", f"it makes {len(text):,} characters, more than {most:,}"
     except jinja2.TemplateSyntaxError as error:
         kind, message = "syntax", f"{error.lineno}: {error.message}"
     except jinja2.exceptions.SecurityError as error:
@@ -83,10 +92,14 @@ def prepare():
     compiled = functools.lru_cache(_KEPT_TEMPLATES)(environment.from_string)
     # Formatting a date, printing and failing import modules late, when files may be out of reach.
     for source in ("{{ strftime_now('%c') }}{{ 1|pprint }}", "{{ 1 / 0 }}"):
-        render(compiled, json.dumps([source, {}]))
+        render(compiled, source, {})
 
     def answer(request):
-        kind, text = render(compiled, request)
-        return kind, text.encode("utf-8", "surrogatepass")
+        source, chats = json.loads(request)
+        results, most = [], MAX_TEXT
+        for given in chats:
+            results.append(render(compiled, source, given, most))
+            most -= len(results[-1][1])
+        return "texts", json.dumps(results, ensure_ascii=False).encode("utf-8", "surrogatepass")
 
     return answer

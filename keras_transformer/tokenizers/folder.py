@@ -112,6 +112,7 @@ _CLASS_OF_MODEL = {
     "mpt": "GPTNeoXTokenizer",
     "modernbert-decoder": GENERIC,
     "mt5": "T5Tokenizer",
+    "switch_transformers": "T5Tokenizer",
     "nemotron": GENERIC,
     "openai-gpt": "OpenAIGPTTokenizer",
     "pegasus": "PegasusTokenizer",

@@ -122,6 +122,12 @@ class Vocabulary:
         with self._refusing("decode"):
             return self._backend.decode(ids)
 
+    def decode_whole(self, ids: Sequence[int] | np.ndarray) -> str:
+        """Return the text of ids with special tokens written out; otherwise as `decode`."""
+        ids = self._check_ids(ids, "ids")
+        with self._refusing("decode"):
+            return self._backend.decode(ids, skip_special_tokens=False)
+
     @hint_on_foreign_arguments
     def decode_batch(self, ids: Sequence[Sequence[int]] | np.ndarray) -> list[str]:
         """Return the texts of many rows of ids, computed in parallel; see `decode`.

@@ -1,6 +1,7 @@
 """Training runs that can be killed at any moment and resumed as if nothing had happened."""
 
 import json
+import math
 import os
 import re
 import warnings
@@ -12,14 +13,29 @@ import keras
 import numpy as np
 
 from keras_transformer.config.structure import without_numbers
+from keras_transformer.distribution.processes import (
+    check_processes,
+    gather_values,
+    process_count,
+    process_index,
+)
+from keras_transformer.distribution.spread import MODELS
 from keras_transformer.models.runtime.accumulation import batches_of_update
 from keras_transformer.support.checking import check_int, check_path, describe, shorten
-from keras_transformer.support.files import SafetensorsFile, has_file, naming, write_safetensors
+from keras_transformer.support.files import naming
 from keras_transformer.support.scratch import PathLock
-from keras_transformer.training.averaging import to_numpy
+from keras_transformer.training.run_states import (
+    StateFile,
+    StateShards,
+    latest,
+    place_of,
+    splits,
+)
 
 _FILE = "state.safetensors"
+_SHARDS = "shards"
 _SHAPE = "shape."
+_BYTES = 4  # of a number, for a message
 _LONGEST = 200  # characters of a state that a message quotes
 
 
@@ -31,6 +47,12 @@ class ResumableRun(keras.callbacks.Callback):
     run that is killed, even while saving, resumes from a complete file. After a restart of the same
     program, `fit` reports the losses of an uninterrupted run, as far as the backend is
     deterministic.
+
+    If several processes train, or devices share the weights, each process writes its part of the
+    state, in the background (`distribution.ShardedCheckpoints`), to a directory that all of them
+    see. The run goes on with any number of processes and devices, also within an epoch, if the
+    dataset is a `distribution.shard_of` the same whole batches. Processes that differ in their
+    packages, their data or their model are refused before the first step.
 
     Call `keras.utils.set_random_seed` before the model is made, and put this last among the
     callbacks: the effects of earlier callbacks on an epoch then belong to the saved epoch.
@@ -50,6 +72,7 @@ class ResumableRun(keras.callbacks.Callback):
         OSError: from `fit`, if the state cannot be written, as on a full disk (the last state is
             kept); if another process has a run in this directory; or if another run of this
             process has since begun there.
+        ImportError: from `fit` on JAX, if several devices share the state and Orbax is missing.
 
     Example:
     ```python
@@ -91,25 +114,36 @@ class ResumableRun(keras.callbacks.Callback):
 
     def on_train_begin(self, logs=None):
         self._run = _description(self.model, self.dataset)
-        self._within = (0, 0, {})  # epoch, its finished batches, its metrics
+        self._within = (0, 0)  # epoch, its finished batches
         self._warnings = None
         self._torch = _TorchGenerators()
         self._take_lock()
-        if not has_file(self.path):
+        several, shards = splits(self.model), self.path.with_name(_SHARDS)
+        file = StateFile(self.path)
+        states = [file]
+        if several or shards.is_dir():
+            states.append(StateShards(shards))
+        self._resumed = latest(states, _position)
+        self._state = states[-1] if several else file
+        self._check_processes()
+        if self._resumed is None:
             return
-        self.model.optimizer.build(self.model.trainable_variables)
+        kept = _values(self._resumed)
+        trained = self.model.trainable_variables
+        if self.model in MODELS:  # states of the optimizer are spread too
+            MODELS[self.model].build(self.model.optimizer, trained)
+        else:
+            self.model.optimizer.build(trained)
         variables = _variables(self.model)
-        kept, tensors = self._read(variables)
-        metrics = {n: tensors.pop(n) for n in list(tensors) if n.startswith("metrics/")}
-        for name, variable in variables.items():
-            variable.assign(tensors[_place(name)])
-        self._within = (kept["epoch"], kept["batch"], metrics)
-        self._torch = _TorchGenerators(kept["torch_seed"], tensors)
+        self._check(kept, variables)
+        self._resumed.restore({place_of(name): each for name, each in variables.items()})
+        self._within = (kept["epoch"], kept["batch"])
+        self._torch = _TorchGenerators(kept.get("torch_seed"), self._resumed.own())
         self.model._initial_epoch = kept["epoch"]  # as Keras's `BackupAndRestore` does
 
     def on_epoch_begin(self, epoch, logs=None):
         self.model._initial_epoch = 0  # used already; another `fit` has its own first epoch
-        resumed, batch, metrics = self._within
+        resumed, batch = self._within
         self._epoch, self._first = epoch, batch if epoch == resumed else 0
         self._done = self._first
         if self.dataset is None:
@@ -117,7 +151,7 @@ class ResumableRun(keras.callbacks.Callback):
         self.dataset.epoch = epoch
         self.dataset.first_batch = self._first
         if self._first:
-            self._restore_metrics(metrics)
+            self._restore_metrics()
             # Keras would expect as many batches as in other epochs.
             self._warnings = warnings.catch_warnings()
             self._warnings.__enter__()
@@ -148,10 +182,37 @@ class ResumableRun(keras.callbacks.Callback):
 
     def on_train_end(self, logs=None):
         self.model._initial_epoch = 0
+        self._state.close()
         self._lock.release()
 
     def _take_lock(self):
         """Allow one run at a time in a directory: two would resume from each other's state."""
+        failed = ""
+        try:
+            if process_index() == 0:
+                self._take_own_lock()
+        except OSError as error:
+            if process_count() == 1:
+                raise
+            failed = str(error)
+        if process_count() == 1:
+            return
+        if message := next(filter(None, gather_values(failed)), None):
+            raise OSError(message)
+        missing = [i for i, seen in enumerate(gather_values(self._lock.file.exists())) if not seen]
+        if missing:
+            raise ValueError(
+                f"Of {process_count()} processes, these do not see the folder {self.path.parent} "
+                f"of process 0: {missing}. Name a folder on a file system that all hosts share."
+            )
+
+    def _check_processes(self):
+        if process_count() > 1:
+            resumed = self._resumed
+            position = None if resumed is None else list(_position(resumed))
+            check_processes(state=position, steps_between_saves=self.every, run=self._run)
+
+    def _take_own_lock(self):
         place = self.path.absolute()
         earlier = self._locks.pop(place, None)
         if earlier is not None:
@@ -165,48 +226,26 @@ class ResumableRun(keras.callbacks.Callback):
             )
         self._locks[place] = self._lock
 
-    def _read(self, variables: dict[str, Any]) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-        """Read position and tensors of the state, and check them against the variables."""
-        try:
-            file = SafetensorsFile(self.path)
-            kept = json.loads(file.metadata.get("run", "null"))
-            of, epoch, batch = (kept[name] for name in ("of", "epoch", "batch"))
-            if not (isinstance(of, dict) and isinstance(epoch, int) and isinstance(batch, int)):
-                raise TypeError("it does not say where in a run it was saved")
-            kept.setdefault("torch_seed", None)
-        except (KeyError, TypeError, ValueError) as error:
-            raise ValueError(
-                f"{self.path} is not the state of a run: {error}. Remove it to start anew."
-            ) from error
-        self._refuse_other(of)
-        tensors = {_place(name): tensor for name, tensor in file.items()}
-        for name, variable in variables.items():
-            place = _place(name)
-            shape = tensors[place].shape if place in tensors else None
-            if shape != tuple(variable.shape):
-                raise ValueError(
-                    f"{self.path} does not fit this run: {name!r} has the shape {shape} there and "
-                    f"{tuple(variable.shape)} here. Remove the file to start anew."
-                )
-        return kept, tensors
+    def _check(self, kept: dict[str, Any], variables: dict[str, Any]) -> None:
+        """Raise ValueError unless the state fits this run and its variables."""
+        self._refuse_other(kept["of"])
+        _check_shapes(self._resumed, variables, "Remove it to start anew.")
 
     def _save(self, epoch, batch, logs):
         if not np.isfinite(float((logs or {}).get("loss", 0.0))):
             return  # a state with a NaN loss would be useless
         variables = {**_variables(self.model), **(_metric_variables(self.model) if batch else {})}
-        tensors = {name: to_numpy(variable) for name, variable in variables.items()}
-        tensors |= self._torch.states()
         place = {"epoch": epoch, "batch": batch, "torch_seed": self._torch.seed}
-        metadata = {"run": json.dumps({**place, "of": self._run})}
-        if not self._lock.held:
+        number = epoch * (self.dataset.batches_per_epoch if self.dataset else 1) + batch
+        if process_index() == 0 and not self._lock.held:
             raise OSError(
                 f"Another run of this process has begun in {self.path.parent}: use two directories."
             )
         try:
-            write_safetensors(self.path, tensors, metadata)
+            self._state.save(number, variables, self._torch.states(), {**place, "of": self._run})
         except OSError as error:
             self._lock.release()
-            size = sum(tensor.nbytes for tensor in tensors.values())
+            size = sum(math.prod(v.shape) * _BYTES for v in variables.values())
             kept = " The previous one is still there." if self.path.exists() else ""
             message = (
                 f"The state of the run, {size / 2**20:,.1f} MiB, could not be written to "
@@ -215,19 +254,19 @@ class ResumableRun(keras.callbacks.Callback):
             number = () if error.errno is None else (error.errno,)
             raise OSError(*number, message) from error
 
-    def _restore_metrics(self, kept: dict[str, np.ndarray]):
+    def _restore_metrics(self):
         """Restore the metrics of a partial epoch; Keras makes some of them only in a first step."""
         batch = next(self.dataset.examples_of_shapes())
         self.model._symbolic_build(data_batch=batch)
         variables = _metric_variables(self.model)
-        if set(variables) != set(kept):
+        kept = {name for name in self._resumed.shapes() if name.startswith("metrics/")}
+        if set(variables) != kept:
             then, now = (", ".join(map(_quoted, sorted(names)[:20])) for names in (kept, variables))
             raise ValueError(
-                f"The state in {self.path} was saved within an epoch, with these metrics: "
+                f"The state in {self._resumed.path} was saved within an epoch, with these metrics: "
                 f"{then}; but the model has {now}. Compile it with the same metrics."
             )
-        for name, variable in variables.items():
-            variable.assign(kept[name])
+        self._resumed.restore(variables)
 
     def _refuse_other(self, kept: dict):
         now, kept = json.loads(json.dumps(self._run)), _without_numbers(kept)
@@ -243,6 +282,80 @@ class ResumableRun(keras.callbacks.Callback):
                 f"The state in {self.path} belongs to another run:\n  "
                 + "\n  ".join(shown[:8])
                 + f"{more}\nUse the earlier settings, or another directory to start anew."
+            )
+
+
+def load_run(model: keras.Model, directory: str | os.PathLike) -> None:
+    """Load the weights of a run into a model, such as to save it as a preset.
+
+    One process can read what many wrote, a tensor at a time: it needs memory for the weights, not
+    for optimizer states.
+
+    Args:
+        model: a `keras.Model` made as that of the run; it need not be compiled.
+        directory: the directory of a `ResumableRun`.
+
+    Raises:
+        FileNotFoundError: if there is no state of a run.
+        ValueError: if the state is that of another model. The model is then unchanged.
+
+    Example:
+    ```python
+    import tempfile
+    import keras_transformer as kt
+
+    folder = tempfile.mkdtemp()
+    classifier = kt.TextClassifier.from_preset("minilm_l6_en", num_classes=2)
+    run = kt.training.ResumableRun(folder)
+    classifier.fit(["a warm film", "dull"], [1, 0], verbose=0, callbacks=[run])
+    again = kt.TextClassifier.from_preset("minilm_l6_en", num_classes=2)
+    kt.training.load_run(again, folder)
+    again.save_to_preset(f"{folder}/preset")
+    ```
+    """
+    path = Path(check_path("directory", directory))
+    states: list[StateFile | StateShards] = [StateFile(path / _FILE)]
+    if (path / _SHARDS).is_dir():
+        states.append(StateShards(path / _SHARDS))
+    state = latest(states, _position)
+    if state is None:
+        raise FileNotFoundError(f"{path} has no state of a run.")
+    variables = {f"model/{i}/{v.path}": v for i, v in enumerate(model.variables)}
+    _check_shapes(state, variables, "Make the model as in the run.")
+    for name, variable in variables.items():
+        state.restore({place_of(name): variable})
+    for each in states:
+        each.close()
+
+
+def _position(state: StateFile | StateShards) -> tuple[int, int]:
+    """Return the epoch of a state, and its finished batches."""
+    kept = _values(state)
+    return kept["epoch"], kept["batch"]
+
+
+def _values(state: StateFile | StateShards) -> dict[str, Any]:
+    """Return the values of a state. Raises ValueError if they are not those of a run."""
+    try:
+        kept = state.values()
+        of, epoch, batch = (kept[name] for name in ("of", "epoch", "batch"))
+        if not (isinstance(of, dict) and isinstance(epoch, int) and isinstance(batch, int)):
+            raise TypeError("it does not say where in a run it was saved")
+    except (KeyError, TypeError, ValueError) as error:
+        raise ValueError(
+            f"{state.path} is not the state of a run: {error}. Remove it to start anew."
+        ) from error
+    return kept
+
+
+def _check_shapes(state: StateFile | StateShards, variables: dict[str, Any], advice: str) -> None:
+    shapes = state.shapes()
+    for name, variable in variables.items():
+        shape = shapes.get(place_of(name))
+        if shape != tuple(variable.shape):
+            raise ValueError(
+                f"{state.path} does not fit this model: {name!r} has the shape {shape} there and "
+                f"{tuple(variable.shape)} here. {advice}"
             )
 
 
@@ -277,16 +390,6 @@ def _metric_variables(model) -> dict[str, Any]:
             strict=True,
         )
     )
-
-
-def _place(name: str) -> str:
-    """Return the key of a tensor of a state, such as `model/0` for `model/0/dense_1/kernel`.
-
-    The rest of the name is for people: names of the optimizer's variables, and names in older
-    files, contain the numbers that Keras gave the layers in the process that wrote them.
-    """
-    group, *further = name.split("/")
-    return f"{group}/{further[0]}" if further and group in ("model", "optimizer") else name
 
 
 def _without_numbers(run: dict[str, Any]) -> dict[str, Any]:
@@ -344,6 +447,7 @@ def _description(model, dataset) -> dict[str, Any]:
     values["shape"] = {_within_model(v): list(v.shape) for v in model.trainable_variables}
     if hasattr(dataset, "description"):
         values["data"] = dataset.description
+    values |= getattr(model, "run_values", {})
     return _without_numbers(dict(_flat("", values)))
 
 

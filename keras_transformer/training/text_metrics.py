@@ -1,10 +1,19 @@
-"""Metrics that compare generated texts with references: BLEU, ROUGE, edit distance, WER."""
+"""Metrics that compare generated texts with references: BLEU, chrF, ROUGE, WER, exact match."""
 
 import importlib
+import re
+import string
 from collections.abc import Callable, Sequence
 from types import ModuleType
+from typing import Any, ClassVar
 
-from keras_transformer.support.checking import check_bool, check_choice, check_text, describe
+from keras_transformer.support.checking import (
+    check_bool,
+    check_choice,
+    check_int,
+    check_text,
+    describe,
+)
 
 
 class TextMetric:
@@ -12,6 +21,9 @@ class TextMetric:
 
     It has the methods of a `keras.metrics.Metric`. A subclass implements `score`.
     """
+
+    higher_is_better: ClassVar[bool] = True
+    package: ClassVar[str] = "keras_transformer"  # the installed package that computes it
 
     def __init__(self):
         self.reset_state()
@@ -74,6 +86,8 @@ class BLEU(TextMetric):
     Source: Papineni et al. 2002; Post 2018, "A Call for Clarity in Reporting BLEU Scores".
     """
 
+    package = "sacrebleu"
+
     def __init__(self, tokenize: str = "13a", lowercase: bool = False):
         lowercase = check_bool("lowercase", lowercase)
         sacrebleu = _package("sacrebleu", "BLEU")
@@ -85,13 +99,50 @@ class BLEU(TextMetric):
 
     def score(self, hypotheses, references) -> float:
         """Return BLEU. Raises ValueError if texts have different numbers of references."""
-        counts = {len(texts) for texts in references}
-        if len(counts) > 1:
-            raise ValueError(
-                f"All texts must have the same number of references, got {sorted(counts)}."
-            )
-        columns = [list(texts) for texts in zip(*references, strict=True)]
-        return self._metric.corpus_score(hypotheses, columns).score
+        return self._metric.corpus_score(hypotheses, _columns(references)).score
+
+    @property
+    def signature(self) -> str:
+        """Signature by which sacrebleu describes how the last result was computed."""
+        return str(self._metric.get_signature())
+
+
+class CHRF(TextMetric):
+    """Corpus chrF of texts, as sacrebleu computes it: the F-score of their character n-grams.
+
+    It has the methods of a `keras.metrics.Metric`; the result is from 0 to 100. It needs no words,
+    and so suits languages with rich morphology or without spaces better than BLEU.
+
+    Args:
+        word_order: int, the longest n-grams of words that count too: 0 for chrF, 2 for chrF++.
+
+    Raises:
+        ImportError: if sacrebleu is not installed.
+        ValueError: if `word_order` is not an integer from 0 to 6.
+
+    Example:
+    ```python
+    from keras_transformer.training import CHRF
+
+    chrf = CHRF()
+    chrf.update_state(["ein hund rennt"], ["ein hund rennt"])
+    assert round(chrf.result()) == 100
+    ```
+
+    Source: Popović 2015, "chrF: character n-gram F-score for automatic MT evaluation"; Popović
+    2017, "chrF++: words helping character n-grams".
+    """
+
+    package = "sacrebleu"
+
+    def __init__(self, word_order: int = 0):
+        word_order = check_int("word_order", word_order, at_least=0, at_most=6)
+        self._metric = _package("sacrebleu", "CHRF").metrics.CHRF(word_order=word_order)
+        super().__init__()
+
+    def score(self, hypotheses, references) -> float:
+        """Return chrF. Raises ValueError if texts have different numbers of references."""
+        return self._metric.corpus_score(hypotheses, _columns(references)).score
 
     @property
     def signature(self) -> str:
@@ -129,6 +180,8 @@ class ROUGE(TextMetric):
     Source: Lin 2004, "ROUGE: A Package for Automatic Evaluation of Summaries", sections 2 and 3.
     """
 
+    package = "rouge-score"
+
     def __init__(
         self,
         kind: str = "rougeL",
@@ -162,10 +215,11 @@ class EditDistance(TextMetric):
         normalize: bool, divide by the number of characters or words in all references: the
             character or word error rate, which may be above 1. If False, the result is the mean
             distance per text.
+        ignore: sequence of what does not count, as for `ExactMatch`. Defaults to nothing.
 
     Raises:
         ImportError: if rapidfuzz is not installed.
-        ValueError: if `unit` is neither of the two.
+        ValueError: if `unit` is neither of the two, or `ignore` has an unknown name.
 
     Example:
     ```python
@@ -180,8 +234,12 @@ class EditDistance(TextMetric):
     reversals".
     """
 
-    def __init__(self, unit: str = "character", normalize: bool = True):
+    higher_is_better = False
+    package = "rapidfuzz"
+
+    def __init__(self, unit: str = "character", normalize: bool = True, ignore: Sequence[str] = ()):
         self.unit = check_choice("unit", unit, ("character", "word"))
+        self._plain = _without(ignore)
         self.normalize = check_bool("normalize", normalize)
         package = _package("rapidfuzz.distance", type(self).__name__, "rapidfuzz", "metrics")
         self._distance = package.Levenshtein.distance
@@ -199,17 +257,22 @@ class EditDistance(TextMetric):
         return errors / total if total else float("inf") if errors else 0.0
 
     def _parts(self, text: str) -> Sequence[str]:
+        text = self._plain(text)
         return text if self.unit == "character" else text.split()
 
 
 class WordErrorRate(EditDistance):
     """Words inserted, deleted or changed, as a share of the words in the references.
 
-    The same as `EditDistance(unit="word")`. 0.0 is best; the rate may be above 1. Case and
-    punctuation count: normalize both sides first.
+    The same as `EditDistance(unit="word")`. 0.0 is best; the rate may be above 1.
+
+    Args:
+        ignore: sequence of what does not count, as for `ExactMatch`: `("case", "punctuation")` for
+            a recognizer that writes both and references that do not. Defaults to nothing.
 
     Raises:
         ImportError: if rapidfuzz is not installed.
+        ValueError: if `ignore` has an unknown name.
 
     Example:
     ```python
@@ -221,8 +284,82 @@ class WordErrorRate(EditDistance):
     ```
     """
 
-    def __init__(self):
-        super().__init__(unit="word")
+    def __init__(self, ignore: Sequence[str] = ()):
+        super().__init__(unit="word", ignore=ignore)
+
+
+class ExactMatch(TextMetric):
+    """Share of texts that equal their reference, or one of several.
+
+    It has the methods of a `keras.metrics.Metric`; the result is from 0 to 1.
+
+    Args:
+        ignore: sequence of what does not count: `"case"`, `"punctuation"` (of ASCII), `"articles"`
+            (the English words a, an, the) and `"spaces"` (how many there are, and at the ends).
+            `("case", "punctuation", "articles", "spaces")` is the exact match of SQuAD. Defaults to
+            nothing.
+
+    Raises:
+        ValueError: if `ignore` has another name.
+
+    Example:
+    ```python
+    from keras_transformer.training import ExactMatch
+
+    match = ExactMatch(ignore=("case", "punctuation"))
+    match.update_state(["Rome", ["Oslo", "Oslo, Norway"]], ["rome.", "oslo norway"])
+    assert match.result() == 1
+    ```
+
+    Source: Rajpurkar et al. 2016, "SQuAD: 100,000+ Questions for Machine Comprehension of Text",
+    section 6.1.
+    """
+
+    def __init__(self, ignore: Sequence[str] = ()):
+        self._plain = _without(ignore)
+        super().__init__()
+
+    def score(self, hypotheses, references) -> float:
+        pairs = zip(map(self._plain, hypotheses), references, strict=True)
+        hits = [text in map(self._plain, several) for text, several in pairs]
+        return sum(hits) / len(hits)
+
+
+_PUNCTUATION = str.maketrans("", "", string.punctuation)
+_ARTICLES = re.compile(r"\b(a|an|the)\b", re.IGNORECASE)
+# In the order in which they change a text.
+_IGNORED: dict[str, Callable[[str], str]] = {
+    "case": str.lower,
+    "punctuation": lambda text: text.translate(_PUNCTUATION),
+    "articles": lambda text: _ARTICLES.sub(" ", text),
+    "spaces": lambda text: " ".join(text.split()),
+}
+
+
+def _without(ignore: Any) -> Callable[[str], str]:
+    """Return a function that leaves out of a text what is named in `ignore`."""
+    if isinstance(ignore, str) or not isinstance(ignore, Sequence):
+        raise ValueError(f"`ignore` must be a list of names, received {describe(ignore)}.")
+    for place, name in enumerate(ignore):
+        check_choice(f"ignore[{place}]", name, tuple(_IGNORED))
+    changes = [change for name, change in _IGNORED.items() if name in ignore]
+
+    def plain(text: str) -> str:
+        for change in changes:
+            text = change(text)
+        return text
+
+    return plain
+
+
+def _columns(references: list[list[str]]) -> list[list[str]]:
+    """Return the first, the second, ... references of all texts, as sacrebleu takes them."""
+    counts = {len(texts) for texts in references}
+    if len(counts) > 1:
+        raise ValueError(
+            f"All texts must have the same number of references, got {sorted(counts)}."
+        )
+    return [list(texts) for texts in zip(*references, strict=True)]
 
 
 class _Words:
@@ -236,21 +373,30 @@ class _Words:
 
 def check_translations(names: tuple[str, str], references, texts) -> None:
     """Raise ValueError unless these are lists of references and texts; `names` are for errors."""
-    for name, given in zip(names, (references, texts), strict=True):
-        if not isinstance(given, (list, tuple)):
-            raise ValueError(f"`{name}` must be a list of texts, received {describe(given)}.")
+    _check_list(names[0], references)
+    _check_list(names[1], texts)
     for place, text in enumerate(texts):
         check_text(f"{names[1]}[{place}]", text)
+    check_references(names[0], references)
+
+
+def check_references(name: str, references) -> None:
+    """Raise ValueError unless this is a list of texts, or of lists of texts."""
+    _check_list(name, references)
     for place, reference in enumerate(references):
-        name, several = f"{names[0]}[{place}]", reference
-        if isinstance(reference, str):
-            several = [reference]
+        several = [reference] if isinstance(reference, str) else reference
         if not isinstance(several, (list, tuple)) or not several:
             raise ValueError(
-                f"`{name}` must be a text or a list of texts, received {describe(reference)}."
+                f"`{name}[{place}]` must be a text or a list of texts, received "
+                f"{describe(reference)}."
             )
         for text in several:
-            check_text(name, text)
+            check_text(f"{name}[{place}]", text)
+
+
+def _check_list(name: str, given: Any) -> None:
+    if not isinstance(given, (list, tuple)):
+        raise ValueError(f"`{name}` must be a list of texts, received {describe(given)}.")
 
 
 def _package(module: str, metric: str, name: str = "", extra: str = "bleu") -> ModuleType:

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from keras_transformer import TransformerConfig
+from keras_transformer.checkpoints import load_config, load_weights
 from keras_transformer.checkpoints.weights.safetensors_io import to_numpy
 from keras_transformer.models import build_backbone
 
@@ -37,3 +38,18 @@ def assert_same_values(model, other, **tolerance):
     assert len(model.weights) == len(other.weights)
     for mine, theirs in zip(values_of(model), values_of(other), strict=True):
         np.testing.assert_allclose(mine, theirs, **{"rtol": 0, "atol": 0, **tolerance})
+
+
+def assert_reads_back(folder, backbone):
+    """Check that a folder has the config of a backbone, and all of its weights.
+
+    The weights are read into the same variables, which lose their values before: making another
+    model takes longer than all of the rest.
+    """
+    assert load_config(folder)[0] == backbone.config
+    expected = [np.array(values) for values in values_of(backbone)]
+    for variable, values in zip(backbone.weights, expected, strict=True):
+        variable.assign(values + 1)
+    load_weights(folder, backbone)
+    for found, values in zip(values_of(backbone), expected, strict=True):
+        np.testing.assert_array_equal(found, values)

@@ -4,6 +4,7 @@ import numpy as np
 
 from tests.checkpoints import (
     family_decoders,
+    family_dense,
     family_duals,
     family_encoders,
     family_images,
@@ -28,20 +29,27 @@ OF_OTHERS = {
     **family_duals.TEXTS,
     **family_writers.OF_IMAGES,
     **family_placed.CONFIGS,
+    **family_placed.OF_ANY_SIZE,
 }
 CONFIGS = {**OF_TEXTS, **OF_OTHERS}
 # Models of theirs that mix padding with the tokens: their texts are of one length.
 WITHOUT_MASK = ("fnet",)
 LANGUAGE_MODELS = {
     "qwen3_5_text": "Qwen3_5ForCausalLM",
+    "qwen3_5_moe_text": "Qwen3_5MoeForCausalLM",
+    "llama4_text": "Llama4ForCausalLM",
+    "gemma3n_text": "Gemma3nForCausalLM",
+    "gemma4_text": "Gemma4ForCausalLM",
     "gemma3_text": "Gemma3ForCausalLM",
     "gpt2": "GPT2LMHeadModel",
     "openai-gpt": "OpenAIGPTLMHeadModel",
     "t5": "T5ForConditionalGeneration",
     "bart": "BartForConditionalGeneration",
+    "plbart": "PLBartForConditionalGeneration",
     "mbart": "MBartForConditionalGeneration",
     "blenderbot": "BlenderbotForConditionalGeneration",
     "m2m_100": "M2M100ForConditionalGeneration",
+    "switch_transformers": "SwitchTransformersForConditionalGeneration",
     "umt5": "UMT5ForConditionalGeneration",
     "mt5": "MT5ForConditionalGeneration",
     "pegasus": "PegasusForConditionalGeneration",
@@ -55,7 +63,17 @@ LANGUAGE_MODELS = {
     "vision-encoder-decoder": "VisionEncoderDecoderModel",
     "blip": "BlipForConditionalGeneration",
     "llava": "LlavaForConditionalGeneration",
+    "gemma3": "Gemma3ForConditionalGeneration",
+    "internvl": "InternVLForConditionalGeneration",
+    "llava_next": "LlavaNextForConditionalGeneration",
+    "llava_onevision": "LlavaOnevisionForConditionalGeneration",
+    "idefics3": "Idefics3ForConditionalGeneration",
+    "smolvlm": "SmolVLMForConditionalGeneration",
     "paligemma": "PaliGemmaForConditionalGeneration",
+    "qwen2_vl": "Qwen2VLForConditionalGeneration",
+    "qwen2_5_vl": "Qwen2_5_VLForConditionalGeneration",
+    "qwen3_5": "Qwen3_5ForConditionalGeneration",
+    "qwen3_vl": "Qwen3VLForConditionalGeneration",
     "chronos_bolt": "ChronosBoltModelForForecasting",
 }
 
@@ -64,7 +82,7 @@ def cases(*kinds):
     """`(model_type, number of the config)` of the families of texts of these kinds, or of all."""
     from keras_transformer.checkpoints.families import FAMILIES
 
-    assert set(CONFIGS) == set(FAMILIES), "every family has its configs here"
+    assert {*CONFIGS, *family_dense.MODELS} == set(FAMILIES), "every family has its configs here"
     return [
         (model_type, number)
         for model_type, (_, configs) in OF_TEXTS.items()
@@ -114,7 +132,9 @@ def make(model_type, number, suffix, seed=0, **values):
                 offset = 1.0 if name.endswith("var") else 0.0
                 noise = torch.rand(buffer.shape, generator=random)
                 buffer.copy_(offset + 0.5 * noise)
-            elif name.endswith("e_score_correction_bias"):
+            elif name.endswith("layer_scalar"):  # of Gemma 4
+                buffer.copy_(0.5 + torch.rand(buffer.shape, generator=random))
+            elif name.endswith(("e_score_correction_bias", "expert_bias")):
                 buffer.copy_(0.3 * torch.randn(buffer.shape, generator=random))
     if hasattr(model, "final_logits_bias"):
         model.final_logits_bias.copy_(torch.randn(model.final_logits_bias.shape, generator=random))

@@ -11,6 +11,13 @@ _QWEN_MOE = {**_MOE, "num_experts": 4, "moe_intermediate_size": 16, "head_dim": 
 _QWEN2_MOE = {**_QWEN_MOE, "shared_expert_intermediate_size": 10}
 _GPT_OSS = {**_MIXTRAL, "head_dim": 6, "sliding_window": 4, "swiglu_limit": 0.4}
 _LFM2 = {**LLAMA, "block_auto_adjust_ff_dim": False}
+_LFM2_MOE = {
+    **_MOE,
+    "num_experts": 4,
+    "moe_intermediate_size": 8,
+    "num_dense_layers": 1,
+    "layer_types": ["conv", "full_attention"],
+}
 _OPT = {
     "vocab_size": 61,
     "hidden_size": 12,
@@ -59,6 +66,125 @@ _BAMBA = {
     "mamba_n_heads": 6,
     "mamba_d_state": 5,
     "mamba_chunk_size": 4,
+    "pad_token_id": 0,
+}
+_GRANITE_HYBRID = {
+    **_MIXTRAL,
+    "shared_intermediate_size": 10,
+    "layer_types": ["linear_attention", "full_attention"],
+    "mamba_n_heads": 6,
+    "mamba_d_state": 5,
+    "mamba_chunk_size": 4,
+}
+_NEMOTRON_H = {
+    "vocab_size": 61,
+    "hidden_size": 12,
+    "layers_block_type": ["linear_attention", "moe", "full_attention", "mlp"],
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 5,
+    "intermediate_size": 20,
+    "mamba_num_heads": 6,
+    "mamba_head_dim": 4,
+    "ssm_state_size": 5,
+    "n_groups": 2,
+    "chunk_size": 4,
+    "n_routed_experts": 4,
+    "moe_intermediate_size": 8,
+    "moe_shared_expert_intermediate_size": 10,
+}
+_RECURRENT_GEMMA = {
+    "vocab_size": 61,
+    "hidden_size": 12,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 3,
+    "num_key_value_heads": 1,
+    "intermediate_size": 20,
+    "attention_window_size": 4,
+    "block_types": ["recurrent", "attention"],
+}
+_ERNIE_MOE = {
+    **_MOE,
+    "moe_num_experts": 4,
+    "moe_k": 2,
+    "moe_intermediate_size": 8,
+}
+_BIOGPT = {
+    "vocab_size": 61,
+    "hidden_size": 12,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 3,
+    "intermediate_size": 20,
+    "max_position_embeddings": 24,
+}
+_KIMI = {
+    "vocab_size": 61,
+    "hidden_size": 12,
+    "num_hidden_layers": 2,
+    "intermediate_size": 20,
+    "num_attention_heads": 3,
+    "num_key_value_heads": 3,
+    "kv_lora_rank": 6,
+    "qk_nope_head_dim": 4,
+    "qk_rope_head_dim": 2,
+    "v_head_dim": 5,
+    "linear_head_dim": 5,
+    "linear_num_heads": 2,
+    "num_local_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 8,
+    "layer_types": ["linear_attention", "full_attention"],
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+_FALCON_H1 = {
+    **_BAMBA,
+    "mamba_d_ssm": 18,
+    "embedding_multiplier": 5.5,
+    "lm_head_multiplier": 0.04,
+    "mlp_multipliers": [0.9, 0.6],
+    "key_multiplier": 0.37,
+    "attention_in_multiplier": 1.2,
+    "attention_out_multiplier": 0.94,
+    "ssm_multipliers": [0.35, 0.25, 0.18, 0.5, 0.3],
+    "ssm_in_multiplier": 1.25,
+    "ssm_out_multiplier": 0.24,
+}
+_GEMMA4 = {
+    **LLAMA,
+    "num_hidden_layers": 4,
+    "head_dim": 6,
+    "global_head_dim": 8,
+    "layer_types": ["sliding_attention", "full_attention"] * 2,
+    "sliding_window": 4,
+    "hidden_size_per_layer_input": 5,
+    "vocab_size_per_layer_input": 61,
+    "pad_token_id": 0,
+}
+_GEMMA3N = {
+    **LLAMA,
+    "num_hidden_layers": 4,
+    "head_dim": 6,
+    "layer_types": ["sliding_attention", "full_attention"] * 2,
+    "sliding_window": 4,
+    "hidden_size_per_layer_input": 5,
+    "vocab_size_per_layer_input": 55,  # some tokens have no vectors
+    "laurel_rank": 3,
+    "altup_num_inputs": 3,
+    "activation_sparsity_pattern": [0.6, 0.3, 0.0, 0.0],
+    "num_kv_shared_layers": 2,
+    "pad_token_id": 1,
+}
+_LLAMA4 = {
+    **_MIXTRAL,
+    "num_experts_per_tok": 1,
+    "intermediate_size_mlp": 28,
+    "head_dim": 6,
+    "no_rope_layers": [1, 0],
+    "attention_chunk_size": 4,
+    "floor_scale": 3,
+    "attn_scale": 0.8,
     "pad_token_id": 0,
 }
 _PHI = {**_NEOX, "hidden_size": 24}
@@ -360,6 +486,15 @@ CONFIGS = {
             },
         ],
     ),
+    "qwen3_5_moe_text": (
+        "Qwen3_5MoeText",
+        [
+            _QWEN3_NEXT,
+            {**_QWEN3_NEXT, "num_experts_per_tok": 1, "attention_bias": True, "hidden_act": "gelu"},
+            {**_QWEN3_NEXT, "layer_types": ["full_attention", "linear_attention"]}
+            | {"num_experts": 5, "num_key_value_heads": 3, "tie_word_embeddings": True},
+        ],
+    ),
     "olmo_hybrid": (
         "OlmoHybrid",
         [
@@ -451,6 +586,71 @@ CONFIGS = {
             {**LLAMA, **_PAD, "head_dim": 8, "tie_word_embeddings": True, "hidden_act": "gelu"}
             | {"rope_parameters": {**_LLAMA3, "llama_4_scaling_beta": 0.5}},
             {**LLAMA, **_PAD, "head_dim": 6, "rope_parameters": _STILL},
+        ],
+    ),
+    "gemma3n_text": (
+        "Gemma3nText",
+        [
+            _GEMMA3N,
+            {**_GEMMA3N, "num_kv_shared_layers": 0, "activation_sparsity_pattern": None}
+            | {"intermediate_size": [20, 24, 20, 28], "final_logit_softcapping": 3.0}
+            | {"attention_bias": True, "tie_word_embeddings": False, "altup_num_inputs": 2},
+            {**_GEMMA3N, "num_kv_shared_layers": 1, "hidden_activation": "silu"}
+            | {"layer_types": ["full_attention"] * 4, "altup_coef_clip": 0.2}
+            | {"activation_sparsity_pattern": [0.4] * 4, "rms_norm_eps": 0.01},
+        ],
+    ),
+    "gemma4_text": (
+        "Gemma4Text",
+        [
+            {**_GEMMA4, "num_kv_shared_layers": 2, "use_double_wide_mlp": True},
+            {**_GEMMA4, "hidden_size_per_layer_input": 0, "attention_k_eq_v": True}
+            | {"enable_moe_block": True, "num_experts": 5, "top_k_experts": 2}
+            | {"moe_intermediate_size": 8}
+            | {"num_global_key_value_heads": 1, "final_logit_softcapping": 3.0}
+            | {"attention_bias": True, "tie_word_embeddings": False},
+            {**_GEMMA4, "num_kv_shared_layers": 1, "hidden_activation": "silu"}
+            | {
+                "rope_parameters": {
+                    "sliding_attention": {"rope_type": "default", "rope_theta": 50.0}
+                }
+                | {
+                    "full_attention": {
+                        "rope_type": "proportional",
+                        "rope_theta": 90.0,
+                        "factor": 2.0,
+                    }
+                    | {"partial_rotary_factor": 0.5}
+                }
+            },
+        ],
+    ),
+    "falcon_h1": (
+        "FalconH1",
+        [
+            _FALCON_H1,
+            {**_FALCON_H1, "mamba_rms_norm": True, "mamba_norm_before_gate": False}
+            | {"mamba_n_groups": 3, "attention_bias": True, "mlp_bias": True}
+            | {"mamba_proj_bias": True, "projectors_bias": True, "tie_word_embeddings": True},
+            {**_FALCON_H1, "mamba_rms_norm": True, "mamba_conv_bias": False, "mamba_d_conv": 2}
+            | {"ssm_multipliers": None, "mlp_multipliers": None, "key_multiplier": 1.0}
+            | {"attention_in_multiplier": 1.0, "ssm_in_multiplier": 1.0, "mamba_d_ssm": None},
+        ],
+    ),
+    "llama4_text": (
+        "Llama4Text",
+        [
+            _LLAMA4,
+            {
+                **_LLAMA4,
+                "num_hidden_layers": 4,
+                "interleave_moe_layer_step": 2,
+                "no_rope_layers": None,
+            }
+            | {"num_experts_per_tok": 3, "attention_bias": True, "rope_parameters": _LLAMA3}
+            | {"attention_dropout": 0.1, "tie_word_embeddings": True, "hidden_act": "gelu"},
+            {**_LLAMA4, "use_qk_norm": False, "attn_temperature_tuning": False}
+            | {"layer_types": ["full_attention", "chunked_attention"], "moe_layers": [0]},
         ],
     ),
     "hunyuan_v1_dense": (
@@ -855,6 +1055,119 @@ CONFIGS = {
             {**_MIXTRAL, "intermediate_size": 36, "num_local_experts": 5, "num_experts_per_tok": 3}
             | {"attention_bias": True, "tie_word_embeddings": True},
             {**_MIXTRAL, "num_experts_per_tok": 1, "hidden_act": "gelu", "logits_scaling": 49.0},
+        ],
+    ),
+    "recurrent_gemma": (
+        "RecurrentGemma",
+        [
+            _RECURRENT_GEMMA,
+            {**_RECURRENT_GEMMA, "block_types": ["attention", "recurrent", "recurrent"]}
+            | {"num_hidden_layers": 3, "lru_width": 15, "conv1d_width": 2, "logits_soft_cap": 3.0}
+            | {"attention_bias": True, "hidden_size": 24, "tie_word_embeddings": False},
+            {**_RECURRENT_GEMMA, "hidden_activation": "silu", "num_key_value_heads": 3}
+            | {"rope_parameters": {"rope_type": "default", "rope_theta": 50.0}},
+        ],
+    ),
+    "ernie4_5_moe": (
+        "Ernie4_5_Moe",
+        [
+            _ERNIE_MOE,
+            {**_ERNIE_MOE, "moe_layer_start_index": 0, "moe_num_shared_experts": 1, "moe_k": 3}
+            | {"tie_word_embeddings": False, "moe_norm_min": 1e-9},
+            {**_ERNIE_MOE, "num_hidden_layers": 4, "moe_layer_interval": 2, "hidden_act": "gelu"},
+        ],
+    ),
+    "biogpt": (
+        "BioGpt",
+        [
+            _BIOGPT,
+            {**_BIOGPT, "hidden_size": 40, "num_attention_heads": 5, "hidden_act": "relu"},
+            {**_BIOGPT, "scale_embedding": False, "tie_word_embeddings": False},
+        ],
+    ),
+    "lfm2_moe": (
+        "Lfm2Moe",
+        [
+            {**_LFM2_MOE, "routed_scaling_factor": 2.5},
+            {**_LFM2_MOE, "layer_types": ["full_attention", "conv"], "conv_L_cache": 5}
+            | {"num_dense_layers": 0, "use_expert_bias": False, "conv_bias": True},
+            {**_LFM2_MOE, "num_hidden_layers": 3, "norm_topk_prob": False}
+            | {"layer_types": ["conv", "full_attention", "conv"], "tie_word_embeddings": False},
+        ],
+    ),
+    "granitemoeshared": (
+        "GraniteMoeShared",
+        [
+            {**_MIXTRAL, "shared_intermediate_size": 10, "residual_multiplier": 0.22},
+            _MIXTRAL,
+            {**_MIXTRAL, "shared_intermediate_size": 16, "hidden_act": "gelu"}
+            | {"num_local_experts": 5, "tie_word_embeddings": True},
+        ],
+    ),
+    "kimi_linear": (
+        "KimiLinear",
+        [
+            _KIMI,
+            {**_KIMI, "layer_types": ["full_attention", "linear_attention"], "q_lora_rank": 6}
+            | {"mlp_layer_types": ["sparse", "dense"], "linear_conv_kernel_dim": 2},
+            {**_KIMI, "num_hidden_layers": 3, "n_group": 2, "norm_topk_prob": False}
+            | {"layer_types": ["linear_attention", "linear_attention", "full_attention"]}
+            | {"routed_scaling_factor": 1.5, "n_shared_experts": 2, "hidden_act": "gelu"},
+        ],
+    ),
+    "phimoe": (
+        "Phimoe",
+        [
+            {**_MIXTRAL, "router_jitter_noise": 0.4},
+            {**_MIXTRAL, "num_local_experts": 5, "attention_bias": True, "lm_head_bias": True}
+            | {"router_jitter_noise": 0.9, "tie_word_embeddings": False, "sliding_window": 4},
+            {**_MIXTRAL, "hidden_act": "gelu", "router_jitter_noise": 0.1}
+            | {
+                "original_max_position_embeddings": 20,
+                "rope_parameters": {
+                    "rope_type": "longrope",
+                    "rope_theta": 50.0,
+                    "short_factor": [1.0, 1.5],
+                    "long_factor": [2.0, 3.0],
+                    "short_mscale": 1.2,
+                    "long_mscale": 1.2,
+                    "original_max_position_embeddings": 20,
+                },
+            },
+        ],
+    ),
+    "ministral": (
+        "Ministral",
+        [
+            {**LLAMA, "head_dim": 4, "sliding_window": 4}
+            | {"layer_types": ["sliding_attention", "full_attention"]},
+            {**LLAMA, "sliding_window": 3, "head_dim": 6},
+            # Theirs cannot generate without any window.
+            {**LLAMA, "head_dim": 4, "sliding_window": 5, "tie_word_embeddings": True}
+            | {"layer_types": ["full_attention", "sliding_attention"]},
+        ],
+    ),
+    "granitemoehybrid": (
+        "GraniteMoeHybrid",
+        [
+            {**_GRANITE_HYBRID, "embedding_multiplier": 12.0, "logits_scaling": 6.0}
+            | {"residual_multiplier": 0.22, "attention_multiplier": 0.3},
+            {**_GRANITE_HYBRID, "num_local_experts": 0, "position_embedding_type": "rope"}
+            | {"rope_parameters": {"rope_type": "default", "rope_theta": 50.0}}
+            | {"mamba_n_groups": 3, "tie_word_embeddings": True, "attention_bias": True},
+            {**_GRANITE_HYBRID, "num_hidden_layers": 3, "mamba_conv_bias": False}
+            | {"layer_types": ["attention", "mamba", "mamba"], "mamba_d_conv": 2},
+        ],
+    ),
+    "nemotron_h": (
+        "NemotronH",
+        [
+            {**_NEMOTRON_H, "time_step_min": 0.7},
+            {**_NEMOTRON_H, "hybrid_override_pattern": "M-MM*-", "layers_block_type": None}
+            | {"mlp_bias": True, "use_bias": True, "use_conv_bias": False, "conv_kernel": 2},
+            {**_NEMOTRON_H, "hybrid_override_pattern": "*EME", "layers_block_type": None}
+            | {"n_group": 2, "topk_group": 1, "routed_scaling_factor": 2.5}
+            | {"norm_topk_prob": False, "tie_word_embeddings": True, "mlp_hidden_act": "silu"},
         ],
     ),
     "modernbert-decoder": (

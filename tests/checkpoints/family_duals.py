@@ -30,6 +30,10 @@ CONFIGS = {
             {"text_config": _OLD_END, "vision_config": _OTHER, "projection_dim": 10},
         ],
     ),
+    "metaclip_2": (
+        "MetaClip2",
+        [{"text_config": _TEXTS, "vision_config": _IMAGES, "projection_dim": 10}],
+    ),
     "siglip": (
         "Siglip",
         [
@@ -42,5 +46,6 @@ CONFIGS = {
 # Towers of texts by themselves; towers of images are in `family_images`.
 TEXTS = {
     "clip_text_model": ("CLIPText", [_TEXTS, {**_OLD_END, "hidden_act": "gelu"}]),
+    "metaclip_2_text_model": ("MetaClip2Text", [_TEXTS]),
     "siglip_text_model": ("SiglipText", [_WIDE, {**_TEXTS, "projection_size": 8}]),
 }

@@ -10,6 +10,7 @@ _BERT = {
     "intermediate_size": 20,
     "max_position_embeddings": 24,
 }
+_XLNET = {"vocab_size": 61, "d_model": 12, "n_layer": 2, "n_head": 3, "d_inner": 20}
 _MPNET = {**_BERT, "pad_token_id": 1}
 _MODERN = {**_MPNET, "local_attention": 4}
 _LONGFORMER = {**_BERT, "attention_window": 4, "pad_token_id": 1}
@@ -233,6 +234,14 @@ CONFIGS = {
             {**_BERT, "embedding_size": 7},
             {**_BERT, **WIDER, "hidden_act": "relu", "layer_norm_eps": 1e-3},
             {**_BERT, "embedding_size": 20, "type_vocab_size": 3, "tie_word_embeddings": False},
+        ],
+    ),
+    "xlnet": (
+        "XLNet",
+        [
+            _XLNET,
+            {**_XLNET, "clamp_len": 3, "ff_activation": "relu", "layer_norm_eps": 1e-3},
+            {**_XLNET, "d_model": 20, "n_head": 5, "n_layer": 3, "initializer_range": 0.1},
         ],
     ),
     "rembert": (

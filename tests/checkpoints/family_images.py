@@ -30,13 +30,34 @@ _SHARED = {
     "hidden_act": "relu",
 }
 
+_REGISTERS = {**_SIZES, "mlp_ratio": 2, "num_register_tokens": 3}
+_ROTATED = {**_SIZES, "num_register_tokens": 2}
+_ROTATED_GATED = {
+    **_SIZES,
+    "hidden_size": 24,
+    "image_size": [15, 20],
+    "use_gated_mlp": True,
+    "hidden_act": "silu",
+    "key_bias": True,
+    "proj_bias": False,
+    "mlp_bias": False,
+    "rope_theta": 30.0,
+    "layer_norm_eps": 1e-3,
+}
+
 _TOWER = {**_SIZES, "num_channels": 2, "hidden_act": "gelu", "layer_norm_eps": 1e-3}
 
 CONFIGS = {
     "vit": ("ViT", [_SIZES, _OTHER]),
     "deit": ("DeiT", [_SIZES, _OTHER]),
     "dinov2": ("Dinov2", [_RATIO, _GATED]),
+    "dinov2_with_registers": (
+        "Dinov2WithRegisters",
+        [_REGISTERS, {**_GATED, "num_register_tokens": 1}],
+    ),
+    "dinov3_vit": ("DINOv3ViT", [_ROTATED, _ROTATED_GATED]),
     "beit": ("Beit", [_BIASED, _SHARED, {**_SIZES, "use_absolute_position_embeddings": True}]),
     "clip_vision_model": ("CLIPVision", [_SIZES, _TOWER]),
+    "metaclip_2_vision_model": ("MetaClip2Vision", [_SIZES, _TOWER]),
     "siglip_vision_model": ("SiglipVision", [_SIZES, _TOWER]),
 }

@@ -26,6 +26,7 @@ _SIGLIP = {
     "intermediate_size": 26, "num_hidden_layers": 2, "num_attention_heads": 3, "image_size": 20,
     "patch_size": 5,
 }  # fmt: skip
+_SQUARES = {key: value for key, value in _SIGLIP.items() if key != "vision_use_head"}
 _GEMMA = {
     **LLAMA, "model_type": "gemma", "head_dim": 6, "bos_token_id": 2, "eos_token_id": 1,
     "pad_token_id": 0,
@@ -35,12 +36,96 @@ _GEMMA2 = {
     **_GEMMA, "model_type": "gemma2", "sliding_window": 7, "query_pre_attn_scalar": 5,
     "num_hidden_layers": 3, "hidden_activation": "gelu_pytorch_tanh",
 }  # fmt: skip
+_GEMMA3 = {
+    **LLAMA, "model_type": "gemma3_text", "head_dim": 6, "bos_token_id": 2, "eos_token_id": 1,
+    "pad_token_id": 0, "sliding_window": 3, "query_pre_attn_scalar": 5,
+    "layer_types": ["sliding_attention", "full_attention"],
+}  # fmt: skip
 _GIT = {
     "vocab_size": 61, "hidden_size": 12, "num_hidden_layers": 2, "num_attention_heads": 3,
     "intermediate_size": 20, "max_position_embeddings": 24, "bos_token_id": 1, "eos_token_id": 2,
     "pad_token_id": 0,
 }  # fmt: skip
 
+_ROPE = {"rope_type": "default", "rope_theta": 100.0, "mrope_section": [1, 1, 1]}
+_QWEN = {
+    **LLAMA, "hidden_size": 12, "num_hidden_layers": 2, "num_attention_heads": 2,
+    "num_key_value_heads": 1, "intermediate_size": 20, "bos_token_id": 1, "eos_token_id": 2,
+    "rope_parameters": _ROPE,
+}  # fmt: skip
+_IDS = {
+    "vision_start_token_id": 54, "vision_end_token_id": 55, "image_token_id": 57,
+    "video_token_id": 58,
+}  # fmt: skip
+_TOWER = {"depth": 2, "hidden_size": 16, "num_heads": 2, "patch_size": 4, "out_hidden_size": 12}
+
+# Families that read images of any size, see `tests/tasks/test_qwen_vl.py`.
+OF_ANY_SIZE = {
+    "qwen2_vl": (
+        "Qwen2VL",
+        [
+            {
+                "vision_config": {
+                    **_TOWER, "embed_dim": 16, "hidden_size": 12, "mlp_ratio": 2,
+                },
+                "text_config": _QWEN,
+                **_IDS,
+            },
+        ],
+    ),
+    # Windows of two by two squares, which the images do not fill, in the second layer.
+    "qwen2_5_vl": (
+        "Qwen2_5_VL",
+        [
+            {
+                "vision_config": {
+                    **_TOWER, "intermediate_size": 20, "window_size": 16,
+                    "fullatt_block_indexes": [0], "tokens_per_second": 2,
+                },
+                "text_config": _QWEN,
+                **_IDS,
+            },
+        ],
+    ),
+    # The states behind the first layer of the tower are added behind the first of the decoder.
+    "qwen3_vl": (
+        "Qwen3VL",
+        [
+            {
+                "vision_config": {
+                    **_TOWER, "intermediate_size": 20, "num_position_embeddings": 9,
+                    "deepstack_visual_indexes": [0],
+                },
+                "text_config": {
+                    **_QWEN, "head_dim": 8, "rope_parameters": {
+                        **_ROPE, "mrope_section": [2, 1, 1], "mrope_interleaved": True,
+                    },
+                },
+                **_IDS,
+            },
+        ],
+    ),
+    # A gated delta rule in the first layer, and half of a head rotated in the second.
+    "qwen3_5": (
+        "Qwen3_5",
+        [
+            {
+                "vision_config": {
+                    **_TOWER, "intermediate_size": 20, "num_position_embeddings": 9,
+                },
+                "text_config": {
+                    **_QWEN, "head_dim": 12, "rope_parameters": {
+                        **_ROPE, "partial_rotary_factor": 0.5, "mrope_interleaved": True,
+                    },
+                    "layer_types": ["linear_attention", "full_attention"],
+                    "linear_key_head_dim": 4, "linear_value_head_dim": 3,
+                    "linear_num_key_heads": 2, "linear_num_value_heads": 4,
+                },
+                **_IDS,
+            },
+        ],
+    ),
+}  # fmt: skip
 CONFIGS = {
     "llava": (
         "Llava",
@@ -81,6 +166,119 @@ CONFIGS = {
                 "projection_dim": 12,
                 "hidden_size": 12,
                 "tie_word_embeddings": False,
+            },
+        ],
+    ),
+    "gemma3": (
+        "Gemma3",
+        [
+            {
+                "vision_config": _SIGLIP,
+                "text_config": _GEMMA3,
+                "image_token_index": 60,
+                "mm_tokens_per_image": 4,
+            },
+            # An image is wider than the window.
+            {
+                "vision_config": {**_SIGLIP, "layer_norm_eps": 1e-3, "hidden_act": "gelu"},
+                "text_config": {**_GEMMA3, "tie_word_embeddings": False},
+                "image_token_index": 57,
+                "mm_tokens_per_image": 16,
+                "tie_word_embeddings": False,
+            },
+        ],
+    ),
+    "idefics3": (
+        "Idefics3",
+        [
+            {
+                "vision_config": {**_SQUARES, "model_type": "idefics3_vision"},
+                "text_config": _LLAMA,
+                "image_token_id": 60,
+                "scale_factor": 2,
+            },
+        ],
+    ),
+    "smolvlm": (
+        "SmolVLM",
+        [
+            {
+                "vision_config": {
+                    **_SQUARES,
+                    "model_type": "smolvlm_vision",
+                    "layer_norm_eps": 1e-3,
+                    "hidden_act": "gelu",
+                },
+                "text_config": {**_LLAMA, "tie_word_embeddings": True},
+                "image_token_id": 57,
+                "scale_factor": 4,
+                "tie_word_embeddings": True,
+            },
+        ],
+    ),
+    "internvl": (
+        "InternVL",
+        [
+            {
+                "vision_config": {
+                    **_SQUARES,
+                    "model_type": "internvl_vision",
+                    "hidden_size": 16,
+                    "num_attention_heads": 2,
+                    "attention_bias": True,
+                },
+                "text_config": {**_LLAMA, "model_type": "qwen2"},
+                "image_token_id": 60,
+                "tie_word_embeddings": False,
+            },
+            {
+                "vision_config": {
+                    **_SQUARES,
+                    "model_type": "internvl_vision",
+                    "hidden_size": 16,
+                    "num_attention_heads": 2,
+                    "norm_type": "rms_norm",
+                    "use_qk_norm": True,
+                },
+                "text_config": {**_LLAMA, "model_type": "qwen3", "head_dim": 6},
+                "image_token_id": 57,
+                "downsample_ratio": 0.25,
+                "projector_hidden_act": "relu",
+            },
+            {
+                "vision_config": {
+                    **_SQUARES,
+                    "model_type": "internvl_vision",
+                    "hidden_size": 16,
+                    "num_attention_heads": 2,
+                    "use_mean_pooling": False,
+                    "use_absolute_position_embeddings": False,
+                },
+                "text_config": _LLAMA,
+                "image_token_id": 57,
+                "tie_word_embeddings": False,
+            },
+        ],
+    ),
+    "llava_next": (
+        "LlavaNext",
+        [
+            {
+                "vision_config": _IMAGES,
+                "text_config": {**_LLAMA, "model_type": "mistral"},
+                "image_token_index": 60,
+                "image_grid_pinpoints": [[20, 20]],
+            },
+        ],
+    ),
+    "llava_onevision": (
+        "LlavaOnevision",
+        [
+            {
+                "vision_config": _SIGLIP,
+                "text_config": {**_LLAMA, "model_type": "qwen2"},
+                "image_token_index": 60,
+                "image_grid_pinpoints": [[20, 20]],
             },
         ],
     ),

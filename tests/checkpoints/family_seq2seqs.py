@@ -4,6 +4,7 @@ from tests.checkpoints.family_sizes import LLAMA
 
 _T5 = {"vocab_size": 61, "d_model": 12, "d_kv": 5, "d_ff": 20, "num_layers": 2, "num_heads": 3}
 _LONGT5 = {**_T5, "local_radius": 3, "encoder_attention_type": "transient-global"}
+_SWITCH = {**_T5, "num_decoder_layers": 2, "num_sparse_encoder_layers": 1, "num_experts": 3}
 _BART = {
     "vocab_size": 61,
     "d_model": 12,
@@ -46,6 +47,19 @@ CONFIGS = {
                 "feed_forward_proj": "gated-silu",
                 "relative_attention_num_buckets": 8,
                 "relative_attention_max_distance": 9,
+            },
+        ],
+    ),
+    "switch_transformers": (
+        "SwitchTransformers",
+        [
+            _SWITCH,
+            {**_SWITCH, "num_layers": 3, "num_sparse_decoder_layers": 2, "router_bias": True},
+            {
+                **_SWITCH,
+                "num_decoder_layers": 3,
+                "num_sparse_decoder_layers": 1,
+                "dense_act_fn": "gelu",
             },
         ],
     ),
@@ -169,6 +183,14 @@ CONFIGS = {
             {**_BART, "d_model": 40, "encoder_attention_heads": 5, "decoder_attention_heads": 5},
             {**_BART, "decoder_attention_heads": 2, "decoder_ffn_dim": 28},
             {**_BART, "tie_word_embeddings": False},
+        ],
+    ),
+    "plbart": (
+        "PLBart",
+        [
+            _BART,
+            {**_BART, "scale_embedding": False, "activation_function": "relu"},
+            {**_BART, "decoder_attention_heads": 2, "tie_word_embeddings": False},
         ],
     ),
     "marian": (

@@ -35,4 +35,20 @@ _CHRONOS_BOLT = [
      "chronos_config": {**_PIECES, "context_length": 30, "quantiles": [0.25, 0.75]}},
 ]  # fmt: skip
 
-CONFIGS = {"patchtst": ("PatchTST", _PATCHTST), "chronos_bolt": ("T5", _CHRONOS_BOLT)}
+_MIXER = {
+    "num_input_channels": 2, "context_length": 21, "patch_length": 6, "patch_stride": 4,
+    "d_model": 12, "num_layers": 2, "expansion_factor": 3, "prediction_length": 5,
+}  # fmt: skip
+_PATCHTSMIXER = [
+    _MIXER,
+    {**_MIXER, "norm_mlp": "BatchNorm", "gated_attn": False, "use_positional_encoding": True,
+     "scaling": True, "dropout": 0.0},
+    {**_MIXER, "patch_stride": 5, "use_positional_encoding": True, "num_layers": 1,
+     "positional_encoding_type": "random", "norm_eps": 1e-3, "head_dropout": 0.3, "init_std": 0.3},
+]  # fmt: skip
+
+CONFIGS = {
+    "patchtst": ("PatchTST", _PATCHTST),
+    "chronos_bolt": ("T5", _CHRONOS_BOLT),
+    "patchtsmixer": ("PatchTSMixer", _PATCHTSMIXER),
+}

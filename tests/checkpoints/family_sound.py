@@ -37,6 +37,10 @@ _WAV2VEC2 = [
      "hidden_act": "relu", "feat_extract_activation": "relu", "num_attention_heads": 2},
 ]  # fmt: skip
 _HUBERT = [*_WAV2VEC2[:2], {**_WAV2VEC2[2], "feat_proj_layer_norm": False}]
+_WAVLM = [
+    {**_WAVES, "num_buckets": 12, "max_bucket_distance": 30},
+    {**_WAV2VEC2[1], "num_attention_heads": 2, "num_buckets": 8, "max_bucket_distance": 9},
+]
 
 _SHINE = {
     "vocab_size": 60, "hidden_size": 24, "intermediate_size": 20, "encoder_num_hidden_layers": 2,
@@ -60,4 +64,5 @@ CONFIGS = {
     "moonshine": ("Moonshine", _MOONSHINE),
     "wav2vec2": ("Wav2Vec2", _WAV2VEC2),
     "hubert": ("Hubert", _HUBERT),
+    "wavlm": ("WavLM", _WAVLM),
 }

@@ -18,6 +18,8 @@ from keras_transformer.config.structure import variable_shapes
 from keras_transformer.tokenizers import Tokenizer
 from tests.checkpoints.conftest import small_backbone
 from tests.checkpoints.families import make
+from tests.checkpoints.family_dense import MODELS as DENSE
+from tests.checkpoints.family_duals import TEXTS
 from tests.checkpoints.mutations import INDEX, WEIGHTS
 
 BASES = tempfile.TemporaryDirectory(prefix="kt_hostile_")  # removed when the process ends
@@ -30,7 +32,8 @@ def base(name) -> Path:
     folder = Path(BASES.name, name)
     if name in FAMILIES:
         pytest.importorskip("transformers")
-        make(name, 0, _suffix(name)).save_pretrained(folder)
+        made = DENSE[name]() if name in DENSE else make(name, 0, _suffix(name))
+        made.save_pretrained(folder)
         if name == "bert":
             _add_embedder_files(folder)
             _tokenizer().save_to_preset(folder)
@@ -60,7 +63,7 @@ def _suffix(name):
     heads = FAMILIES[name].heads
     if FAMILIES[name].constants["kind"] == "dual":
         return "Model"
-    if FAMILIES[name].constants["kind"] != "encoder" and name != "clip_text_model":
+    if FAMILIES[name].constants["kind"] != "encoder" and name not in TEXTS:
         return "LanguageModel"
     if "Forecaster" in heads:
         return "ForPrediction"

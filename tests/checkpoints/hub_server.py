@@ -4,6 +4,7 @@ It serves what `huggingface_hub` asks for: a repository's commit, the list of it
 file with its checksum. Weights are in large file storage, which is another host, here `localhost`.
 """
 
+import base64
 import contextlib
 import hashlib
 import http.server
@@ -135,9 +136,10 @@ class Request:
         """Sends a file, or the rest of it if a range was asked for."""
         if self.range is None:
             return self.send(200, content, headers)
-        first = int(self.range.removeprefix("bytes=").removesuffix("-"))
-        headers["Content-Range"] = f"bytes {first}-{len(content) - 1}/{len(content)}"
-        return self.send(206, content[first:], headers)
+        first, _, last = self.range.removeprefix("bytes=").partition("-")
+        part = content[int(first) : int(last) + 1 if last else None]
+        headers["Content-Range"] = f"bytes {first}-{int(first) + len(part) - 1}/{len(content)}"
+        return self.send(206, part, headers)
 
     def refuse(self, status: int, code: str | None = None, headers: dict[str, str] = {}) -> None:  # noqa: B006
         self.send(status, b"", headers | ({"X-Error-Code": code} if code else {}))
@@ -190,3 +192,102 @@ def entry(path: Path) -> dict:
 
 def git_id(content: bytes) -> str:
     return hashlib.sha1(b"blob %d\0" % len(content) + content).hexdigest()
+
+
+class FakeHubToWrite:
+    """A hub that takes commits: repositories, branches, files in commits and in large storage.
+
+    Args:
+        token: The token that may write.
+    """
+
+    def __init__(self, token: str):
+        self.token = token
+        self.repositories: dict[str, dict[str, dict[str, bytes]]] = {}
+        self.storage: dict[str, bytes] = {}
+        self.messages: list[str] = []
+
+    @contextlib.contextmanager
+    def running(self):
+        """Serves until the block ends; yields the address."""
+        hub = self
+
+        class Handler(http.server.BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def do_POST(self):
+                content = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+                allowed = self.headers.get("Authorization") == f"Bearer {hub.token}"
+                if self.command == "PUT":  # the storage's addresses are signed
+                    hub.storage[self.path.rpartition("/")[2]] = content
+                    return self.answer(200, {})
+                if not allowed and not self.path.startswith("/api/validate-yaml"):
+                    return self.answer(401, {"error": "Invalid credentials"})
+                return self.answer(*hub.answer(self.path.split("?")[0], content))
+
+            do_PUT = do_GET = do_POST
+
+            def answer(self, status, value):
+                content = json.dumps(value).encode()
+                self.send_response(status)
+                self.send_header("Content-Type", "application/json")
+                self.send_header("Content-Length", str(len(content)))
+                self.end_headers()
+                self.wfile.write(content)
+
+            def log_message(self, *args):
+                pass
+
+        server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        server.daemon_threads = True
+        self.address = f"http://127.0.0.1:{server.server_port}"
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        try:
+            yield self.address
+        finally:
+            server.shutdown()
+            server.server_close()
+
+    def answer(self, path: str, content: bytes) -> tuple[int, object]:
+        parts = path.strip("/").split("/")
+        if parts[:2] == ["api", "validate-yaml"]:
+            return 200, {"errors": [], "warnings": []}
+        if parts == ["api", "repos", "create"]:
+            asked = json.loads(content)
+            name = f"{asked['organization']}/{asked['name']}"
+            if name in self.repositories:
+                return 409, {"url": f"{self.address}/{name}"}
+            self.repositories[name] = {"main": {}}
+            return 200, {"url": f"{self.address}/{name}"}
+        if parts[-1] == "batch":  # org/name.git/info/lfs/objects/batch
+            objects = json.loads(content)["objects"]
+            for one in objects:
+                place = f"{self.address}/storage/{one['oid']}"
+                one["actions"] = {"upload": {"href": place, "header": {}}}
+            return 200, {"transfer": "basic", "objects": objects}
+        branches = self.repositories["/".join(parts[2:4])]
+        kind, branch = parts[4:6]
+        if kind == "branch":
+            branches.setdefault(branch, dict(branches["main"]))
+            return 200, {}
+        if kind == "preupload":
+            files = json.loads(content)["files"]
+            modes = ("regular", "lfs")
+            return 200, {
+                "files": [
+                    {"path": file["path"], "uploadMode": modes[in_storage(Path(file["path"]))],
+                     "shouldIgnore": False}
+                    for file in files
+                ]
+            }  # fmt: skip
+        assert kind == "commit", path
+        for line in map(json.loads, content.splitlines()):
+            value = line["value"]
+            if line["key"] == "header":
+                self.messages.append(value["summary"])
+            elif line["key"] == "lfsFile":
+                branches[branch][value["path"]] = self.storage[value["oid"]]
+            else:
+                branches[branch][value["path"]] = base64.b64decode(value["content"])
+        commit = f"{self.address}/{parts[2]}/{parts[3]}/commit/{COMMIT}"
+        return 200, {"success": True, "commitOid": COMMIT, "commitUrl": commit}

@@ -8,6 +8,7 @@ import pytest
 from keras_transformer import CausalLM, Tokenizer, TransformerConfig, export_to_huggingface
 from keras_transformer.checkpoints import load_backbone
 from keras_transformer.checkpoints.families import FAMILIES, get_family
+from keras_transformer.models import Decoder
 from tests.checkpoints import families
 from tests.checkpoints.test_families import saved, whole
 
@@ -73,7 +74,6 @@ _RELATIVE = {
         ({"model_type": "deepseek_v2", "topk_method": "noaux_tc"}, "topk_method='noaux_tc' is not"),
         ({"model_type": "deepseek_v2", "norm_topk_prob": True}, "norm_topk_prob=True is not"),
         ({"model_type": "deepseek_v3", "n_shared_experts": 0}, "n_shared_experts must be at least"),
-        ({"model_type": "deepseek_v3", "quantization_config": {"a": 1}}, "Take a checkpoint in bf"),
         ({"model_type": "glm4_moe_lite", "mlp_layer_types": ["x"]}, "mlp_layer_types must be a"),
         ({"model_type": "deepseek_v3", "scoring_func": "softmax"}, "scoring_func='softmax' is not"),
         (
@@ -115,9 +115,58 @@ _RELATIVE = {
             {"model_type": "ministral3", "rope_parameters": {"llama_4_scaling_beta": 0.1}},
             "llama_4_scaling_beta=0.1 is not supported with rope_type='default'",
         ),
+        ({"model_type": "llama4_text", "no_rope_layers": [1, 0]}, "must be a list of 48 numbers"),
+        ({"model_type": "gemma4_text", "enable_moe_block": True}, "num_experts must be a number"),
+        (
+            {"model_type": "gemma4_text", "use_bidirectional_attention": "all"},
+            "attention='all' is n",
+        ),
+        (
+            {"model_type": "gemma4_text", "num_kv_shared_layers": 29},
+            "num_kv_shared_layers=29 is not",
+        ),
+        (
+            {"model_type": "gemma4_text", "per_layer_config": {"0": {"head_dim": 8}}},
+            "differ only be",
+        ),
+        ({"model_type": "gemma4_text", "rope_parameters": {"rope_theta": 5.0}}, "must have 'full_"),
+        ({"model_type": "gemma3n_text", "intermediate_size": [8]}, "must be a list of 35 numbers"),
+        ({"model_type": "gemma3n_text", "altup_active_idx": 1}, "altup_active_idx=1 is not supp"),
+        ({"model_type": "gemma3n_text", "hidden_size_per_layer_input": 0}, "must be at least 1"),
+        ({"model_type": "falcon_h1", "ssm_multipliers": [1.0]}, "must be a list of 5 numbers"),
+        ({"model_type": "falcon_h1", "projectors_bias": True}, "only two equal values"),
+        ({"model_type": "falcon_h1", "mamba_d_ssm": 1000}, "as wide together as the expanded"),
+        ({"model_type": "falcon_h1", "key_multiplier": -1.0}, "`scale` must be a positive number"),
+        ({"model_type": "llama4_text", "moe_layers": 3}, "moe_layers must be a list of whole"),
+        (
+            {"model_type": "llama4_text", "layer_types": ["full"] * 48},
+            "each 'chunked_attention' or",
+        ),
+        ({"model_type": "llama4_text", "interleave_moe_layer_step": 0}, "layer_step must be at l"),
+        ({"model_type": "llama4_text", "attention_chunk_size": None}, "chunk_size must be a num"),
         ({"model_type": "olmo3", "rope_parameters": {"rope_theta": 5.0}}, "must have 'full_att"),
         ({"model_type": "lfm2", "layer_types": ["conv"] * 32}, "only 'full_attention', for one"),
         ({"model_type": "lfm2", "layer_types": ["conv"]}, "must be a list of 32 names"),
+        (
+            {"model_type": "nemotron_h", "layers_block_type": ["mlp", "mamba"]},
+            "each 'mlp' and 'moe' must be behind a layer of another kind",
+        ),
+        ({"model_type": "nemotron_h", "hybrid_override_pattern": "MX"}, "must be a list of names"),
+        ({"model_type": "nemotron_h", "moe_latent_size": 8}, "moe_latent_size=8 is not supported"),
+        ({"model_type": "granitemoehybrid", "layer_types": ["conv"]}, "must be a list of 32 names"),
+        ({"model_type": "granitemoehybrid", "layer_types": [{}] * 32}, "must be a list of 32"),
+        ({"model_type": "nemotron_h", "layers_block_type": [["mamba"]]}, "must be a list of names"),
+        ({"model_type": "nemotron_h", "hybrid_override_pattern": 5}, "must be a list of names"),
+        ({"model_type": "nemotron_h", "hybrid_override_pattern": ""}, "must be a list of names"),
+        ({"model_type": "lfm2", "full_attn_idxs": 5}, "full_attn_idxs must be a list of whole"),
+        ({"model_type": "bamba", "attn_layer_indices": ["1"]}, "attn_layer_indices must be a list"),
+        ({"model_type": "bamba", "num_hidden_layers": 10**9}, "is not from 1 to 10,000"),
+        (
+            {"model_type": "kimi_linear", "linear_attn_config": {"full_attn_layers": "4"}},
+            "full_attn_layers must be a list",
+        ),
+        ({"model_type": "qwen3_moe", "mlp_only_layers": [[]]}, "mlp_only_layers must be a list"),
+        ({"model_type": "qwen3_next", "mlp_only_layers": {}}, "mlp_only_layers must be a list"),
         ({"model_type": "llama", "rope_theta": "10"}, "rope_theta must be a number"),
     ],
 )
@@ -126,13 +175,32 @@ def test_values_that_are_not_computed_are_refused(values, message):
         get_family(values).config(values)
 
 
+# Values in place of defaults that give no model: an image with fewer patches than tokens, towers of
+# another width than their texts.
+_POSSIBLE = {
+    name: {"vision_config": None}
+    for name in ("gemma3", "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_5")
+}
+# By default their image token is beyond the vocabulary of the text model, and the 7 x 7 patches of
+# an image do not form squares of 2 x 2.
+_POSSIBLE |= {
+    name: {
+        "text_config": {"model_type": "llama", "vocab_size": 128259},
+        "vision_config": {"image_size": 256},
+    }
+    for name in ("idefics3", "smolvlm")
+}
+_WITH_A_HEAD = {"dpt": "DPT", "depth_anything": "DepthAnything"}
+
+
 @pytest.mark.parametrize("model_type", FAMILIES)
 def test_published_defaults(model_type):
     """A config that says nothing is that of the library's own class."""
-    published = getattr(transformers, f"{families.CONFIGS[model_type][0]}Config")()
-    said = FAMILIES[model_type].config(published.to_dict())
+    name = _WITH_A_HEAD.get(model_type) or families.CONFIGS[model_type][0]
+    published, possible = getattr(transformers, f"{name}Config")(), _POSSIBLE.get(model_type, {})
+    said = FAMILIES[model_type].config({**published.to_dict(), **possible})
     assert isinstance(said, TransformerConfig)
-    assert FAMILIES[model_type].config({}) == said
+    assert FAMILIES[model_type].config(possible) == said
 
 
 # As configs were written before release 5.
@@ -175,6 +243,37 @@ OLDER = {
         "block_ffn_dim_multiplier": 1.2,
         "full_attn_idxs": [2, 5, 8],
         "tie_embedding": False,
+    },
+    "granitemoehybrid": {
+        "num_hidden_layers": 3,
+        "layer_types": ["mamba", "attention", "mamba"],
+        "position_embedding_type": "nope",
+    },
+    "nemotron_h": {"hybrid_override_pattern": "M-M*EM", "num_hidden_layers": 6},
+    "recurrent_gemma": {"partial_rotary_factor": 0.5, "rope_theta": 5e4},
+    "kimi_linear": {
+        "num_hidden_layers": 4,
+        "first_k_dense_replace": 2,
+        "linear_attn_config": {
+            "full_attn_layers": [4],
+            "kda_layers": [1, 2, 3],
+            "head_dim": 64,
+            "num_heads": 16,
+            "short_conv_kernel_size": 3,
+        },
+    },
+    "phimoe": {
+        "rope_theta": 2e4,
+        "max_position_embeddings": 131072,
+        "original_max_position_embeddings": 4096,
+        "rope_scaling": {
+            "rope_type": "longrope",
+            "short_factor": [1.0] * 64,
+            "long_factor": [2.0] * 64,
+            "short_mscale": 1.25,
+            "long_mscale": 1.25,
+            "original_max_position_embeddings": 4096,
+        },
     },
     "smollm3": {"no_rope_layer_interval": 3, "use_sliding_window": True, "sliding_window": 9},
     "bloom": {"n_embed": 96, "num_hidden_layers": 3, "num_attention_heads": 6},
@@ -289,6 +388,23 @@ def test_export_to_a_named_family(tmp_path):
         export_to_huggingface(backbone, tmp_path / "no", family="bert")
     with pytest.raises(ValueError, match="no family 'robberta'"):
         export_to_huggingface(backbone, tmp_path / "no", family="robberta")
+    assert not (tmp_path / "no").exists()
+
+
+def test_the_nearest_families_of_a_model_that_none_fits(tmp_path):
+    """A Llama with LayerNorm is a value away from some; each of the three says all its reasons."""
+    config = FAMILIES["llama"].config(families.CONFIGS["llama"][1][0])
+    backbone = Decoder(config.replace(normalization="layer_norm", query_key_norm=True))
+    with pytest.raises(ValueError, match="No published architecture fits this model:") as raised:
+        export_to_huggingface(backbone, tmp_path / "no")
+    _, *nearest, rest = str(raised.value).splitlines()
+    assert len(nearest) == 3
+    assert rest.startswith(f"and {len(FAMILIES) - 3} that differ as much or more")
+    assert all("cannot express" in line and "kind=" not in line for line in nearest)
+    counts = [line.count(", only ") for line in nearest]
+    assert counts == sorted(counts) and counts[0] >= 1
+    with pytest.raises(ValueError, match=r"A llama checkpoint cannot express .*; .*, only 'rms_no"):
+        export_to_huggingface(backbone, tmp_path / "no", family="llama")
     assert not (tmp_path / "no").exists()
 
 

@@ -9,7 +9,7 @@ from keras_transformer.checkpoints import load_backbone
 from keras_transformer.checkpoints.families import FAMILIES
 from keras_transformer.checkpoints.weights.safetensors_io import to_numpy
 from tests.checkpoints import families
-from tests.checkpoints.conftest import assert_same_values
+from tests.checkpoints.conftest import assert_reads_back
 from tests.checkpoints.family_images import CONFIGS
 from tests.checkpoints.test_families import _gradients, assert_gradients, saved
 
@@ -17,11 +17,11 @@ torch = pytest.importorskip("torch")
 
 CASES = [(name, i) for name, (_, configs) in CONFIGS.items() for i in range(len(configs))]
 _TEACHER = "ForImageClassificationWithTeacher"
-TOWERS = (
-    "clip_vision_model",
-    "siglip_vision_model",
-)  # with a class of their own in a config of two
-_CLASSIFIERS = [name for name in CONFIGS if name not in TOWERS]
+# With a class of their own in a config of two.
+TOWERS = ("clip_vision_model", "metaclip_2_vision_model", "siglip_vision_model")
+_CLASSIFIERS = [name for name in CONFIGS if name not in (*TOWERS, "dinov3_vit")]
+# Models that take images of any size without being asked.
+ANY_SIZE = ("dinov2", "dinov2_with_registers", "dinov3_vit")
 HEADS = [*((name, "ForImageClassification") for name in _CLASSIFIERS), ("deit", _TEACHER)]
 
 
@@ -59,7 +59,8 @@ def test_positions_of_other_sizes(both, size):
     if not isinstance(reference.config.image_size, int):
         pytest.skip("Transformers takes the positions for those of a square")
     ours, theirs = images(reference, *size)
-    options = {} if reference.config.model_type == "dinov2" else {"interpolate_pos_encoding": True}
+    any_size = reference.config.model_type in ANY_SIZE
+    options = {} if any_size else {"interpolate_pos_encoding": True}
     with torch.no_grad():
         expected = reference(theirs, **options)[0].numpy()
     assert np.abs(to_numpy(backbone(ours)) - expected).max() <= 2e-5
@@ -74,9 +75,7 @@ def test_export_is_the_way_back(tmp_path, both):
     _, theirs = images(reference)
     with torch.no_grad():
         assert (again.eval()(theirs)[0] - reference(theirs)[0]).abs().max() <= 1e-6
-    back = load_backbone(tmp_path)
-    assert back.config == backbone.config
-    assert_same_values(back, backbone)
+    assert_reads_back(tmp_path, backbone)
 
 
 @pytest.mark.parametrize("model_type", CONFIGS)
@@ -149,6 +148,14 @@ def test_wrong_values_are_refused(values, message):
 def test_wrong_values_of_beit_are_refused(values, message):
     with pytest.raises(ValueError, match=message):
         FAMILIES["beit"].config(values)
+
+
+@pytest.mark.backend_independent
+def test_wrong_values_of_dinov3_are_refused():
+    with pytest.raises(ValueError, match="query_bias=True and value_bias=False are not supported"):
+        FAMILIES["dinov3_vit"].config({"value_bias": False})
+    with pytest.raises(ValueError, match="cannot express the parts of this config|attention with"):
+        FAMILIES["dinov3_vit"].published_config(FAMILIES["vit"].config({}))
 
 
 def test_a_classifier_of_beit_pools_as_its_backbone_does(tmp_path):

@@ -171,8 +171,9 @@ def test_places_in_the_text(tmp_path, hub):
     assert parts == ["Straße", ",", "ﬁ", "BIKE"]
 
 
+VISION = [f"<|{name}|>" for name in ("vision_start", "vision_end", "image_pad", "video_pad")]
 SPECIAL = ("<pad>", "<mask>", "<|endoftext|>", "<|begin_of_text|>", "<|end_of_text|>", "<|eot_id|>")
-SPECIAL += ("<|start_header_id|>", "<|end_header_id|>", "<|im_end|>")
+SPECIAL += ("<|start_header_id|>", "<|end_header_id|>", "<|im_end|>", "<|im_start|>", *VISION)
 FAIRSEQ = {"unk_id": 0, "bos_id": 1, "eos_id": 2, "pad_id": -1}
 IN_BYTES = {**FAIRSEQ, "model_type": "bpe", "byte_fallback": True, "vocab_size": 640}
 T5_IDS = {"pad_id": 0, "eos_id": 1, "unk_id": 2, "bos_id": -1}
@@ -209,6 +210,9 @@ def byte_pairs_of_decoders():
         ("Llama3", None),
         ("Qwen", None),
         ("Qwen3", None),
+        ("Qwen3_5", None),
+        ("RoformerV2", None),
+        ("FNet", ALBERT_IDS),
         ("T5", T5_IDS),
         ("XLMRoberta", FAIRSEQ),
         ("Albert", ALBERT_IDS),
@@ -225,7 +229,7 @@ def test_there_and_back(tmp_path, hub, name, options):
     if options is not None:
         arguments = sentencepieces(tmp_path, options)
     else:
-        word = name == "Electra"
+        word = name in ("Electra", "RoformerV2")
         arguments = {"vocabulary": word_pieces()} if word else byte_pairs_of_decoders()
     theirs = getattr(hub.models, f"{name}Tokenizer")(**arguments)
     mine = from_keras_hub(theirs)
@@ -238,6 +242,6 @@ def test_there_and_back(tmp_path, hub, name, options):
     back = make_tokenizer(hub, f"{name}Tokenizer", mine)
     assert_same_ids(mine, back, texts)
     other = "T5Tokenizer" if name != "T5" else "Qwen3Tokenizer"
-    if name not in ("XLMRoberta", "Albert"):  # which are of the same kind
+    if name not in ("XLMRoberta", "Albert", "FNet"):  # which are of the same kind
         with pytest.raises(ValueError, match="it has the kind"):
             make_tokenizer(hub, other, mine)

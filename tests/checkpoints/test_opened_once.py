@@ -62,6 +62,8 @@ OPTIONS = {
         {"num_classes": 2, "projection_dim": 7},
     ],
     "CTCSpeechToText": [{"vocabulary_size": 9}],
+    "DepthEstimator": [{}, {"max_depth": 10.0}],
+    "ImageSegmenter": [{"num_classes": 3}],
     "SequenceClassifier": [{"num_classes": 3}],
     "SequenceLabeler": [{"num_classes": 3}],
     "Forecaster": [
@@ -75,6 +77,8 @@ BACKBONES = {
     "ImageClassifier": lambda: kt.models.Encoder(images.patches()),
     "AudioClassifier": lambda: kt.models.Encoder(audio.frames()),
     "ImageEmbedder": lambda: kt.models.Encoder(images.patches()),
+    "DepthEstimator": lambda: kt.models.Encoder(images.patches()),
+    "ImageSegmenter": lambda: kt.models.Encoder(images.patches()),
     "CTCSpeechToText": lambda: kt.models.Encoder(audio.waveform()),
     "Forecaster": lambda: kt.models.Encoder(series.config()),
     "ImageToText": lambda: kt.models.Seq2Seq(images.captions()),

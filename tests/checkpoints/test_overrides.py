@@ -70,6 +70,7 @@ CHANGES = {
     "attention_output_bias": ("encoder", {}, False),
     "key_bias": ("encoder", {}, False),
     "feed_forward_output_bias": ("encoder", {}, False),
+    "softmax_gate": ("encoder", {}, True),
     "query_key_norm": ("encoder", {}, True),
     "query_key_norm_across_heads": ("encoder", {"query_key_norm": True}, True),
     "query_key_norm_per_head": ("encoder", {"query_key_norm": True}, True),
@@ -167,6 +168,9 @@ CHANGES = {
     "projector": ("seq2seq", {}, "linear"),
     "projector_activation": ("seq2seq", {}, "relu"),
     "projector_bias": ("seq2seq", {}, False),
+    "projector_pool": ("seq2seq", {}, 2),
+    "projector_separator": ("seq2seq", {}, True),
+    "stacked_layers": ("seq2seq", {}, (0,)),
 }
 
 

@@ -120,3 +120,26 @@ def test_images(tmp_path, monkeypatch, caplog):
     fresh = kt.ImageClassifier.from_preset("vit_small", load_weights=False)
     assert fresh.processor is None
     assert "image processor of 'vit_small' is not on this machine, so the model" in caplog.text
+
+
+def test_quantized_weights_stay_as_they_are(tmp_path, monkeypatch):
+    quantized_files = pytest.importorskip("tests.checkpoints.quantized_files")
+    quantized_files.write(tmp_path / "hub", "gptq_4")
+    folder = tmp_path / "presets" / "qwen2_small"
+    folder.mkdir(parents=True)
+    values = {
+        "format": "keras_transformer",
+        "format_version": 1,
+        "backbone": kt.Backbone.from_preset(tmp_path / "hub").config.stated(),
+        "task": {"name": "CausalLM"},
+        "metadata": {"family": "qwen2"},
+        "weights": {"format": "huggingface", "hub": "hf://org/qwen2"},
+    }
+    (folder / "config.json").write_text(json.dumps(values))
+    monkeypatch.setattr(HubName, "download", lambda self, patterns: tmp_path / "hub")
+    monkeypatch.setattr(presets, "presets_folder", lambda: tmp_path / "presets")
+    loaded = kt.Backbone.from_preset("qwen2_small")
+    assert loaded.quantized_by == "GPTQ, 4 bits"
+    expected = kt.Backbone.from_preset(tmp_path / "hub")
+    assert_same_values(loaded, expected)
+    assert kt.Backbone.from_preset("qwen2_small", dtype="float32").quantized_by is None

@@ -37,6 +37,7 @@ WITH_HEADS = (
     "cct_tiny_cifar10", "listops_small", "patchtst_etth1_96", "splice_sites", "spoken_digits",
     "vit_tiny_cifar10",
 )  # fmt: skip
+MODALITIES = ("text", "images", "sound", "series")
 
 
 def test_bundled_presets_are_listed_by_task():
@@ -49,6 +50,31 @@ def test_bundled_presets_are_listed_by_task():
         ValueError, match="`task` must be one of 'audio_classification'.*received 'poetry'"
     ):
         list_presets("poetry")
+
+
+def test_bundled_presets_are_listed_by_what_they_are():
+    everything = set(list_presets())
+    by_modality = {kind: set(list_presets(modality=kind)) for kind in MODALITIES}
+    assert set().union(*by_modality.values()) == everything
+    assert "whisper_tiny_en" in by_modality["sound"] - by_modality["text"]
+    assert "clip_vit_base_patch32" in by_modality["images"] & by_modality["text"]
+    assert "chronos_bolt_tiny" in by_modality["series"]
+    assert "blip_vqa_base" in by_modality["images"] & by_modality["text"]
+    german = list_presets(language="de")
+    assert {"opus_mt_de_en", "qwen3_0_6b"} <= set(german) and "opus_mt_en_fr" not in german
+    small, large = list_presets(parameters="<100M"), list_presets(parameters=">=100M")
+    assert set(small) | set(large) == everything and not set(small) & set(large)
+    assert "bert_base_en" in list_presets(parameters=">=0.1B, < 108.4m")
+    assert "llama3_1_8b" in list_presets(license="llama3.1", task="CausalLM")
+    with pytest.raises(ValueError, match="`modality` must be one of 'images'.*received 'video'"):
+        list_presets(modality="video")
+    with pytest.raises(ValueError, match="`language` must be one of 'code', 'de'.*received 'tlh'"):
+        list_presets(language="tlh")
+    with pytest.raises(ValueError, match="`license` must be one of .*'mit'.*received 'MIT!'"):
+        list_presets(license="MIT!")
+    for bounds in ("1B", "<", "<1X", "<1B, ", 10**9, "<" + "9" * 400):
+        with pytest.raises(ValueError, match="`parameters` must be one or two bounds such as"):
+            list_presets(parameters=bounds)
 
 
 @pytest.mark.parametrize("name", list_presets())
@@ -83,6 +109,11 @@ def test_every_bundled_preset_builds_without_weights(name):
         small = small_parts(config)
         assert build_backbone(small).config == small
         return
+    if config.last_side.attention is None:  # but latent attention
+        sizes = {n: size for n, size in sizes.items() if "heads" not in n and "rotary" not in n}
+        layers["mixer"] = config.last_side.block.mixer.replace(num_heads=2)
+    if config.dropped_token_id is not None:
+        sizes["dropped_token_id"] = 12
     if config.stem is not None:
         sizes["vocabulary_size"] = 0
     if config.vector_dim is not None:

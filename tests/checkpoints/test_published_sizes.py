@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 
 import pytest
 
@@ -47,9 +48,21 @@ SAID = {
     "chronos_t5_small": 46,
     "chronos_t5_base": 200,
     "chronos_t5_large": 710,
+    "deepseek_v2_lite": 15_700,
+    "deepseek_v3_671b": 671_000,
+    "dinov3_small": 21.6,
+    "dinov3_huge_plus": 840,
+    "dinov3_7b": 6716,
+    "depth_anything_v2_small": 24.8 - 2.7,  # with the head, 2.7, 10.6 and 29.8
+    "depth_anything_v2_base": 97.5 - 10.6,
+    "depth_anything_v2_large": 335.3 - 29.8,
     "distilbert_base_en_uncased": 66,
     "electra_small_en": 14,
     "ernie4_5_0_3b": 360,
+    "esm2_8m": 7.5,  # with the head, 0.1
+    "esm2_35m": 35,
+    "esm2_150m": 150,
+    "esm2_650m": 650,
     "exaone4_32b_multi": 32_000,
     "falcon2_11b_multi": 11_100,
     "falcon_7b_en": 6922,
@@ -61,8 +74,10 @@ SAID = {
     "gemma2_2b_en": 2610,
     "gemma2_27b_en": 27_230,
     "gemma3_270m": 268,
+    "gemma3n_instruct_e2b": 4460,  # without the encoders of images and sound
     "gemma3_1b": 1000,
     "git_base": 177,
+    "glm4_5_air": 106_000,
     "git_large": 394,
     "gpt2_extra_large_en": 1558,
     "gpt3_175b_en": 175_000,
@@ -76,6 +91,17 @@ SAID = {
     "granite3_2b_multi": 2500,
     "granite3_8b_multi": 8100,
     "llama2_7b_en": 7_000,
+    "internvl3_1b": 938,
+    "internvl3_2b": 2_090,
+    "internvl3_8b": 7_940,
+    "llava_1_6_mistral_7b": 7_570,
+    "llava_1_6_vicuna_7b": 7_060,
+    "llava_onevision_qwen2_0_5b": 894,
+    "llava_onevision_qwen2_7b": 8_030,
+    "smolvlm_256m_en": 256,
+    "smolvlm_500m_en": 507,
+    "smolvlm_2_2b_en": 2_250,
+    "smolvlm2_500m_en": 507,
     "llava_1_5_7b": 7_060,
     "llava_1_5_13b": 13_350,
     "longformer_base_en": 149,
@@ -125,11 +151,24 @@ SAID = {
     "pythia_1_4b_en": 1_400,
     "qwen1_5_moe_a2_7b": 14_300,
     "qwen2_57b_a14b": 57_410,
+    "qwen2_vl_instruct_2b": 2210,
+    "qwen2_vl_instruct_7b": 8290,
+    "qwen2_vl_instruct_72b": 73_400,
+    "qwen2_5_vl_instruct_3b": 3750,
+    "qwen2_5_vl_instruct_7b": 8290,
+    "qwen2_5_vl_instruct_32b": 33_500,
+    "qwen2_5_vl_instruct_72b": 73_400,
+    "qwen3_vl_instruct_2b": 2130,
+    "qwen3_vl_instruct_4b": 4440,
+    "qwen3_vl_instruct_8b": 8770,
+    "qwen3_vl_instruct_32b": 33_400,
     "qwen3_0_6b": 600,
     "qwen3_30b_a3b": 30_500,
     "qwen3_235b_a22b": 235_000,
     "roberta_base_en": 125,
     "santacoder_1_1b": 1100,
+    "siglip2_base_patch16_224": 375,
+    "siglip2_so400m_patch14_384": 1136,
     "smollm3_3b_en": 3080,
     "stablelm2_1_6b_multi": 1644,
     "starcoder2_3b": 3030,
@@ -144,10 +183,14 @@ SAID = {
     "trocr_large_printed": 608,
     "vit_gpt2_image_captioning": 239,
     "wav2vec2_base_960h_en": 95,
+    "wavlm_base_en": 94.7,
+    "wavlm_large_en": 316.6,
     "wav2vec2_large_960h_lv60_en": 317,
     "hubert_large_960h_en": 317,
     "hubert_extra_large_960h_en": 964,
     "xglm_564m_multi": 564,
+    "xlnet_base_en": 117,
+    "xlnet_large_en": 361,
     "xlm_roberta_base_multi": 270,
 }
 
@@ -164,13 +207,16 @@ def test_every_published_preset_says_where_it_is_from():
     presets = list(published())
     assert len(presets) > 90
     without = {
-        "arcee", "bamba", "blenderbot", "camembert", "clip_text_model", "clip_vision_model",
-        "data2vec-text", "deepseek_v2", "deepseek_v3", "encoder-decoder", "esm", "eurobert",
-        "fnet", "glm", "glm4", "glm4_moe", "glm4_moe_lite", "granitemoe", "gte",
-        "hunyuan_v1_dense", "jina_embeddings_v3", "m2m_100", "mamba2", "megatron-bert",
-        "ministral3", "modernbert-decoder", "nanochat", "olmo_hybrid", "qwen3_5_text",
-        "qwen3_next", "rembert", "roberta-prelayernorm", "roformer", "seed_oss",
-        "siglip_text_model", "siglip_vision_model", "umt5", "xlm-roberta-xl",
+        "arcee", "bamba", "biogpt", "blenderbot", "camembert", "clip_text_model",
+        "clip_vision_model", "data2vec-text", "encoder-decoder", "ernie4_5_moe", "eurobert", "fnet",
+        "gemma3", "glm", "glm4", "glm4_moe_lite", "granitemoe", "granitemoehybrid",
+        "granitemoeshared", "gte", "hunyuan_v1_dense", "jina_embeddings_v3", "kimi_linear",
+        "lfm2_moe", "m2m_100", "mamba2", "megatron-bert", "metaclip_2_text_model",
+        "metaclip_2_vision_model", "ministral", "ministral3",
+        "modernbert-decoder", "nanochat", "nemotron_h", "olmo_hybrid", "patchtsmixer", "phimoe",
+        "plbart", "qwen3_5", "qwen3_5_moe_text", "qwen3_5_text", "qwen3_next", "recurrent_gemma",
+        "rembert", "roberta-prelayernorm", "roformer", "seed_oss", "siglip_text_model",
+        "siglip_vision_model", "switch_transformers", "umt5", "xlm-roberta-xl",
     }  # fmt: skip
     assert {metadata["family"] for *_, metadata in presets} == set(FAMILIES) - without
     for name, _, task, metadata in presets:
@@ -184,6 +230,10 @@ def test_every_published_preset_says_where_it_is_from():
         assert task is None or task["name"] in TASKS, name
         card = (resolve_preset(name).directory / "README.md").read_text(encoding="utf-8")
         assert f"{metadata['parameters']:,}" in card, name
+        said = re.search(r"^\| memory \| ([\d.]+) ([MG])B in float32, ", card, re.M)
+        if said is not None:
+            memory = float(said[1]) * {"M": 1e6, "G": 1e9}[said[2]]
+            assert memory == pytest.approx(4 * metadata["parameters"], rel=0.01), name
 
 
 def test_the_numbers_of_parameters_that_are_said():
@@ -210,6 +260,8 @@ def test_sizes_are_those_of_the_transformers_library():
         values = family.published_config(config, chosen)
         theirs = transformers.AutoConfig.for_model(**json.loads(json.dumps(values)))
         library = chronos_bolt if of_another else transformers
+        if metadata["family"] == "depth_anything":  # it has no bare model
+            theirs, values = theirs.backbone_config, {"architectures": ["Dinov2Model"]}
         with torch.device("meta"):
             model = getattr(library, values["architectures"][0])(theirs)
         # The angles of Marian's positions are stored there as if they were weights.
@@ -218,13 +270,17 @@ def test_sizes_are_those_of_the_transformers_library():
             for path, parameter in model.named_parameters()
             if not (metadata["family"] in ("marian", "pegasus") and "embed_positions" in path)
             and not path.startswith("encoder.pooler.")  # of a vision-encoder-decoder, not read
-            and not path.startswith("output_patch_embedding.")  # a head
+            and not path.startswith(("output_patch_embedding.", "contact_head."))  # heads
+            and path not in ("embeddings.mask_token", "mask_emb")  # of masked pre-training
             # The lengths of weight norm, which a kernel has in itself here.
             and not path.endswith("parametrizations.weight.original0")
         )
-        # Of a batch normalization, which here are weights.
+        # Of a batch normalization, of the choice of experts, and factors of layers, which here are
+        # weights.
         count += sum(
-            buffer.numel() for path, buffer in model.named_buffers() if ".running_" in path
+            buffer.numel()
+            for path, buffer in model.named_buffers()
+            if ".running_" in path or path.endswith((".e_score_correction_bias", ".layer_scalar"))
         )
         pooled = any("pooler" in path for path, _ in model.named_parameters())
         if config.kind == "encoder" and pooled and not (config.pooler or config.mean_pooler):
@@ -235,7 +291,7 @@ def test_sizes_are_those_of_the_transformers_library():
         constants = {path for path, _ in model.named_buffers()}
         if config.output_bias and "final_logits_bias" in constants:
             count += config.vocabulary_size
-        if metadata["family"] == "llava":  # a norm behind the layers that are read
+        if metadata["family"].startswith("llava"):  # a norm behind the layers that are read
             count -= 2 * config.side("encoder").hidden_dim
         assert count == metadata["parameters"], name
 

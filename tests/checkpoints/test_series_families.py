@@ -119,7 +119,11 @@ def test_the_same_step_of_training(tmp_path):
 
 @pytest.mark.one_backend
 def test_export_is_the_way_back(both, tmp_path):
-    reference, task = both
+    assert_the_way_back(*both, tmp_path)
+
+
+def assert_the_way_back(reference, task, tmp_path):
+    """The export of a forecaster forecasts the same there, and is the same task here."""
     kt.export_to_huggingface(task, tmp_path)
     again, info = type(reference).from_pretrained(tmp_path, output_loading_info=True)
     assert not any(info.values()), info

@@ -18,8 +18,8 @@ def test_presets_prints_a_table(run):
     code, out, errors = run("presets")
     assert (code, errors) == (0, "")
     header, *rows = out.splitlines()
-    columns = ["name", "family", "kind", "parameters", "task", "size on disk", "weights"]
-    assert re.split(r"\s{2,}", header) == columns
+    columns = "name, family, kind, parameters, task, language, size on disk, weights"
+    assert re.split(r"\s{2,}", header) == columns.split(", ")
     assert [row.split()[0] for row in rows] == kt.list_presets()
     minilm = next(row for row in rows if row.startswith("minilm_l6_en"))
     assert re.split(r"\s{2,}", minilm)[1:5] == ["bert", "encoder", "22,713,216", "TextEmbedder"]
@@ -29,6 +29,10 @@ def test_presets_prints_a_table(run):
 def test_presets_of_a_task(run):
     code, out, _ = run("presets", "--task", "token_classification")
     assert code == 0 and [row.split()[0] for row in out.splitlines()[1:]] == ["bert_base_en_ner"]
+    wanted = ("--language", "de", "--parameters", "<1B", "--license", "cc-by-4.0")
+    code, out, _ = run("presets", *wanted, "--modality", "text")
+    assert code == 0
+    assert [row.split()[0] for row in out.splitlines()[1:]] == ["opus_mt_en_de"]
     code, _, errors = run("presets", "--task", "poetry")
     assert code == 2 and "`task` must be one of 'audio_classification'" in errors
 
@@ -38,7 +42,7 @@ def test_presets_says_where_weights_are_not(run, monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     monkeypatch.setattr("huggingface_hub.try_to_load_from_cache", lambda *args, **kwargs: None)
     _, out, _ = run("presets")
-    rows = {row.split()[0]: re.split(r"\s{2,}", row)[5:] for row in out.splitlines()[1:]}
+    rows = {row.split()[0]: re.split(r"\s{2,}", row)[6:] for row in out.splitlines()[1:]}
     assert rows["minilm_l6_en"] == ["-", "none: extra [minilm]"]
     assert rows["bert_base_en_uncased"] == ["-", "none: on the hub"]
     assert rows["transformer_base"] == ["-", "none"]

@@ -75,21 +75,44 @@ def config(kind: str, **values) -> kt.TransformerConfig:
     return kt.TransformerConfig(**{**sizes, **own[kind], **values})
 
 
-def make(kind: str, **values) -> kt.Task:
+def make(kind: str, dtype: str = "float32", **values) -> kt.Task:
     """The task of a kind, with weights that do not depend on the devices."""
     keras.utils.set_random_seed(0)  # Keras draws the same weights on any mesh.
     task_class = {"encoder": kt.MaskedLM, "seq2seq": kt.Seq2SeqLM}.get(kind, kt.CausalLM)
-    task = task_class(kt.models.build_backbone(config(kind, **values)))
+    task = task_class(kt.models.build_backbone(config(kind, **values), dtype=dtype))
     compile_task(task)
     return task
 
 
-def compile_task(task: kt.Task):
+def make_variant(name: str) -> kt.Task:
+    """A task of `VARIANTS`: what else training does to weights that are spread."""
+    kind, values = VARIANTS[name]
+    with keras.RematScope("full" if name == "tied, rematerialized" else None):
+        task = make(kind, **values)
+    if name == "adapters":
+        task.enable_lora(rank=2)
+        compile_task(task)
+    if name == "accumulated":
+        compile_task(task, gradient_accumulation_steps=2)
+    return task
+
+
+VARIANTS: dict[str, tuple[str, dict]] = {
+    "tied, rematerialized": ("decoder", {"tie_embeddings": True, "num_layers": 2}),
+    "adapters": ("decoder", {}),
+    "accumulated": ("encoder", {}),
+    "mixed precision": ("decoder", {"dtype": "mixed_bfloat16"}),
+}
+
+
+def compile_task(task: kt.Task, **options):
     """Adam with decay, and with clipping, which looks at all gradients."""
     # On TensorFlow Keras clips what a replica found before it is added to that of the others.
     clipnorm = None if keras.backend.backend() == "tensorflow" else 1.0
     task.compile(
-        optimizer=keras.optimizers.AdamW(1e-2, weight_decay=0.01, global_clipnorm=clipnorm),
+        optimizer=keras.optimizers.AdamW(
+            1e-2, weight_decay=0.01, global_clipnorm=clipnorm, **options
+        ),
         loss=kt.training.TokenCrossEntropy(label_smoothing=0.1),
         weighted_metrics=[kt.training.Perplexity()],
     )

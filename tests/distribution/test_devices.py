@@ -16,7 +16,6 @@ from keras_transformer.distribution.layout import axes_of
 
 pytestmark = pytest.mark.each_backend
 ROOT = Path(__file__).parents[2]
-WORKERS = Path(__file__).with_name("workers.py")
 RUNS = [
     ("encoder", "2x4"),
     ("decoder", "8x1"),
@@ -27,39 +26,6 @@ RUNS = [
     ("latent", "2x4"),
     ("seq2seq", "2x4"),
 ]
-
-
-@pytest.fixture(scope="module")
-def results(forks, tmp_path_factory):
-    """Runs functions of workers.py at once, each with its arguments: what each printed last."""
-
-    def results(*calls, devices=1, **environment):
-        flags = f"--xla_force_host_platform_device_count={devices} "
-        flags += os.environ.get("XLA_FLAGS", "")
-        started, found = [], []
-        for number, arguments in enumerate(calls):
-            errors = tmp_path_factory.mktemp("errors") / str(number)
-            options = {"cwd": ROOT, "stderr": errors, "XLA_FLAGS": flags, **environment}
-            process = forks.start(WORKERS, *arguments, **options)
-            started.append((process, errors))
-        for process, errors in started:
-            printed, _ = process.communicate()
-            assert process.returncode == 0, errors.read_text()[-4000:]
-            found.append(json.loads(printed.strip().splitlines()[-1]))
-        return found
-
-    return results
-
-
-@pytest.fixture(scope="module")
-def only(request):
-    """Skips unless the backend is that of the test."""
-    import keras
-
-    wanted = request.param
-    if keras.backend.backend() != wanted:
-        pytest.skip(f"an engine of {wanted}")
-    return wanted
 
 
 on_jax = pytest.mark.parametrize("only", ["jax"], indirect=True)
@@ -229,9 +195,19 @@ def test_the_table_knows_every_model():
         for name, shape in variable_shapes(config).items():
             axes = axes_of(f"{config.kind}/{name}", shape, 2)
             assert len(axes) == len(shape)
-            # Small ones, norms of each head, and mixers other than attention.
+            # Small ones, norms of each head, mixers other than attention, projections into latent
+            # vectors, and what Gemma 4 has of a token for each layer, Gemma 3n of its copies.
             names = ("/score/", "/router/", "/shared_score/", "/query_norm/", "/key_norm/")
-            names += ("/mixer/",)
+            names += ("/mixer/", "/latent/", "/query_down/", "/layer_input/", "/layer_inputs/")
+            names += ("/altup/", "/laurel/")
+            # The gate of WavLM's biases, which all heads share, and XLNet's vectors of the heads.
+            names += (
+                "/bias_gate/",
+                "/content_bias",
+                "/position_bias",
+                "/segment_bias",
+                "/segments",
+            )
             whole = any(part in name for part in names)
             block = "/layer_" in name and len(shape) >= 2 and not whole
             if block or name.startswith("token_embedding/"):

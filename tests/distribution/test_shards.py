@@ -104,3 +104,32 @@ def test_the_engine_of_another_backend(backend):
         engine = "MirroredStrategy" if backend == "tensorflow" else "data_parallel"
         with pytest.raises(ValueError, match=f"on JAX, but the backend is {backend}.*{engine}"):
             kt.distribution.device_mesh()
+
+
+@pytest.mark.backend_independent
+def test_each_row_once_also_after_a_resume_on_another_number():
+    """Three processes read up to a batch, two read on: no row twice, none left out."""
+
+    def make_dataset():
+        rows = {"ids": [[i + 1] * (1 + i % 5) for i in range(50)]}
+
+        def make_batch(arrays, masks):
+            return arrays["ids"], arrays["row"], np.ones(len(arrays["row"]), "float32")
+
+        return BucketedDataset(rows, make_batch, batch_size=7, max_buckets=2, shuffle=True, seed=3)
+
+    for broken in (0, 2, 5):
+        read, counted = [], 0.0
+        for count, first, last in ((3, 0, broken), (2, broken, None)):
+            for index in range(count):
+                shard = kt.distribution.shard_of(make_dataset(), index, count)
+                shard.epoch, shard.first_batch = 1, first
+                places = range(len(shard)) if last is None else range(last)
+                for place in places:
+                    _, rows, weights = shard[place]
+                    read += [int(row) for row, weight in zip(rows, weights, strict=True) if weight]
+                    # A share has weights for a mean over rows of the share.
+                    counted += float(weights.sum()) / len(weights)
+        assert sorted(read) == list(range(50))
+        batches = make_dataset().batches_per_epoch
+        assert counted == pytest.approx(3 * broken + 2 * (batches - broken))

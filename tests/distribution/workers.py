@@ -5,8 +5,10 @@ workers.py NAME ARGUMENTS... prints one line of JSON in the end.
 
 import contextlib
 import hashlib
+import importlib.metadata
 import json
 import os
+import re
 import sys
 from pathlib import Path
 
@@ -15,7 +17,16 @@ import numpy as np
 
 import keras_transformer as kt
 from keras_transformer.data import BucketedDataset
-from tests.distribution.models import Batches, config, losses, make
+from tests.distribution.models import (
+    VARIANTS,
+    Batches,
+    compile_task,
+    config,
+    losses,
+    make,
+    make_variant,
+)
+from tests.thorough import THOROUGH
 
 # Whether the processes take a GPU each: `make test-gpu DEVICES=2`.
 ON_GPUS = "ON_GPUS" in os.environ
@@ -83,6 +94,88 @@ def eight_devices(folder: str) -> dict:
             found["outputs"][f"{data}x{model}"] = outputs
             found[f"shards of loaded on {data}x{model}"] = shards(task)
     return found | {"errors": errors(), "loss": memory_of_loss()}
+
+
+# Sizes of `setup` by what is trained: axes that are not named are 1.
+SETUPS: dict[str, list[dict[str, int]]] = {
+    "decoder": [{"fsdp": 8}, {"data": 2, "fsdp": 2, "model": 2}, {"fsdp": 2, "sequence": 4}],
+    "encoder": [{"data": 2, "fsdp": 2}],
+    "seq2seq": [{"fsdp": 2}],
+    "experts": [{"fsdp": 2, "model": 2}],
+    "tied, rematerialized": [{"fsdp": 4}],
+    "adapters": [{"fsdp": 4}],
+    "accumulated": [{"fsdp": 4}],
+}
+
+
+def jax_spread(folder: str, *names: str) -> dict:
+    """Train on JAX with weights, or tokens, over devices that `setup` arranges."""
+    found: dict = {}
+    for name in names:
+        setups = SETUPS[name]
+        make_task = make_variant if name in VARIANTS else make
+        batches = Batches(VARIANTS[name][0] if name in VARIANTS else name)
+        keras.distribution.set_distribution(None)
+        found[name] = {"one": losses(make_task(name), batches)}
+        for sizes in setups:
+            mesh = kt.distribution.setup(**sizes).mesh
+            task = make_task(name)
+            found[name][json.dumps(sizes)] = losses(task, batches)
+            found[f"axes of {name}, {json.dumps(sizes)}"] = list(mesh.axis_names)
+            found[f"shards of {name}, {json.dumps(sizes)}"] = shards(task)
+            if sizes == {"fsdp": 8}:
+                found["collectives"] = collectives(task, batches[0])
+                found["plan"] = planned_traffic(task, 8)
+            if "model" in sizes and name == "decoder":
+                found["generated"] = continued(task)
+                task.save_to_preset(Path(folder, "saved"))
+                keras.distribution.set_distribution(None)
+                one = kt.CausalLM.from_preset(Path(folder, "saved"))
+                found["by one"] = continued(one)
+    found["errors"] = messages(
+        {
+            "devices": lambda: kt.distribution.setup(data=4, fsdp=4),
+            "heads": lambda: kt.distribution.setup(sequence=3) and make("decoder"),
+            "no config": lambda: kt.distribution.setup(batch_size=8),
+        }
+    )
+    keras.distribution.set_distribution(None)
+    return found
+
+
+def continued(task) -> list[list[int]]:
+    """Return prompts with generated tokens."""
+    rows = task.generate([[1, 2, 3], [4, 5]], max_new_tokens=6)
+    return [[int(i) for i in row] for row in rows]
+
+
+def collectives(task, batch) -> dict[str, list[list[int]]]:
+    """Return the shapes that each kind of collective of a compiled training step results in."""
+    groups = task._get_jax_state(
+        trainable_variables=True,
+        non_trainable_variables=True,
+        optimizer_variables=True,
+        metrics_variables=True,
+    )
+    values = [group.values() for group in groups]
+    program = task.train_function.programs._jitted().lower(*values, batch).compile().as_text()
+    found: dict[str, list[list[int]]] = {}
+    kinds = "all-gather|all-reduce|reduce-scatter|all-to-all|collective-permute"
+    for shapes, kind in re.findall(rf"= (\S+|\(.*?\)) ({kinds})\(", program):
+        for shape in re.findall(r"f32\[([\d,]*)\]", shapes):
+            found.setdefault(kind, []).append([int(size) for size in shape.split(",") if size])
+    return found
+
+
+def planned_traffic(task, devices: int) -> int:
+    """Return the bytes that a device sends in a step for one layer, by the plan."""
+    options = {"devices": devices, "fsdp": devices, "batch_size": 8, "length": 12}
+    one = task.backbone.config
+    first, second = (
+        kt.planning.make_plan(one.replace(num_layers=count), **options).sent_bytes
+        for count in (1, 2)
+    )
+    return second - first
 
 
 def shards(task) -> list:
@@ -160,13 +253,7 @@ def errors() -> dict:
         "keras_own": keras_own,
         "no_model_axis": no_model_axis,
     }
-    found = {}
-    for name, call in calls.items():
-        try:
-            call()
-        except ValueError as error:
-            found[name] = str(error)
-    return found
+    return messages(calls)
 
 
 def jax_processes(rank: str, port: str, folder: str) -> dict:
@@ -217,6 +304,98 @@ def torch_process(rank: str, store: str) -> dict:
     found = {"losses": losses(task, shard)}
     found["weights"] = [float(abs(keras.ops.convert_to_numpy(v)).sum()) for v in task.weights]
     distributed.destroy_process_group()
+    return found
+
+
+SPREAD = {2: ["encoder", "adapters"], 4: ["encoder"]}
+if THOROUGH:
+    SPREAD[2] = ["encoder", "experts", "seq2seq", *VARIANTS]
+
+
+def torch_alone() -> dict:
+    """Losses of one process on PyTorch, of all that processes do together."""
+    return {name: losses(*spread_case(name)) for name in SPREAD[2]}
+
+
+def spread_case(name: str) -> tuple:
+    """Return a task, and the batches of all processes together, one with an odd number of rows."""
+    if name in VARIANTS:
+        return make_variant(name), Batches(VARIANTS[name][0], odd_rows=5)
+    sizes = {"vocabulary_size": 62} if name == "encoder" else {}
+    return make(name, **sizes), Batches(name, **sizes, odd_rows=5)
+
+
+def torch_spread(rank: str, count: str, store: str, folder: str) -> dict:
+    """One of several processes on PyTorch that share the weights, in copies if there are four."""
+    from torch import distributed
+
+    distributed.init_process_group("gloo", f"file://{store}", rank=int(rank), world_size=int(count))
+    setup = kt.distribution.setup(fsdp=2)
+    found: dict = {"setup": [setup.data, setup.fsdp, setup.process_index, setup.process_count]}
+    for name in SPREAD[int(count)]:
+        task, batches = spread_case(name)
+        if rank != "0":  # as with other seeds
+            for variable in task.trainable_variables:
+                variable.assign(variable + 1.0)
+        found[name] = losses(task, kt.distribution.shard_of(batches))
+        found[f"bytes of {name}"] = [
+            [v.path, list(v.shape), v._value.dtype.itemsize, local_bytes(v)]
+            for v in (*task.weights, *task.optimizer.variables)
+        ]
+    if count == "2":
+        task, batches = spread_case("tied, rematerialized")
+        task.fit(kt.distribution.shard_of(batches), verbose=0)
+        kt.distribution.fully_sharded(task)  # again: does nothing
+        found["reading"] = readings(task, batches)
+        task.save_to_preset(Path(folder, rank))
+        found["errors"] = messages(
+            {
+                "new weights": lambda: task.enable_lora(rank=2) or task.make_train_function(),
+                "world": lambda: kt.distribution.setup(data=3, fsdp=2),
+                "model": lambda: kt.distribution.setup(model=2),
+            }
+        )
+        if rank == "1":  # as on a machine with an older one
+            version = importlib.metadata.version
+            importlib.metadata.version = lambda name: "3.0.0" if name == "keras" else version(name)
+        found["errors"] |= messages({"versions": kt.distribution.setup})
+    distributed.destroy_process_group()
+    return found
+
+
+def torch_read(folder: str) -> dict:
+    """The same of a model that two processes have saved, read by one."""
+    task = kt.CausalLM.from_preset(folder)
+    compile_task(task)
+    return readings(task, Batches("decoder"))
+
+
+def readings(task, batches) -> dict:
+    """Return what calls that do not train give."""
+    x, y, weights = batches[0]
+    generated = task.generate([[1, 2, 3]], max_new_tokens=150)  # so many that the cache grows
+    return {
+        "evaluate": task.evaluate(x, y, sample_weight=weights, verbose=0),
+        "predict": float(abs(task.predict(x, verbose=0)).mean()),
+        "generate": [[int(i) for i in row] for row in generated],
+    }
+
+
+def local_bytes(variable) -> int:
+    """Return the bytes of a variable that this process has."""
+    value = variable._value
+    value = value.to_local() if hasattr(value, "to_local") else value
+    return value.numel() * value.element_size()
+
+
+def messages(calls: dict) -> dict:
+    """Return the errors of calls, by name."""
+    found = {}
+    for name, call in calls.items():
+        try:
+            call()
+        except ValueError as error:
+            found[name] = str(error)
     return found
 
 

@@ -74,7 +74,9 @@ def main():
     assert "keras" not in sys.modules and "KERAS_BACKEND" not in os.environ
     gc.disable()
     import keras_transformer  # noqa: F401  the pages import it first too: test_alone.py looks
+    from tests.quicker import quicken  # of the checkout, which the environment leads to
 
+    quicken(backend())
     gc.freeze()  # what is imported is no garbage: looking at it again and again takes long
     gc.enable()
     results = {path: ask_for_help(path) for path in given["examples"]}

@@ -20,6 +20,7 @@ HELPERS = (
     "baselines.py",
     "chorales.py",
     "contests.py",
+    "conversations.py",
     "example_data.py",
     "listops.py",
     "runs.py",

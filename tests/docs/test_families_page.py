@@ -50,7 +50,7 @@ def maker():
     spec.loader.exec_module(module)
     sys.path.remove(str(DOCS))
     yield module
-    del sys.modules[spec.name], sys.modules["family_words"]
+    del sys.modules[spec.name], sys.modules["family_words"], sys.modules["loaded_types"]
 
 
 @pytest.fixture(scope="module")
@@ -97,6 +97,35 @@ def test_a_row_for_each_family_and_a_place_for_each_preset(page):
     assert "minilm_l6_en" in rows["bert"][-1] and "gpt2_base_en" in rows["gpt2"][-1]
 
 
+def test_a_verdict_for_each_of_the_most_loaded_types(page):
+    """Those said to be covered are families; the others are refused, with a reason."""
+    rows = cells(page, "The 100 most loaded types")
+    types = pytest.importorskip("transformers.models.auto.configuration_auto").CONFIG_MAPPING_NAMES
+    assert len(rows) == 100 and set(rows) <= set(types)
+    for name, (covered, said) in rows.items():
+        assert (covered == "yes") == (name in FAMILIES), name
+        if covered == "yes":
+            assert said == f"`{name}`" and name in cells(page, "What they are")
+        elif covered == "text alone":
+            assert said.split("`")[1] in FAMILIES, name
+        else:
+            assert covered == "no" and said.endswith("."), name
+            with pytest.raises(ValueError, match="not supported"):
+                get_family({"model_type": name})
+
+
+def test_a_type_has_a_family_or_a_reason(maker, monkeypatch):
+    loaded = sys.modules["loaded_types"]
+    for changed, message in (
+        ({"bert": "No."}, "bert has a family and a reason"),
+        ({"detr": None}, "detr has no family: state"),
+    ):
+        monkeypatch.setattr(loaded, "LOADED_TYPES", loaded.LOADED_TYPES | changed)
+        with pytest.raises(ValueError, match=message):
+            loaded.rows()
+        monkeypatch.undo()
+
+
 def test_the_words_are_those_of_the_papers(page):
     """Compare with descriptions from the papers and the models' own pages, entered by hand."""
     rows = cells(page, "What they are")
@@ -129,6 +158,7 @@ def test_the_words_are_those_of_the_papers(page):
             "batch normalization first, none at the end",
             "pieces of series",
         ),
+        "patchtsmixer": ("2306.09364", "layer over the pieces", "gates by softmax", "of series"),
         "chronos_bolt": (
             "2403.07815",
             "relative",
@@ -182,7 +212,13 @@ def test_the_words_are_those_of_the_papers(page):
             "sides that differ",
         ),
         "llava": ("2310.03744", "rotary", "two layers, in the place of tokens", "without that of"),
+        "idefics3": ("2408.12637", "a layer on the joined states of squares"),
+        "smolvlm": ("2504.05299", "a layer on the joined states of squares"),
+        "llava_next": ("llava-next", "a trained state behind each row of patches"),
+        "llava_onevision": ("2408.03326", "a trained state behind each row of patches"),
+        "internvl": ("2404.16821", "two layers on the joined states", "without that of the class"),
         "paligemma": ("2407.07726", "one layer", "and see the prompt, as it them"),
+        "gemma3": ("2503.19786", "the means of squares", "which see each other"),
         "clip_vision_model": ("2103.00020", "a normalized vector, pooled by first", "none at the"),
         "siglip_vision_model": ("2303.15343", "a vector, pooled by attention"),
         "git": ("2205.14100", "learned", "a layer and a norm", "which see each other"),
@@ -208,7 +244,12 @@ def test_the_words_know_every_config_value(maker):
     said += ("rotary_query_growth", "mixer")
     # Of the sides of a dual, whose pooling is in words.
     said += ("vector_pooling", "vector_end_id", "vector_dim", "vector_bias", "bidirectional")
-    said += ("projector_activation", "projector_bias")  # of a projector, which is in words
+    said += (
+        "projector_activation",
+        "projector_bias",
+        "projector_pool",
+        "projector_separator",
+    )  # of a projector, which is in words
     # Numbers of longrope and yarn.
     said += ("rotary_short_factors", "rotary_long_factors", "rotary_attention_factor")
     unsaid = {
@@ -224,6 +265,7 @@ def test_the_words_know_every_config_value(maker):
 def test_the_classes_exist(page):
     known = set(dir(pytest.importorskip("transformers")))  # without loading each of them
     known.add("ChronosBoltModelForForecasting")  # of the package chronos-forecasting
+    known.add("DepthAnythingModel")  # the backbone alone, which has no class there
     for family in FAMILIES.values():
         exported = [family.classes(task)[0] for task in family.heads]
         for name in (family.architecture, *exported):

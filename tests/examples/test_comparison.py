@@ -27,18 +27,18 @@ def row(pattern, name, printed):
 
 def test_texts(run):
     """Each model is tuned alike and scored once; its size and its speed are told."""
-    flags = ["--train_size=80", "--test_size=20", "--vocabulary_size=300", "--batch_size=40"]
+    flags = ["--train_size=40", "--test_size=10", "--vocabulary_size=300", "--batch_size=20"]
     printed = run(
         "comparison", "--what=texts", f"--models={','.join(TEXT_MODELS)}", *SMALL, *flags,
         "--rates=0.003",
     )  # fmt: skip
-    assert "76 sentences, 4 held out, 20 to score" in printed
+    assert "38 sentences, 2 held out, 10 to score" in printed
     sizes = {}
     for name in TEXT_MODELS:
         sizes[name], rate, held_out, dev = row(ROW, name, printed)
-        assert rate > 0 and held_out % 25 == 0 and dev % 5 == 0
+        assert rate > 0 and held_out % 50 == 0 and dev % 10 == 0
         speed, tokens = row(SPEED, name, printed)
-        assert speed > 100 and 0 < tokens < 10_000
+        assert speed > 10 and 0 < tokens < 10_000
     assert sizes["bag of words"] < sizes["TextCNN"] < sizes["pretrained encoder"]
 
 

@@ -7,9 +7,13 @@ import csv
 import json
 import re
 import signal
+import subprocess
+import urllib.request
+from pathlib import Path
 
 import keras
 import pytest
+import yaml
 
 import keras_transformer as kt
 from tests.examples.conftest import shares
@@ -74,7 +78,7 @@ def test_classification(run, presets, tmp_path):
 
 
 def test_classification_by_the_mean_of_weights(run, presets, shared_data, tmp_path):
-    flags = ["--train_size=512", "--epochs=2", "--learning_rate=0.01", "--adversarial_norm=0.1"]
+    flags = ["--train_size=256", "--epochs=1", "--learning_rate=0.01", "--adversarial_norm=0.1"]
     flags += ["--runs=3", "--soup", "--pooling=mean", "--noscratch"]
     preset = f"--preset={presets / 'encoder'}"
     printed = run("classification", preset, *flags, "--output=classifier")
@@ -293,7 +297,7 @@ def test_question_answering_says_what_is_missing(run):
 def test_translation_killed_and_started_again(start, run, tmp_path):
     flags = [
         "--train_pairs=300",
-        "--eval_pairs=8",
+        "--eval_pairs=3",
         "--vocabulary_size=400",
         "--batch_tokens=8192",
         "--warmup_steps=4",
@@ -336,3 +340,74 @@ def test_translation_killed_and_started_again(start, run, tmp_path):
 def log(folder):
     with open(folder / "work" / "log.csv", encoding="utf-8") as file:
         return list(csv.DictReader(file))
+
+
+def test_assistant(start, tmp_path, shared_data):
+    """The mechanics of each stage: so small a decoder learns nothing in a few steps."""
+    text = (Path(shared_data) / "tinyshakespeare" / "input.txt").read_text(encoding="utf-8")
+    (tmp_path / "plays.txt").write_text(text[:100_000], encoding="utf-8")
+    process = start(
+        "assistant", "--size=nano", "--text=plays.txt", "--output=made", "--serve", "--port=0"
+    )
+    printed = ""
+    for line in process.stdout:
+        printed += line
+        if line.startswith("Serving "):
+            break
+    address = re.search(r"Serving preset on (\S+)", printed)
+    assert address, printed + (tmp_path / "stderr.txt").read_text()
+    asked = [{"role": "user", "content": "Say water twice."}]
+    request = urllib.request.Request(
+        f"{address[1]}/api/preset/chat",
+        json.dumps({"messages": asked, "temperature": 0, "max_new_tokens": 8}).encode(),
+        {"Content-Type": "application/json"},
+    )
+    with urllib.request.urlopen(request, timeout=60) as answer:
+        (said,) = json.load(answer)["texts"]
+    process.kill()
+    process.communicate()
+    assert "of which the loss counts" in printed and "assistant  " in printed
+    report = (tmp_path / "made" / "report.md").read_text(encoding="utf-8")
+    assert report in printed
+    assert "| | reads | answers | is brief | is reinforced |" in report
+    for name in ("bits a byte of text", "facts", "sums", "repeating", "words", "minutes"):
+        (row,) = re.findall(rf"^\| {name} \|(.*)\|$", report, re.M)
+        assert len([cell for cell in row.split("|") if cell.strip()]) == 4
+    made = kt.CausalLM.from_preset(tmp_path / "made" / "preset")
+    exported = kt.CausalLM.from_preset(tmp_path / "made" / "huggingface")
+    assert said == made.chat(asked, max_new_tokens=8, sampler="greedy")
+    chat = made.tokenizer.encode_chat(asked)
+    assert chat == exported.tokenizer.encode_chat(asked)
+    scores = [lm.score([chat])[0] for lm in (made, exported)]
+    assert abs(scores[0] - scores[1]) <= 0.01 * abs(scores[0])  # float16 and float32
+
+
+def test_reinforce_arithmetic(run, tmp_path):
+    """The mechanics: so small a decoder learns little in a few steps."""
+    flags = ["--size=tiny", "--every=2", "--supervised=0.01", "--work_dir=work"]
+    printed = run("reinforce_arithmetic", *flags)
+    steps = re.findall(r"step +(\d+)  accuracy [\d.]+%", printed)
+    assert steps == ["0", "2", "4"]
+    assert re.search(r"seed 0: [\d.]+% to [\d.]+% of 200 held-out problems", printed)
+    assert re.search(r"% of the \d+ of them without a learned twin", printed)
+    assert (tmp_path / "reinforce_arithmetic.png").stat().st_size > 1000
+    with (tmp_path / "work" / "seed_0" / "curve.csv").open(newline="") as file:
+        assert [row["step"] for row in csv.DictReader(file)] == steps
+    again = run("reinforce_arithmetic", *flags)  # all is done
+    assert "step" not in again and "seed 0:" in again
+    printed = run("reinforce_arithmetic", *flags[1:], code=1)
+    assert "was started with --size=tiny" in printed
+
+
+@pytest.mark.backend_independent
+def test_files_of_clusters():
+    """They set what the script reads, and are well formed."""
+    folder = Path(__file__).parents[2] / "examples" / "clusters"
+    subprocess.run(["bash", "-n", folder / "slurm.sh"], check=True)
+    (worker,) = yaml.safe_load((folder / "jobset.yaml").read_text())["spec"]["replicatedJobs"]
+    pod = worker["template"]["spec"]["template"]["spec"]["containers"][0]
+    sets = {each["name"] for each in pod["env"]} | {"RANK"}
+    assert sets == {"KERAS_BACKEND", "RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}
+    assert "export RANK=$JOB_COMPLETION_INDEX" in pod["args"][0]
+    script = (folder / "slurm.sh").read_text()
+    assert all(f"{name}=" in script for name in sets)

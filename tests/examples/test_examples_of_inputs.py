@@ -127,6 +127,25 @@ def test_captions(run, tmp_path):
     assert Image.open(tmp_path / "seen.png").size > (600, 300)
 
 
+def test_segmentation(run, tmp_path):
+    folder = tmp_path / "easy_vqa"
+    (folder / "images").mkdir(parents=True)
+    rows = []
+    for i in range(12):
+        shape, color = ("circle", "rectangle")[i % 2], ("red", "blue")[i % 2]
+        image = Image.new("RGB", (64, 64), (250, 240, 240))
+        image.paste(color, (8 + i, 10, 30 + i, 40))
+        image.save(folder / "images" / f"{i}.png")
+        rows += [["what is the color of the shape?", color, i], [f"is there a {shape}?", "yes", i]]
+    (folder / "questions.json").write_text(json.dumps(rows))
+    small = [f"--data_dir={tmp_path}", "--epochs=1", "--layers=1", "--width=16", "--held_out=4"]
+    printed = run("segmentation", *small, "--picture=seen.png", "--output=model")
+    assert "8 images" in printed
+    assert re.search(r"Mean IoU of 4 unseen images: [\d.]+%", printed)
+    assert Image.open(tmp_path / "seen.png").size > (600, 200)
+    assert (tmp_path / "model" / "config.json").is_file()
+
+
 def test_forecasting(run, tmp_path):
     """Trained on twenty months of hours, and scored again from its preset with the same figures."""
     pandas = pytest.importorskip("pandas")

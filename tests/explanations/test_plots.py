@@ -42,10 +42,34 @@ def test_attention(explanation):
 
 
 def test_layers(explanation):
-    spread, lens = drawn(explanation.plot_layers()).axes
+    figure = drawn(explanation.plot_layers())
+    spread, lens, scale = figure.axes
     np.testing.assert_allclose(spread.lines[-2].get_ydata(), explanation.entropy().mean(1))
     assert [text.get_text() for text in lens.texts] == ["a"] * 9
+    assert scale.get_ylabel() == "probability" and scale.get_ylim() == (0, 1)
+    assert_letters_are_readable(figure, lens)
     assert len(drawn(made().plot_layers()).axes) == 1
+
+
+def test_the_logit_lens_of_a_long_text(explanation):
+    """The last tokens, each in a cell that is wider than its letters."""
+    count = 30
+    long = made(
+        tuple(f"token{i}" for i in range(count)),
+        logit_lens=((((("abcdefghijk"), 0.5),),) * count,) * 3,
+    )
+    figure = drawn(long.plot_layers())
+    lens = figure.axes[1]
+    assert len(lens.texts) == 3 * 24 and "last 24 tokens" in lens.get_title()
+    assert lens.get_xticklabels()[-1].get_text() == "token29"
+    assert_letters_are_readable(figure, lens)
+
+
+def assert_letters_are_readable(figure, lens):
+    cell = lens.get_window_extent().width / lens.images[0].get_array().shape[1]
+    for text in lens.texts:
+        assert text.get_fontsize() >= 9
+        assert text.get_window_extent(figure.canvas.get_renderer()).width < cell
 
 
 def test_saliency(explanation):

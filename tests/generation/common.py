@@ -12,6 +12,7 @@ from keras_transformer import TransformerConfig
 from keras_transformer.generation import Greedy
 from keras_transformer.kernels.programs import compile_function
 from keras_transformer.models import build_backbone
+from tests.generation.tables import TableModel
 
 START, END, PAD = 1, 2, 0
 
@@ -67,6 +68,8 @@ def engine_inputs(backbone, prompts):
 
 def uncached_logits(backbone, prompts, new):
     """Logits that choose each of the tokens `new`, a row a prompt, in one pass without cache."""
+    if isinstance(backbone, TableModel):
+        return backbone.logits_after(prompts, new)
     inputs = engine_inputs(backbone, prompts)
     before = np.asarray(new)[:, :-1].tolist()
     first = [0] * len(prompts)
@@ -92,6 +95,8 @@ def guided(logits, without, scale):
 
 def uncached_greedy(backbone, prompts, count):
     """The likeliest `count` tokens of each prompt, by a pass over all of them for each token."""
+    if isinstance(backbone, TableModel):
+        return backbone.greedy(prompts, count)
     names = ("token_ids", "padding_mask")
     inputs = engine_inputs(backbone, prompts)
     if backbone.config.kind == "seq2seq":

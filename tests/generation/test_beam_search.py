@@ -10,11 +10,11 @@ from tests.generation.common import (
     END,
     PAD,
     engine_inputs,
-    make_backbone,
     make_prompts,
     on_one,
     uncached_logits,
 )
+from tests.generation.tables import TableModel
 
 
 def generate(engine, prompts, sampler, max_new_tokens, end_ids=(END,)):
@@ -49,7 +49,7 @@ def best_of_all(*args):
 )
 def test_with_beams_for_every_sequence_the_best_is_found(penalty, end_ids):
     """More beams than the vocabulary has tokens, and at first than there are beginnings."""
-    backbone = make_backbone("decoder", vocabulary_size=4, seed=2)
+    backbone = TableModel(vocabulary_size=4, seed=2)
     prompts = [[3, 1], [0], [1, 3, 3]]
     expected = [best_of_all(backbone, prompt, 3, end_ids, penalty) for prompt in prompts]
     found = generate(Engine(backbone), prompts, BeamSearch(64, penalty), 3, end_ids)
@@ -57,7 +57,7 @@ def test_with_beams_for_every_sequence_the_best_is_found(penalty, end_ids):
 
 
 def test_all_hypotheses_with_their_scores_best_first():
-    backbone = make_backbone("decoder", vocabulary_size=4, seed=2)
+    backbone = TableModel(vocabulary_size=4, seed=2)
     prompts, ends = [[3, 1], [0], [1, 3, 3]], (2,)
     inputs = engine_inputs(backbone, prompts)
     found = Engine(backbone).generate(inputs, Settings(BeamSearch(64, 0.7), None, ends, PAD), 3)
@@ -94,7 +94,7 @@ def grouped_by_hand(backbone, prompt, groups, beams, penalty, length):
 
 
 def test_groups_of_beams():
-    backbone = make_backbone("decoder", vocabulary_size=9, seed=2)
+    backbone = TableModel(vocabulary_size=9, seed=2)
     prompts = [[3, 1, 4], [5]]
     sampler = BeamSearch(4, length_penalty=0.0, num_groups=2, diversity_penalty=1.5)
     inputs = engine_inputs(backbone, prompts)
@@ -111,7 +111,7 @@ def test_groups_of_beams():
 
 def test_beams_without_a_beginning_do_not_end():
     """Two tokens, one of them the end: at every step there is one open sequence, and one ends."""
-    backbone = make_backbone("decoder", vocabulary_size=2, seed=3)
+    backbone = TableModel(vocabulary_size=2, seed=9)
     expected = best_of_all(backbone, [0, 1], 4, (1,), 3.0)
     beam = BeamSearch(4, length_penalty=3.0, early_stopping=True)
     assert generate(Engine(backbone), [[0, 1]], beam, 4, (1,)) == [expected]
@@ -120,7 +120,7 @@ def test_beams_without_a_beginning_do_not_end():
 
 
 def test_one_beam_is_greedy():
-    engine, prompts = Engine(make_backbone("decoder", seed=3)), make_prompts([4, 2, 6])
+    engine, prompts = Engine(TableModel(seed=3)), make_prompts([4, 2, 6])
     ends = (END, 5, 9)
     one = generate(engine, prompts, BeamSearch(1), 12, ends)
     assert one == generate(engine, prompts, Greedy(), 12, ends)

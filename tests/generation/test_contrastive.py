@@ -15,6 +15,7 @@ from tests.generation.common import (
     on_one,
 )
 from tests.generation.nuclei import sharper
+from tests.generation.tables import TableModel
 from tests.generation.test_speculative import decode, tokens_of
 
 LENGTH = 16  # of every pass, so that one shape is compiled
@@ -94,7 +95,7 @@ def test_with_the_whole_penalty_the_state_alone_counts(factor):
 
 @pytest.mark.one_backend
 def test_without_a_penalty_it_is_greedy():
-    engine, prompts = Engine(make_backbone("decoder", seed=3)), make_prompts([4, 2, 6])
+    engine, prompts = Engine(TableModel(seed=3)), make_prompts([4, 2, 6])
     found = decode(engine, Contrastive(2, 0.0), prompts, [9, 1, 7], (END, 5))
     assert tokens_of(found) == tokens_of(decode(engine, Greedy(), prompts, [9, 1, 7], (END, 5)))
 

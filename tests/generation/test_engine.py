@@ -33,6 +33,7 @@ from tests.generation.common import (
     uncached_logits,
     until,
 )
+from tests.generation.tables import TableModel
 from tests.thorough import many
 
 # The kind, the number of new tokens (above 32 the cache grows), the values of the config. On each
@@ -90,6 +91,11 @@ def decoder():
 
 
 @pytest.fixture(scope="module")
+def table():
+    return TableModel(seed=3)
+
+
+@pytest.fixture(scope="module")
 def seq2seq():
     return make_backbone("seq2seq", seed=1)
 
@@ -108,8 +114,8 @@ def test_a_batch_gives_what_each_prompt_gives_alone(kind, sampler, request):
     assert len({tuple(row) for row in together}) > 1
 
 
-def test_rows_end_and_the_engine_stops(decoder):
-    engine, prompts = Engine(decoder), make_prompts([3, 7, 1, 5])
+def test_rows_end_and_the_engine_stops(table):
+    engine, prompts = Engine(table), make_prompts([3, 7, 1, 5])
     free = recorded(engine, prompts, 16).argmax(axis=-1)
     # An end for every row, none of them the last token.
     ends = tuple({int(row[place]) for row, place in zip(free, (2, 5, 9, 4), strict=True)})
@@ -122,7 +128,7 @@ def test_rows_end_and_the_engine_stops(decoder):
     # The logits of a row's tokens, and none after its end; no step after the last end.
     made = recorded(engine, prompts, 16, ends).any(axis=-1)
     assert made.tolist() == [[step < length for step in range(16)] for length in lengths]
-    inputs, settings = engine_inputs(decoder, prompts), Settings(Greedy(), None, ends, PAD)
+    inputs, settings = engine_inputs(table, prompts), Settings(Greedy(), None, ends, PAD)
     found, batch = decode(engine, inputs, settings, [16] * 4, steps=16)
     steps = int(batch.state.cache.groups[0].end) - inputs["token_ids"].shape[1]
     assert steps == max(lengths) - 1  # the first token comes of the prompt
@@ -143,8 +149,8 @@ def test_a_cache_that_is_small_for_a_gpu_is_made_at_once(decoder, monkeypatch):
     assert made[0][1] == made[1][1]
 
 
-def test_fewer_tokens_are_a_beginning_of_more(decoder):
-    engine, prompts = Engine(decoder), make_prompts([3, 7])
+def test_fewer_tokens_are_a_beginning_of_more(table):
+    engine, prompts = Engine(table), make_prompts([3, 7])
     more = generate(engine, prompts, max_new_tokens=16, end_ids=())
     assert more.shape == (2, 16)
     for count in (1, 9, 15):
@@ -163,15 +169,15 @@ class Counting(Greedy):
         return super().advance(*args)
 
 
-def test_similar_prompts_share_the_compiled_functions(decoder, monkeypatch):
+def test_similar_prompts_share_the_compiled_functions(table, monkeypatch):
     # On TensorFlow nothing seldom is compiled when there are many programs, as of other tests.
     monkeypatch.setattr(programs, "LEAST_PROGRAMS", 1000)
-    engine, settings = Engine(decoder), Settings(Counting(), None, (END,), PAD)
+    engine, settings = Engine(table), Settings(Counting(), None, (END,), PAD)
     eager = keras.backend.backend() == "torch"  # there the first token is not of compiled code
 
     def calls(lengths, seed, limits):
         before = len(Counting.calls)
-        inputs = engine_inputs(decoder, make_prompts(lengths, seed=seed))
+        inputs = engine_inputs(table, make_prompts(lengths, seed=seed))
         decode(engine, inputs, settings, limits)
         return len(Counting.calls) - before
 
@@ -294,10 +300,11 @@ def test_padding_is_given_back_before_the_cache_grows():
     np.testing.assert_allclose(found.scores[:, :40], expected, rtol=0, atol=1e-4)
 
 
-@pytest.mark.parametrize("kind", ["decoder", on_one("seq2seq")])
-def test_beams_are_the_same_past_compactions(kind):
+@pytest.mark.parametrize("kind", ["table", on_one("seq2seq")])
+def test_beams_are_the_same_past_compactions(kind, table):
     """In a cache for a few steps, and in one for all of them."""
-    backbone = make_backbone(kind, position="rotary", num_key_value_heads=2, seed=3)
+    values = {"position": "rotary", "num_key_value_heads": 2, "seed": 3}
+    backbone = table if kind == "table" else make_backbone(kind, **values)
     engine, inputs = Engine(backbone), engine_inputs(backbone, make_prompts([5, 2, 8]))
     settings = Settings(BeamSearch(4, length_penalty=0.8), None, (END,), PAD)
     few, short = decode(engine, inputs, settings, [40, 33, 40], steps=4)
@@ -335,7 +342,7 @@ def test_a_cache_of_fewer_bytes(kind, dtype):
 POOL = make_prompts([1, 2, 3, 3, 4, 5, 6, 7, 8, 8])
 
 
-@pytest.fixture(scope="module", params=["decoder", "seq2seq"])
+@pytest.fixture(scope="module", params=["table", "seq2seq"])
 def pool(request):
     backbone = request.getfixturevalue(request.param)
     return Engine(backbone), uncached_greedy(backbone, POOL, 16)

@@ -24,6 +24,7 @@ from keras_transformer.generation.constraints.constraints import TokenAutomaton
 from keras_transformer.generation.scheduler import Scheduler
 from keras_transformer.kernels.programs import PROGRAMS
 from tests.generation.common import PAD, make_backbone, make_prompts, on_one, uncached_greedy
+from tests.generation.tables import TableModel
 
 PROMPTS = make_prompts(np.random.default_rng(0).integers(1, 40, 12).tolist())
 
@@ -31,6 +32,11 @@ PROMPTS = make_prompts(np.random.default_rng(0).integers(1, 40, 12).tolist())
 @pytest.fixture(scope="module")
 def backbone():
     return make_backbone("decoder", position="rotary", num_key_value_heads=2, seed=3)
+
+
+@pytest.fixture(scope="module")
+def table():
+    return TableModel(seed=3)
 
 
 @pytest.fixture(scope="module")
@@ -88,8 +94,8 @@ def test_programs_are_bounded_and_what_comes_back_is_the_same(backbone, greedy, 
     assert PROGRAMS.made > made + 2
 
 
-def test_another_constraint_is_no_other_program(backbone):
-    engine, vocabulary = Engine(backbone), [None, None, None, *(b"%c" % x for x in range(97, 118))]
+def test_another_constraint_is_no_other_program(table):
+    engine, vocabulary = Engine(table), [None, None, None, *(b"%c" % x for x in range(97, 118))]
     texts, made = [], []
     for pattern in ("abc", "[d-f]{3,5}", "(ab|ba)+"):
         automaton = TokenAutomaton.from_regex(pattern, vocabulary)
@@ -178,10 +184,10 @@ SAMPLERS = [
 
 
 @pytest.mark.parametrize("sampler, rules", SAMPLERS, ids=lambda value: type(value).__name__)
-def test_room_grows_with_what_is_written(backbone, sampler, rules):
+def test_room_grows_with_what_is_written(table, sampler, rules):
     """A limit that nobody reaches takes no more than a small one, alone and among others."""
     ends = tuple(range(3, 24, 3))
-    settings, engine = Settings(sampler, rules, ends, PAD), Watched(backbone)
+    settings, engine = Settings(sampler, rules, ends, PAD), Watched(table)
     small = run(engine, settings, PROMPTS[:3], [60, 60, 5])
     assert all(row[0][-1] in ends for row in small[:2])  # so that the next call comes to an end
     seen = [engine.sizes, engine.slots, engine.widths]
@@ -192,10 +198,10 @@ def test_room_grows_with_what_is_written(backbone, sampler, rules):
     assert max(itertools.chain(*seen), default=0) <= 256
 
 
-def test_more_tokens_than_there_was_room_for(backbone):
+def test_more_tokens_than_there_was_room_for(table):
     """Random numbers too go on where they were."""
     settings = Settings(Random(), Rules(frequency_penalty=0.1), (), PAD)
-    engine, prompts = Watched(backbone), PROMPTS[:2]
+    engine, prompts = Watched(table), PROMPTS[:2]
     grown = run(engine, settings, prompts, [110, 10])
     assert len(set(engine.sizes)) > 1 and [len(row[0]) for row in grown] == [110, 10]
     short = run(engine, settings, prompts, [40, 10])

@@ -8,7 +8,8 @@ from keras import ops
 
 from keras_transformer.generation import Engine, Random
 from keras_transformer.generation.samplers.samplers import draw
-from tests.generation.common import make_backbone, make_prompts
+from tests.generation.common import make_prompts
+from tests.generation.tables import TableModel
 from tests.generation.test_speculative import chances_of_all, chi_squared, decode, tokens_of
 
 LOGITS = np.random.default_rng(0).normal(size=(6, 300), scale=2.0).astype("float32")
@@ -23,7 +24,7 @@ def kept(sampler):
 @pytest.mark.parametrize("temperature", [1.0, 0.6])
 def test_frequencies_are_the_probabilities(temperature):
     """All sequences of two tokens, 4,096 rows; another temperature would not pass."""
-    backbone = make_backbone("decoder", vocabulary_size=6, seed=4)
+    backbone = TableModel(vocabulary_size=6, seed=4)
     prompt = make_prompts([3], 6)[0]
     found = decode(
         Engine(backbone), Random(temperature), [prompt] * 4096, [2] * 4096, batch_size=4096
@@ -116,7 +117,7 @@ def test_cuts_one_after_the_other():
 
 
 def test_a_row_draws_the_same_in_any_batch():
-    engine = Engine(make_backbone("decoder", seed=2))
+    engine = Engine(TableModel(seed=2))
     prompts, limits = make_prompts([4, 2, 6, 3, 3, 5]), [9, 3, 12, 1, 7, 9]
     together = decode(engine, Random(1.3), prompts, limits, (2,), seed=9, batch_size=4)
     assert decode(engine, Random(1.3), prompts, limits, (2,), seed=9, batch_size=1) == together

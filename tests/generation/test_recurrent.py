@@ -36,6 +36,7 @@ DELTA = {
     "kind": "gated_delta", "num_key_heads": 2, "num_value_heads": 4, "key_dim": 5, "value_dim": 3,
     "chunk_size": 4,
 }  # fmt: skip
+LINEAR = {"kind": "linear_recurrence", "state_dim": 12, "num_heads": 3, "chunk_size": 4}
 NORMS = {"normalization": "rms_norm", "normalize_first": True}
 MODELS = {
     "states": {
@@ -44,7 +45,7 @@ MODELS = {
     "delta": {**NORMS, "mixer": DELTA, "position": "none"},
     "hybrid": {
         **NORMS, "position": "rotary", "num_layers": 3, "attention_gate": True,
-        "layer_pattern": ({"mixer": DELTA}, {}, {"mixer": STATES}),
+        "layer_pattern": ({"mixer": LINEAR}, {}, {"mixer": STATES}),
     },
 }  # fmt: skip
 

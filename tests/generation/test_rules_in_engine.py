@@ -9,11 +9,12 @@ from keras_transformer.generation import BeamSearch, Engine, Greedy, Rules, Sett
 from keras_transformer.generation.scheduler import Scheduler
 from tests.generation.automata import Automaton, follow, is_way_on, random_automaton
 from tests.generation.common import END, PAD, engine_inputs, make_backbone, make_prompts, on_one
+from tests.generation.tables import TableModel
 
 
 @pytest.fixture(scope="module")
 def decoder():
-    return Engine(make_backbone("decoder", position="rotary", num_key_value_heads=2, seed=3))
+    return Engine(TableModel(seed=3))
 
 
 @pytest.fixture(scope="module")

@@ -28,6 +28,7 @@ from tests.generation.common import (
     uncached_logits,
     until,
 )
+from tests.generation.tables import TableModel
 
 RANDOM = np.random.default_rng(0)
 PROMPTS = make_prompts(RANDOM.integers(1, 9, 40).tolist())
@@ -53,7 +54,7 @@ class Watched(Engine):
 
 @pytest.fixture(scope="module")
 def engine():
-    return Watched(make_backbone("decoder", position="rotary", num_key_value_heads=2, seed=3))
+    return Watched(TableModel(seed=3))
 
 
 @pytest.fixture(scope="module")

@@ -270,6 +270,8 @@ def test_what_does_not_go_is_refused():
         model(gate_limit=7.0)
     with pytest.raises(ValueError, match="groups=3 of a router must divide num_experts=4"):
         model(router={"groups": 3})
+    with pytest.raises(ValueError, match="'sparse_mixer' of a router has no `correction_bias`"):
+        Router(activation="sparse_mixer", correction_bias=True)
     with pytest.raises(ValueError, match="group_limit=3 of a router is more than groups=2"):
         model(router={"groups": 2, "group_limit": 3})
     with pytest.raises(ValueError, match="is more than the 1 experts of group_limit=1 groups"):

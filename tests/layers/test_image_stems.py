@@ -88,7 +88,7 @@ def test_mixed_precision(config, dtype):
 @pytest.mark.parametrize(
     ("stem", "message"),
     [
-        ({"kind": "pages"}, "one of 'patches', 'convolutions', .*received .'kind': 'pages'"),
+        ({"kind": "pages"}, "one of 'patches', 'patch_sequence', .*received .'kind': 'pages'"),
         ("patches", "must be a dict of values with the 'kind'"),
         ({"kind": "patches", "patchsize": 4}, "no value 'patchsize'.*Did you mean 'patch_size'"),
         ({"kind": "patches", "patch_size": 2.5}, "`patch_size` must be of type int"),

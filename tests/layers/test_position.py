@@ -5,6 +5,16 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from keras_transformer.config import (
+    Attention,
+    Block,
+    GatedRelativeBias,
+    GridRotary,
+    PatchStemConfig,
+    Side,
+    Tokens,
+    Window,
+)
 from keras_transformer.layers import (
     ALiBi,
     LearnedPosition,
@@ -12,6 +22,7 @@ from keras_transformer.layers import (
     RotaryEmbedding,
     SinusoidalPosition,
 )
+from keras_transformer.layers.position import GridRotaryEmbedding
 from tests.layers.conftest import assert_close, differs, numpy, random
 
 
@@ -299,3 +310,37 @@ def test_symbolic_shapes_equal_the_real_ones(layer, shape):
     result = layer(x, positions=positions)
     assert result.shape == layer(symbolic[0], positions=symbolic[1]).shape == x.shape
     assert not differs(layer(x), result, by=1e-6)
+
+
+def test_a_rotation_over_a_grid():
+    """Its products depend on the distance in rows and columns, as a share of the grid."""
+    layer = GridRotaryEmbedding(base=30.0)
+    places = np.array([[[0, 0, 1, 1], [0, 1, 4, 6], [1, 3, 4, 6], [2, 3, 4, 6], [3, 5, 4, 6]]])
+    x = np.random.default_rng(0).normal(size=(2, 1, 3, 8)).astype("float32")
+    y = numpy(layer(np.repeat(x, 5, axis=1), positions=places))
+    assert np.abs(y[:, 0] - x[:, 0]).max() == 0  # the only place of its grid
+    products = np.einsum("blhd,bmhd->lmbh", y, y)
+    assert_close(products[1, 2], products[3, 4])  # one row and two columns apart
+    assert np.abs(products[1, 2] - products[2, 3]).max() > 1e-2
+    # The first pair of rows and of columns turns once from the middle to the last edge.
+    angle = np.pi * 2 * (2 * (3 + 0.5) / 4 - 1)
+    turned = x[:, 0, :, 0] * np.cos(angle) - x[:, 0, :, 4] * np.sin(angle)
+    assert_close(y[:, 4, :, 0], turned)
+
+
+@pytest.mark.backend_independent
+def test_where_a_rotation_over_a_grid_does_not_fit():
+    attention = Attention(num_heads=2, position=GridRotary())
+    side = {"hidden_dim": 16, "num_layers": 1, "block": Block(mixer=attention)}
+    with pytest.raises(ValueError, match="needs a stem of patches"):
+        Side(input=Tokens(vocabulary_size=9), **side)
+    with pytest.raises(ValueError, match="a multiple of 4, received 6"):
+        Side(input=PatchStemConfig(), **{**side, "hidden_dim": 12})
+    with pytest.raises(ValueError, match="which a `PatchStem` makes"):
+        GridRotaryEmbedding()(np.zeros((1, 2, 1, 8), "float32"))
+    bias = GatedRelativeBias()
+    with pytest.raises(ValueError, match="cannot be combined"):
+        Attention(num_heads=2, score_bias=bias, pattern=Window(size=3))
+    with pytest.raises(ValueError, match="a multiple of `num_heads`, received 15 and 2"):
+        block = Block(mixer=Attention(num_heads=2, head_dim=8, score_bias=bias))
+        Side(input=Tokens(vocabulary_size=9), hidden_dim=15, num_layers=1, block=block)

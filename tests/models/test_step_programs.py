@@ -6,7 +6,7 @@ import pytest
 
 import keras_transformer as kt
 from keras_transformer.kernels.programs import PROGRAMS
-from keras_transformer.models.runtime.step_programs import AheadOfTime
+from keras_transformer.models.runtime.step_programs import AheadOfTime, StepPrograms
 
 ON_JAX = keras.backend.backend() == "jax"
 if ON_JAX:
@@ -117,3 +117,25 @@ def test_an_error_while_tracing_comes_out_of_fit(tokenizer):
     task.compile("adam", lambda y, logits: logits.no_such_attribute)
     with pytest.raises(Exception, match="no_such_attribute"):
         task.fit(data_of(task), verbose=0)
+
+
+@pytest.mark.skipif(not ON_JAX, reason="barriers are dropped on a CPU alone")
+def test_what_is_computed_again_is_not_kept():
+    """XLA for a CPU merges it with what was computed before, unless it is told not to."""
+
+    def layer(x, w):
+        for _ in range(4):
+            x = jax.numpy.tanh(x @ w)
+        return x
+
+    def bytes_of(layer):
+        def loss(w, x):
+            for i in range(8):
+                x = layer(x, w + i)
+            return jax.numpy.sum(x**2)
+
+        programs = StepPrograms(jax.grad(loss))
+        lowered = programs._jitted().lower(np.zeros((64, 64)), np.zeros((1024, 64)))
+        return lowered.compile().memory_analysis().temp_size_in_bytes
+
+    assert bytes_of(jax.checkpoint(layer)) < 0.5 * bytes_of(layer)

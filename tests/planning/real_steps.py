@@ -26,6 +26,8 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
 import keras_transformer as kt
+from keras_transformer.distribution.layout import spreads_weights
+from keras_transformer.models.runtime.step_programs import SPREAD_ON_CPU as OPTIONS
 from keras_transformer.planning.memory import predicted_tokens
 
 TASKS = {"encoder": kt.MaskedLM, "decoder": kt.CausalLM, "seq2seq": kt.Seq2SeqLM}
@@ -77,8 +79,8 @@ def lowered_step(case):
         config, case.get("dtype", "float32"), case.get("optimizer", "adamw"),
         case.get("rematerialize", False),
     )  # fmt: skip
-    data, model = case.get("mesh", (1, 1))
-    layout = kt.distribution.ModelParallel(kt.distribution.device_mesh(data, model))
+    data, model, fsdp = case.get("mesh", (1, 1, 1))
+    layout = kt.distribution.ModelParallel(kt.distribution.device_mesh(data, model, fsdp=fsdp))
 
     def abstract(array, *axes):
         sharding = NamedSharding(layout.device_mesh.backend_mesh, PartitionSpec(*axes))
@@ -102,13 +104,15 @@ def lowered_step(case):
         task.metrics_variables,
     )
     state = tuple([of_variable(variable) for variable in variables] for variables in lists)
+    rows = ("batch", "fsdp") if fsdp > 1 else "batch"
     batch = batch_of(config, case["batch_size"], case["length"], case.get("target_length"))
-    batch = jax.tree.map(lambda array: abstract(array, "batch"), batch)
+    batch = jax.tree.map(lambda array: abstract(array, rows), batch)
     # The variables stay where they are. Metrics come to be in the first step.
     shardings = (*jax.tree.map(lambda array: array.sharding, state[:3]), None)
     step = jax.jit(task.train_step, donate_argnums=0, out_shardings=(None, shardings))
     with layout.scope():
-        return task, state, batch, step.lower(state, batch)
+        options = OPTIONS if spreads_weights() else {}
+        return task, state, batch, step.lower(state, batch), options
 
 
 def bytes_on_a_device(arrays):
@@ -118,8 +122,8 @@ def bytes_on_a_device(arrays):
     )
 
 
-def measure(task, state, batch, lowered):
-    memory = lowered.compile().memory_analysis()
+def measure(task, state, batch, lowered, options):
+    memory = lowered.compile(options).memory_analysis()
     trainable, frozen, optimizer, metrics = map(bytes_on_a_device, state)
     counters = sum(array.dtype.itemsize for array in state[2] if array.shape == ())
     output = memory.output_size_in_bytes - memory.alias_size_in_bytes

@@ -55,8 +55,16 @@ CASES = {
     "latent": {"config": LATENT, **STEP},
     "experts": {"config": MOE, **STEP},
     "experts, rematerialized": {"config": MOE, **STEP, "rematerialize": True},
-    "data and model axes": {"config": LLAMA, **STEP, "mesh": (4, 2)},
-    "data axis, few tokens": {"config": LLAMA, "batch_size": 8, "length": 16, "mesh": (8, 1)},
+    "data and model axes": {"config": LLAMA, **STEP, "mesh": (4, 2, 1)},
+    "data axis, few tokens": {"config": LLAMA, "batch_size": 8, "length": 16, "mesh": (8, 1, 1)},
+    "fsdp axis": {"config": {**LLAMA, "num_layers": 4}, **STEP, "mesh": (1, 1, 8)},
+    "fsdp axis, rematerialized": {
+        "config": {**GPT, "num_layers": 6},
+        **STEP,
+        "mesh": (1, 1, 4),
+        "rematerialize": True,
+    },
+    "all axes": {"config": LLAMA, "batch_size": 8, "length": 16, "mesh": (2, 2, 2)},
 }
 
 
@@ -70,14 +78,15 @@ def real(forks):
 
 
 def planned(case):
-    data, model = case.get("mesh", (1, 1))
+    data, model, fsdp = case.get("mesh", (1, 1, 1))
     return make_plan(
         kt.TransformerConfig(**case["config"]),
         batch_size=case["batch_size"],
         length=case["length"],
         target_length=case.get("target_length"),
         optimizer=case.get("optimizer", "adamw"),
-        devices=data * model,
+        devices=data * model * fsdp,
+        fsdp=fsdp,
         model_parallel=model,
     )
 

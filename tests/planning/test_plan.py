@@ -1,13 +1,16 @@
 """Plans: parameters, the choice of a layout, what is refused."""
 
-import dataclasses
+import math
 
 import pytest
 
 import keras_transformer as kt
 from keras_transformer.checkpoints import list_presets, load_config, resolve_preset
+from keras_transformer.config.integer_dtype import IntegerDtype
 from keras_transformer.generation import Cache
+from keras_transformer.models.runtime.quantized import LayerByLayer
 from keras_transformer.planning import count_parameters, flops_per_sequence, make_plan
+from keras_transformer.training import lora
 
 pytestmark = pytest.mark.one_backend
 
@@ -101,6 +104,22 @@ class TestLayout:
         plan = make_plan(config, batch_size=32, length=64, devices=32, device_memory=1e9)
         assert plan.model_parallel <= 8
 
+    def test_devices_that_see_different_rows_share_the_weights(self):
+        llama = config_of("llama3_8b_en")
+        arguments = {"batch_size": 8, "length": 512, "devices": 8, "dtype": "bfloat16"}
+        copies, shares = (make_plan(llama, fsdp=n, **arguments) for n in (1, 8))
+        assert (shares.data_parallel, shares.fsdp, shares.model_parallel) == (1, 8, 1)
+        # Norms are whole on each device, of 65 vectors of 4,096 numbers.
+        numbers = (shares.parameters - 65 * 4096) // 8 + 65 * 4096
+        assert shares.memory.weights == shares.memory.gradients == 2 * numbers
+        assert shares.memory.optimizer == 2 * shares.memory.weights
+        # What is gathered twice and summed once is sent one and a half times as often as a sum.
+        assert shares.sent_bytes == pytest.approx(1.5 * copies.sent_bytes, rel=0.001)
+        best = make_plan(llama, fsdp=None, device_memory=60e9, **arguments)
+        assert (best.data_parallel, best.fsdp, best.fits) == (4, 2, True)
+        with pytest.raises(ValueError, match="into groups of 3 .* Choose one of 1, 2, 4, 8"):
+            make_plan(llama, fsdp=3, model_parallel=1, **arguments)
+
 
 @pytest.mark.backend_independent
 class TestMemory:
@@ -116,7 +135,7 @@ class TestMemory:
         def activations(**values):
             arguments = {"batch_size": 16, "length": 512}
             changed = {k: values.pop(k) for k in list(values) if k in arguments}
-            config = dataclasses.replace(config_of("gpt2_base_en"), **values)
+            config = config_of("gpt2_base_en").replace(**values)
             return make_plan(config, **arguments | changed).memory.activations
 
         thin, thick = activations(num_layers=12), activations(num_layers=24)
@@ -185,7 +204,7 @@ class TestTime:
         ({"devices": 10, "model_parallel": 5}, "model axis of 5 does not divide num_heads=96"),
         ({"model_parallel": 3}, "1024 devices cannot be cut into models of 3 devices"),
         ({"model_parallel": 8}, "64 rows cannot be spread over a data axis of 128"),
-        ({"dtype": "int8"}, "`dtype` must be one of 'float32', .*received 'int8'"),
+        ({"dtype": "int8"}, "Weights in int8 do not learn: give `lora_rank`"),
         ({"optimizer": "adamax"}, "`optimizer` must be one of 'adamw'"),
         ({"device_memory": 0}, "`device_memory` must be a number above 0"),
         ({"flops": -1.0}, "`flops` must be a number above 0"),
@@ -200,3 +219,49 @@ def test_refused(arguments, words):
 def test_an_encoder_does_not_generate():
     with pytest.raises(ValueError, match="does not generate"):
         make_plan(config_of("bert_base_en"), batch_size=1, length=8, generating=True)
+
+
+LLAMA = kt.TransformerConfig(
+    kind="decoder", vocabulary_size=1000, hidden_dim=64, num_layers=2, num_heads=4,
+    num_key_value_heads=2, intermediate_dim=128, position="rotary", gated=True,
+    normalization="rms_norm", use_bias=False, max_sequence_length=64,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", ["int8", "int4", "int4/32", "int4_from_bfloat16"])
+def test_integer_weights_are_those_of_the_model(dtype):
+    """Bytes of the weights, and of the adapters that alone are trained."""
+    options = {"batch_size": 1, "length": 16, "lora_rank": 4, "lora_targets": ["query", "gate"]}
+    plan = make_plan(LLAMA, dtype=dtype, **options)
+    floats = dtype.partition("_from_")[2] or "float32"
+    backbone = kt.models.Decoder(LLAMA, dtype=floats)
+    layers = LayerByLayer(backbone, IntegerDtype.parse(dtype))
+    for variable in backbone.weights:
+        layers.assigned(variable)
+    held = sum(math.prod(v.shape) * ITEMSIZES[v.dtype] for v in backbone.variables)
+    assert plan.memory.weights == pytest.approx(held, rel=0.01)
+    lora.enable_lora(backbone, 4, targets=["query", "gate"])
+    trained = 4 * sum(math.prod(v.shape) for v in backbone.trainable_variables)
+    assert plan.memory.adapters == trained and plan.memory.optimizer == 2 * trained
+    assert plan.memory.embedding_gradients == 0
+
+
+ITEMSIZES = {"float32": 4, "bfloat16": 2, "int8": 1}
+
+
+@pytest.mark.backend_independent
+def test_adapters_are_planned_for_training_only():
+    options = {"batch_size": 1, "length": 16}
+    for given, message in (
+        ({"dtype": "int4"}, "do not learn: give `lora_rank`"),
+        ({"dtype": "int3", "lora_rank": 2}, "`dtype` must be"),
+        ({"dtype": "int4_from_int8", "lora_rank": 2}, "`dtype` must be"),
+        ({"lora_rank": 0}, "`lora_rank` must be"),
+        ({"lora_rank": 2, "lora_targets": ["querry"]}, "`lora_targets` must be a list"),
+        ({"lora_rank": 2, "generating": True}, "`lora_rank` is for training"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            make_plan(LLAMA, **options, **given)
+    assert make_plan(LLAMA, dtype="int4", generating=True, **options).memory.weights > 0
+    text = str(make_plan(LLAMA, dtype="int4", lora_rank=2, **options))
+    assert "of rank 2, which alone are trained" in text

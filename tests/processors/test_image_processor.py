@@ -70,6 +70,25 @@ def test_pixels_are_those_of_transformers(name, values, tmp_path):
     assert kt.ImageProcessor.from_files(tmp_path / "ours").values() == processor.values()
 
 
+def test_pixels_of_dinov3_are_resized_before_they_are_rounded(tmp_path):
+    """Its class needs torchvision, which resizes floats by this function of PyTorch."""
+    torch = pytest.importorskip("torch")
+    values = {"image_processor_type": "DINOv3ViTImageProcessorFast"}
+    processor = kt.ImageProcessor.from_values({**values, "size": {"height": 40, "width": 31}})
+    mean, std = (torch.tensor(x)[:, None, None] for x in (processor.mean, processor.std))
+    assert processor.mean[0] == 0.485
+    for image in (picture(57, 91), picture(1, 33, seed=1), picture(30, 20, mode="L")):
+        floats = torch.tensor(np.array(image.convert("RGB"))).permute(2, 0, 1)[None] / 255
+        resized = torch.nn.functional.interpolate(
+            floats, (40, 31), mode="bilinear", align_corners=False, antialias=True
+        )
+        expected = ((resized[0] - mean) / std).permute(1, 2, 0).numpy()
+        assert np.abs(processor([image])[0] - expected).max() <= 1e-5
+    processor.save(tmp_path)
+    again = kt.ImageProcessor.from_files(tmp_path)
+    assert again.family == "DINOv3ViT" and (again([image]) == processor([image])).all()
+
+
 def test_files_of_older_releases():
     clip = {"feature_extractor_type": "CLIPFeatureExtractor", "size": 24, "crop_size": 24}
     assert kt.ImageProcessor.from_values(clip).size == {"shortest_edge": 24}

@@ -19,6 +19,7 @@ from keras_transformer.serving import VERBS, Limits, ServedTask, make_api, make_
 from keras_transformer.serving.run import listen
 from keras_transformer.tokenizers import moses_detokenize, moses_tokenize
 from tests.serving.conftest import ask, started
+from tests.serving.test_api import writer
 from tests.tasks import audio, images
 from tests.tasks.test_ctc_speech_to_text import task as letters
 
@@ -79,6 +80,66 @@ def test_a_stream_is_the_text_in_pieces(port, served):
     assert "".join(line["piece"] for line in lines[:-1]) == whole
     drawn = {**given, "temperature": 1.5, "seed": 5}
     assert ask(port, "/api/lm/complete", drawn)[2] == ask(port, "/api/lm/complete", drawn)[2]
+
+
+@pytest.fixture(scope="module")
+def talker():
+    """The port of a page with a model that has a chat template, and its task."""
+    task = writer()
+    with started(make_app({"talker": ServedTask(task)})) as port:
+        yield port, task
+
+
+TALK = [
+    {"role": "system", "content": "Be brief."},
+    {"role": "user", "content": "two dogs"},
+    {"role": "assistant", "content": "a man"},
+    {"role": "user", "content": "rides <b>"},
+]
+
+
+def test_a_conversation(talker):
+    port, task = talker
+    given = {"messages": TALK, "max_new_tokens": 9, "temperature": 0}
+    (whole,) = ask(port, "/api/talker/chat", given)[2]["texts"]
+    assert whole and whole == task.chat(TALK, max_new_tokens=9, sampler="greedy")
+    _, _, content = ask(port, "/api/talker/chat/stream", given)
+    lines = [json.loads(line) for line in content.splitlines()]
+    assert "".join(line["piece"] for line in lines[:-1]) == whole and lines[-1] == {"done": True}
+    drawn = {"messages": TALK, "max_new_tokens": 9, "seed": 3, "temperature": 2}
+    (drawn,) = ask(port, "/api/talker/chat", drawn)[2]["texts"]
+    sampler = kt.generation.Random(2, top_p=0.95)
+    assert drawn == task.chat(TALK, max_new_tokens=9, seed=3, sampler=sampler)
+    verbs = [verb["verb"] for verb in ask(port, "/api")[2]]
+    assert verbs == ["chat", "complete"]  # the page shows the first
+
+
+@pytest.mark.parametrize(
+    ("messages", "told"),
+    [
+        ([], "a list of 1 to 100 messages"),
+        ("hello", "a list of 1 to 100 messages"),
+        (TALK[1:2] * 101, "a list of 1 to 100 messages"),
+        (["hello"], "must have objects with a `role`"),
+        ([{"role": "user"}], "must have objects with a `role`"),
+        ([{**TALK[0], "name": "x"}], "must have objects with a `role`"),
+        ([{"role": "tool", "content": "a"}], "one of system, user, assistant"),
+        ([{"role": ["user"], "content": "a"}], "one of system, user, assistant"),
+        ([{"role": "user", "content": " "}], "not empty"),
+        ([{"role": "user", "content": ["a"]}], "must be a text"),
+        ([{"role": "user", "content": "a" * 7000}] * 3, "21,000 characters"),
+        ([{"role": "user", "content": "ab " * 3000}], "start a new conversation"),
+    ],
+)
+def test_conversations_that_are_refused(talker, messages, told):
+    for form in ("", "/stream"):
+        status, _, found = ask(talker[0], f"/api/talker/chat{form}", {"messages": messages})
+        assert status == 422 and told in found["error"]
+
+
+def test_a_model_without_a_chat_template_completes_only(port):
+    given = {"messages": TALK[1:2]}
+    assert ask(port, "/api/lm/chat", given)[0] == 404
 
 
 def test_an_image_as_bytes():

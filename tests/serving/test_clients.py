@@ -8,6 +8,8 @@ import sys
 import numpy as np
 import pytest
 
+import keras_transformer as kt
+from keras_transformer.checkpoints import presets_folder
 from keras_transformer.serving import ServedTask, make_api
 from tests.serving.conftest import started
 from tests.serving.test_api import TOOLS_TEMPLATE, writer
@@ -116,7 +118,7 @@ def test_llm(base, task, tmp_path):
 
 
 def test_lm_eval(base, task, tmp_path):
-    reason = "needs lm-eval[api], of the extra `clients`"
+    reason = "needs lm-eval[api]"
     models = pytest.importorskip("lm_eval.models.openai_completions", reason=reason)
     from lm_eval.api.instance import Instance
 
@@ -137,3 +139,29 @@ def test_lm_eval(base, task, tmp_path):
     until = {"until": ["\n\n"], "max_gen_toks": 5, "temperature": 0}
     asked = [Instance("generate_until", {}, (PROMPT, until), 0)]
     assert model.generate_until(asked, disable_tqdm=True) == [task.generate(PROMPT, 5, "greedy")]
+
+
+def test_lm_eval_of_a_local_task(base, task, tmp_path):
+    """Its client of the server gets the scores that the model gets in process."""
+    reason = "needs lm-eval[api]"
+    models = pytest.importorskip("lm_eval.models.openai_completions", reason=reason)
+    from lm_eval.evaluator import simple_evaluate
+
+    from keras_transformer.evaluating.task_folders import task_manager
+
+    names, folder = ["sonnet_lines", "sonnets", "play_words"], "examples/evaluation_tasks"
+    folder = presets_folder().parent / folder
+    task.tokenizer.save(tmp_path)
+    model = models.LocalCompletionsAPI(
+        base_url=f"{base}/completions", model="writer", tokenizer=str(tmp_path), max_retries=1,
+        tokenizer_backend="huggingface", num_concurrent=1, batch_size=8, max_length=512,
+    )  # fmt: skip
+    found = simple_evaluate(
+        model, tasks=names, task_manager=task_manager([folder], names, trusted=False), limit=6,
+        torch_random_seed=None,
+    )["results"]  # fmt: skip
+    scores = kt.evaluate(task, names, include_path=folder, limit=6, max_length=511, verbose=False)
+    assert len(scores.rows) == 6
+    for row in scores.rows:
+        key = row.metric if "," in row.metric else f"{row.metric},none"
+        assert found[row.task][key] == pytest.approx(row.value, rel=1e-4)

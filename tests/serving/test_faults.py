@@ -2,15 +2,11 @@
 
 import concurrent.futures
 import contextlib
-import functools
 import json
 import os
 import re
-import resource
 import signal
 import socket
-import subprocess
-import sys
 import time
 
 import openai
@@ -23,21 +19,24 @@ from tests.serving.test_api import writer
 pytestmark = pytest.mark.one_backend
 
 
-class Process:
-    """A server of its own, with what it says."""
+COMMAND = """
+import resource, sys
+from keras_transformer.cli import main
+if descriptors := int(sys.argv.pop(1)):
+    resource.setrlimit(resource.RLIMIT_NOFILE, (descriptors, descriptors))
+sys.exit(main())
+"""
 
-    def __init__(self, folder, log, *options, descriptors=None):
+
+class Process:
+    """A server of its own, with what it says: a fork that has the package already."""
+
+    def __init__(self, forks, folder, log, *options, descriptors=0, **environment):
         self.log = log
-        bound = None
-        if descriptors is not None:
-            limits = (descriptors, descriptors)
-            bound = functools.partial(resource.setrlimit, resource.RLIMIT_NOFILE, limits)
-        with log.open("w") as errors:
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", "keras_transformer", "serve", "--api", str(folder),
-                 "--port", "0", *options],
-                stdout=subprocess.PIPE, stderr=errors, text=True, cwd=ROOT, preexec_fn=bound,
-            )  # fmt: skip
+        self.process = forks.start(
+            "-c", COMMAND, descriptors, "serve", "--api", folder, "--port", "0", *options,
+            cwd=ROOT, stderr=log, **environment,
+        )  # fmt: skip
         said = self.process.stdout.readline()
         self.port = int(re.search(r":(\d+) ", said)[1])
         while ask(self.port, "/ready")[0] != 200:
@@ -62,9 +61,9 @@ def folder(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def server(folder, tmp_path_factory):
+def server(forks, folder, tmp_path_factory):
     log = tmp_path_factory.mktemp("log") / "log.jsonl"
-    server = Process(folder, log, "--batch-size", "4", "--body-bytes", "20000000")
+    server = Process(forks, folder, log, "--batch-size", "4", "--body-bytes", "20000000")
     yield server
     server.process.kill()
     server.process.communicate()
@@ -150,17 +149,17 @@ def test_a_text_that_the_model_fails_for(server):
     assert server.metric("model_failures") >= 2
 
 
-def test_a_server_that_is_terminated_finishes_what_runs(folder, tmp_path):
+def test_a_server_that_is_terminated_finishes_what_runs(forks, folder, tmp_path):
     options = ["--batch-size", "4", "--stop-seconds", "300"]
-    server = Process(folder, tmp_path / "log.jsonl", *options)
+    server = Process(forks, folder, tmp_path / "log.jsonl", *options)
     asked = {**GIVEN, "max_tokens": 400}
     with concurrent.futures.ThreadPoolExecutor(8) as pool:
         found = [pool.submit(ask, server.port, "/v1/completions", asked) for _ in range(6)]
         eventually(lambda: server.metric("running_texts") == 4)
-        server.process.send_signal(signal.SIGTERM)
+        os.kill(server.process.pid, signal.SIGTERM)
         texts = {x.result()[2]["choices"][0]["text"] for x in found}
     assert len(texts) == 1
-    assert server.process.wait(60) == 0
+    assert server.process.wait() == 0
     with pytest.raises(ConnectionRefusedError):
         ask(server.port, "/health")
     assert [line["status"] for line in server.requests() if "completion_tokens" in line] == [
@@ -168,13 +167,10 @@ def test_a_server_that_is_terminated_finishes_what_runs(folder, tmp_path):
     ] * 6
 
 
-def test_what_takes_too_long_is_given_up_when_it_is_terminated(folder, tmp_path):
+def test_what_takes_too_long_is_given_up_when_it_is_terminated(forks, folder, tmp_path):
     options = ["--stop-seconds", "1", "--api-key", "KEY_OF_TEST"]
-    os.environ["KEY_OF_TEST"] = "secret"
-    try:
-        server = Process(folder, tmp_path / "log.jsonl", *options, descriptors=128)
-    finally:
-        del os.environ["KEY_OF_TEST"]
+    log = tmp_path / "log.jsonl"
+    server = Process(forks, folder, log, *options, descriptors=128, KEY_OF_TEST="secret")
     client = openai.OpenAI(base_url=f"http://127.0.0.1:{server.port}/v1", api_key="secret")
     # More connections than there are descriptors, none of which has the key.
     head = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n"
@@ -188,8 +184,8 @@ def test_what_takes_too_long_is_given_up_when_it_is_terminated(folder, tmp_path)
     next(stream)
     assert ask(server.port, "/v1/models")[0] == 401
     started = time.monotonic()
-    server.process.send_signal(signal.SIGTERM)
+    os.kill(server.process.pid, signal.SIGTERM)
     with pytest.raises(openai.APIError, match="The server is stopping"):
         list(stream)
     assert 0.9 < time.monotonic() - started < 5
-    assert server.process.wait(60) == 0 and time.monotonic() - started < 20
+    assert server.process.wait() == 0 and time.monotonic() - started < 20

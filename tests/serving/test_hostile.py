@@ -136,6 +136,8 @@ def values(kind, encoded):
     """Values of a field of a kind that name files and addresses."""
     if kind in ("text", "file"):
         yield from TARGETS[:2]
+    elif kind == "messages":
+        yield from ([{"role": "user", "content": target}] for target in TARGETS[:2])
     elif kind == "texts":
         yield from ([target, f"[MASK] {target}"] for target in TARGETS[:2])
     if kind == "file":
@@ -146,6 +148,7 @@ def test_no_request_opens_a_file_or_a_connection(api, page, tasks, refusing):
     """Each verb with each of its fields, of the page and of the API."""
     encoded = [base64.b64encode(content).decode() for content in files()]
     usual = {"text": "a [MASK]", "texts": ["a [MASK]"], "file": encoded[-1]}
+    usual["messages"] = [{"role": "user", "content": "a"}]
     with refusing():
         statuses, asked_verbs = set(), set()
         for name, served in tasks.items():

@@ -16,7 +16,7 @@ from selenium.webdriver.support.ui import Select, WebDriverWait
 from keras_transformer.serving import ServedTask, make_app
 from tests.cli.conftest import ROOT
 from tests.serving.conftest import started
-from tests.serving.test_app import Slow
+from tests.serving.test_app import Slow, talker  # noqa: F401
 
 pytestmark = [
     pytest.mark.one_backend,
@@ -110,6 +110,32 @@ def test_a_text_is_written_as_it_comes_and_never_as_html(page, served):
     assert not page.at("found").find_elements(By.TAG_NAME, "b")
 
 
+def test_a_conversation_goes_on(browser, talker):  # noqa: F811
+    """Each answer is to all that was said; a new conversation forgets it."""
+    port, task = talker
+    page = Page(browser, port)
+    said = []
+    for text in ("<b>two</b> dogs", "a man"):
+        page.write("messages", text)
+        page.write("temperature", "0")
+        page.write("max_new_tokens", "6")
+        page.ask()
+        said.append({"role": "user", "content": text})
+        answer = task.chat(said, max_new_tokens=6, sampler="greedy")
+        said.append({"role": "assistant", "content": answer})
+        shown = [e.get_attribute("textContent") for e in page.at("found").find_elements(
+            By.CLASS_NAME, "text")]  # fmt: skip
+        assert shown == [message["content"] for message in said]
+        assert page.at("field-messages").get_attribute("value") == ""
+    page.at("anew").click()
+    assert not page.at("found").text
+    page.write("messages", "a man")
+    page.ask()
+    alone = task.chat([{"role": "user", "content": "a man"}], max_new_tokens=6, sampler="greedy")
+    assert page.at("found").find_elements(By.CLASS_NAME, "text")[1].get_attribute(
+        "textContent") == alone  # fmt: skip
+
+
 def test_attention_is_shown_beside_it(page):
     page.choose("Classify · classifier")
     page.write("texts", "two dogs")
@@ -148,15 +174,32 @@ def test_by_keyboard_alone(page):
 
 
 def test_on_a_phone_nothing_is_cut_off(page):
-    page.browser.set_window_size(500, 800)  # the least that headless Chrome takes
+    def wider(element):
+        """Whether an element is wider than its place, which would show a scroll bar."""
+        return page.browser.execute_script(
+            "return arguments[0].scrollWidth > arguments[0].clientWidth", element
+        )
+
+    metrics = {"width": 360, "height": 640, "deviceScaleFactor": 1, "mobile": False}
+    assert not page.at("preset").is_displayed()
+    page.browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
     try:
         page.choose("Classify · classifier")
+        # The list may be too narrow for the name, which stands below it in full.
+        assert page.at("preset").text == "classifier" and not wider(page.at("preset"))
         page.write("texts", "two dogs " * 30)
         page.ask()
-        width = page.browser.execute_script("return document.documentElement.scrollWidth")
-        assert width <= page.browser.execute_script("return window.innerWidth")
+        root = page.browser.find_element(By.TAG_NAME, "html")
+        assert page.browser.execute_script("return innerWidth") == 360 and not wider(root)
+        page.write("texts", "two dogs run")
+        page.at("look").click()
+        page.wait(lambda: page.at("view").is_displayed() and page.at("view").get_attribute("src"))
+        page.browser.switch_to.frame(page.at("view"))
+        page.wait(lambda: page.browser.find_elements(By.CSS_SELECTOR, ".heads, table, p"))
+        assert not wider(page.browser.find_element(By.TAG_NAME, "html"))
     finally:
-        page.browser.set_window_size(1200, 900)
+        page.browser.switch_to.default_content()
+        page.browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
 
 
 def test_a_long_text_is_stopped_and_another_tab_goes_on(browser, served):

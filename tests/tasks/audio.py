@@ -15,7 +15,7 @@ def config(stem, **values):
             "kind": "encoder",
             "vocabulary_size": 0,
             "hidden_dim": 16,
-            "num_layers": 2,
+            "num_layers": 1,
             "num_heads": 2,
             "intermediate_dim": 24,
             "position": "learned",

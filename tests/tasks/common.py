@@ -1,6 +1,9 @@
 """Shared code of the tests of tasks: tiny tasks with their own tokenizers."""
 
 import functools
+import json
+import tempfile
+from pathlib import Path
 
 import keras
 import numpy as np
@@ -17,10 +20,25 @@ ENGLISH = [
 GERMAN = ["ein mann fährt fahrrad .", "zwei hunde laufen auf dem gras .", "nie langweilig"]
 
 
+# A vocabulary of WordPiece, and one of lowercased texts, as `tokenizer` learned them once: equally
+# frequent pieces come in any order, so that a run would have other ids than the one before.
+WORDPIECES = Path(__file__).with_name("wordpieces.txt").read_text().splitlines()
+
+
 @functools.cache
 def tokenizer(kind="wordpiece", **options):
     size = {"wordpiece": 120, "bpe": 330}[kind]
-    return kt.Tokenizer.train([*ENGLISH, *GERMAN] * 4, kind, vocabulary_size=size, **options)
+    found = kt.Tokenizer.train([*ENGLISH, *GERMAN] * 4, kind, vocabulary_size=size, **options)
+    if kind == "bpe":
+        return found
+    pieces = WORDPIECES[options.get("lowercase", False)].split()
+    with tempfile.TemporaryDirectory() as folder:
+        found.save(folder)
+        path = Path(folder) / "tokenizer.json"
+        content = json.loads(path.read_text())
+        content["model"]["vocab"] = {piece: place for place, piece in enumerate(pieces)}
+        path.write_text(json.dumps(content))
+        return kt.Tokenizer.from_files(folder)
 
 
 def config(kind, words, **values):

@@ -10,7 +10,7 @@ TEXTS = [f"a photo of a {label}." for label in LABELS]
 def config(words, **values):
     """As CLIP's: texts are read from left to right, up to their end."""
     stem = {"kind": "patches", "image_size": (12, 16), "patch_size": 4}
-    sizes = {"hidden_dim": 16, "num_layers": 2, "num_heads": 2, "intermediate_dim": 24}
+    sizes = {"hidden_dim": 16, "num_layers": 1, "num_heads": 2, "intermediate_dim": 24}
     sizes |= {"vocabulary_size": words.vocabulary_size, "position": "learned"}
     sides = {
         "encoder": {"vocabulary_size": 0, "stem": stem, "vector_pooling": "first"},

@@ -12,7 +12,7 @@ def config(stem, **values):
         kind="encoder",
         vocabulary_size=0,
         hidden_dim=16,
-        num_layers=2,
+        num_layers=1,
         num_heads=2,
         intermediate_dim=24,
         position="learned",
@@ -34,7 +34,7 @@ def convolutions(**values):
 def captions(**values):
     """An encoder of images and a decoder of text."""
     stem = {"kind": "patches", "image_size": (12, 16), "patch_size": 4}
-    sizes = {"hidden_dim": 16, "num_layers": 2, "num_heads": 2, "intermediate_dim": 24}
+    sizes = {"hidden_dim": 16, "num_layers": 1, "num_heads": 2, "intermediate_dim": 24}
     sizes |= {"vocabulary_size": 290, "position": "learned", "max_sequence_length": 24}
     encoder = {"vocabulary_size": 0, "stem": stem}
     return kt.TransformerConfig(

@@ -223,6 +223,7 @@ def test_files_of_keras_keep_the_adapters(tokenizer, tmp_path):
         "rank": 2,
         "alpha": 6,
         "targets": ["output", "query"],
+        "method": "lora",
     }
     paths = [[v.path for v in each.trainable_variables] for each in (task, again)]
     assert paths[0] == paths[1]

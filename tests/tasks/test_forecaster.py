@@ -418,7 +418,7 @@ def test_wrong_series(learned):
         (np.zeros((40, 3)), "has 3 channels, but the processor was adapted to 2"),
         (np.zeros((4, 4, 4)), "must be of shape .time,. or .time, channels."),
         (np.zeros((0, 2)), "and not empty"),
-        (gap, "3,600 seconds apart, but rows 6 and 7, .*frame.asfreq"),
+        (gap, "1 hour apart, but rows 6 and 7, .*frame.asfreq"),
         (infinite, "`x` is infinite in row 5 of 'b'"),
         (text, "The column 'b' of `x` does not hold numbers"),
         (text[["b", "a"]], "The first column of `x`, 'b', holds neither numbers nor dates"),

@@ -142,6 +142,11 @@ def test_what_a_user_has(tmp_path):
     frame = pandas.DataFrame({"image": [{"bytes": each} for each in contents]})
     for given in (contents, frame["image"], rows["image"]):
         assert np.abs(task.predict(given, verbose=0) - expected).max() <= 1e-6
+    for of_folder in (task.fit, task.evaluate, task.predict):
+        with pytest.raises(
+            ValueError, match=r"is a folder.*images, labels = kt\.processors\.image_f"
+        ):
+            of_folder(str(tmp_path))
     paths, labels = kt.processors.image_folder(tmp_path)
     task.fit(paths, labels, validation_data=(x, y), verbose=0)
     assert task.classify(paths[0])[0] in LABELS

@@ -20,6 +20,7 @@ CASES = [
     *(("bart", "TextClassifier", i) for i in range(3)),
     *(("bart", "QuestionAnswerer", i) for i in range(3)),
     *(("mbart", "TextClassifier", i) for i in (0, 2)),
+    ("plbart", "TextClassifier", 1),
     *(("t5", "TextClassifier", i) for i in range(3)),
     *(("t5", "QuestionAnswerer", i) for i in range(3)),
     *(("t5", "TokenClassifier", i) for i in range(3)),

@@ -2,6 +2,7 @@
 
 import json
 
+import keras
 import numpy as np
 import peft
 import pytest
@@ -37,7 +38,18 @@ CASES = {
         "gpt2", LM,
         {"target_modules": ["c_attn"], "layers_to_transform": [1], "fan_in_fan_out": True},
     ),
-    "gpt_neox": ("gpt_neox", LM, {"target_modules": ["query_key_value"], "r": 3}),
+    "gpt2_dora": (
+        "gpt2", LM,
+        {"target_modules": ["c_attn", "c_fc"], "r": 2, "fan_in_fan_out": True, "use_dora": True},
+    ),
+    "llama_dora": (
+        "llama", LM,
+        {
+            "target_modules": ["q_proj", "down_proj"], "r": 3, "lora_alpha": 7, "use_dora": True,
+            "use_rslora": True,
+        },
+    ),
+    "gpt_neox": ("gpt_neox", LM, {"target_modules": ["query_key_value"], "r": 3, "use_dora": True}),
     "bert_classifier": (
         "bert", CLASSES,
         {"target_modules": "all-linear", "r": 2, "lora_alpha": 5, "task_type": "SEQ_CLS"},
@@ -116,6 +128,10 @@ def test_logits_are_those_of_peft_in_both_directions(case, tmp_path):
     for name, array in stored.items():
         np.testing.assert_array_equal(written.pop(name), array)
     assert not written
+    config = json.loads((tmp_path / "back" / "adapter_config.json").read_text())
+    method = task.backbone.lora_method
+    assert (config["use_dora"], config["use_rslora"]) == (method == "dora", method == "rslora")
+    assert (method == "dora") == CASES[case][2].get("use_dora", False)
     adapted_logits = logits(task)
     task.save_adapter(tmp_path / "own.safetensors")
     other = kt.Task.from_preset(tmp_path / "base")
@@ -123,6 +139,48 @@ def test_logits_are_those_of_peft_in_both_directions(case, tmp_path):
     np.testing.assert_allclose(logits(other), adapted_logits, rtol=0, atol=1e-5)
     task.merge_lora()
     np.testing.assert_allclose(logits(task), adapted_logits, rtol=0, atol=1e-4)
+
+
+@pytest.mark.each_backend
+def test_dora_learns_as_in_peft(tmp_path):
+    """The first step of SGD is the gradient, and five steps lead to the same adapter."""
+    theirs = adapted("llama_dora", tmp_path)
+    task = kt.Task.from_preset(tmp_path / "base")
+    task.load_adapter(tmp_path / "adapter")
+    task.compile(keras.optimizers.SGD(0.1), task.loss, weighted_metrics=[kt.training.Perplexity()])
+    ids = families.batch(3)[0]
+    targets = np.roll(ids, -1, axis=1)
+    parameters = {n: p for n, p in theirs.named_parameters() if p.requires_grad}
+    optimizer = torch.optim.SGD(parameters.values(), 0.1)
+    for step in range(5):
+        logits = theirs(input_ids=torch.tensor(ids).long()).logits
+        loss = torch.nn.functional.cross_entropy(
+            logits.flatten(0, 1), torch.tensor(targets).long().flatten()
+        )
+        optimizer.zero_grad()
+        loss.backward()
+        before = {name: parameter.detach().clone() for name, parameter in parameters.items()}
+        optimizer.step()
+        with torch.no_grad():
+            changes = {name: parameter - before[name] for name, parameter in parameters.items()}
+        ours_before = stored_adapter(task, tmp_path / "ours")
+        task.train_on_batch({"token_ids": ids}, targets)
+        ours = stored_adapter(task, tmp_path / "ours")
+        for name, change in changes.items():
+            own = name.replace(".default", "").replace(
+                "magnitude_vector.weight", "magnitude_vector"
+            )
+            limit = 1e-4 * float(change.abs().max())
+            if step == 0:
+                found = ours[own].astype("float64") - ours_before[own]
+                np.testing.assert_allclose(found, change.numpy(), rtol=0, atol=limit + 1e-7)
+            expected = parameters[name].detach().numpy()
+            np.testing.assert_allclose(ours[own], expected, rtol=0, atol=1e-4)
+
+
+def stored_adapter(task, folder):
+    task.save_adapter(folder, format="peft")
+    return safetensors.numpy.load_file(folder / "adapter_model.safetensors")
 
 
 @pytest.mark.each_backend
@@ -185,7 +243,8 @@ MERGE = r".*Merge it into its model with PEFT: `peft\.AutoPeftModel"
     [
         ({"peft_type": "LOHA"}, "it has peft_type='LOHA'" + MERGE),
         ({"peft_type": None}, "it is not a config of PEFT"),
-        ({"use_dora": True}, "it has use_dora=True" + MERGE),
+        ({"use_dora": True}, "has no magnitude vector of .*_proj', but its config has use_dora=T"),
+        ({"use_dora": 1}, "use_dora must be true or false"),
         ({"bias": "all"}, "it has bias='all'" + MERGE),
         ({"lora_bias": True}, "it has lora_bias=True" + MERGE),
         ({"init_lora_weights": "pissa"}, "it has init_lora_weights='pissa'" + MERGE),
@@ -230,7 +289,7 @@ Q = "base_model.model.model.layers.0.self_attn.q_proj"
         ),
         (
             lambda t: t.update({f"{Q}.lora_magnitude_vector": np.ones(3, "float32")}),
-            "q_proj.lora_magnitude_vector', which is not of a linear layer" + MERGE,
+            "has a magnitude vector of .*q_proj', but its config has use_dora=False",
         ),
         (
             lambda t: t.update({"base_model.model.model.norm.weight": np.ones(3, "float32")}),

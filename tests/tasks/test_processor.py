@@ -173,6 +173,9 @@ def tasks():
     for options in ({}, {"distilled": True}, {"pooling": "first_and_mean"}):
         yield images.classifier(images.patches(distillation_token=True), **options)
     yield images.classifier(images.convolutions(), pooling="attention", hidden_activation="tanh")
+    decoder = {"readout": "project", "batch_norm": True}
+    yield kt.ImageSegmenter(kt.models.Encoder(images.patches()), num_classes=3, decoder=decoder)
+    yield kt.DepthEstimator(kt.models.Encoder(images.patches()), depth_features=5)
     yield duals.embedder()
     yield kt.ImageEmbedder(kt.models.Encoder(images.patches()))
     yield language_model()

@@ -46,8 +46,6 @@ def test_it_is_not_trained_or_made_again(mode, tmp_path):
         for call in calls:
             with pytest.raises(ValueError, match=f"is quantized to {mode}: {message}"):
                 call()
-    with pytest.raises(ValueError, match="Adapt and train it before `quantize`"):
-        task.enable_lora(2)
     assert not list(tmp_path.iterdir())
     assert task.predict(IDS, verbose=0).shape == (4, 2)
     assert task.evaluate(IDS, LABELS, verbose=0)

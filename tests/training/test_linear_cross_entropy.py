@@ -64,7 +64,7 @@ def test_value_and_gradient(chunk_bytes, label_smoothing, with_bias):
     assert np.abs(gradients[1]).max() > 1e-2
 
 
-@pytest.mark.parametrize("gradient", [False, True])
+@pytest.mark.parametrize("gradient", [False, True, "states"])
 def test_other_sums(gradient):
     given = batch(shape=(4, 30), vocabulary_size=6)
     sums = linear_cross_entropy(
@@ -144,3 +144,31 @@ def test_sums_beyond_float16():
     np.testing.assert_allclose(by_kernel, np.tile(expected[:, None], 3), rtol=1e-2)
     scaled = value_and_gradients(lambda *x: 1e5 * loss(*x), [states, kernel])[1][1]
     assert not np.isfinite(scaled).all()  # which loss scaling sees, and lowers its scale
+
+
+@pytest.mark.skipif(keras.backend.backend() != "torch", reason="counts what PyTorch makes")
+@pytest.mark.parametrize("label_smoothing", [0.0, 0.1])
+def test_no_copy_of_the_vocabulary(label_smoothing):
+    """Its mean, for which bfloat16 becomes float32, is of label smoothing alone."""
+    import torch
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    made = []
+
+    class Made(TorchDispatchMode):
+        def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
+            result = operation(*args, **(kwargs or {}))
+            if isinstance(result, torch.Tensor) and not result._is_view():
+                made.append((tuple(result.shape), result.dtype))
+            return result
+
+    given = batch(vocabulary_size=500)
+    states, kernel = (
+        ops.cast(ops.convert_to_tensor(given[name]), "bfloat16") for name in ("states", "kernel")
+    )
+    with Made():
+        linear_cross_entropy(
+            states, kernel, given["targets"], given["weights"],
+            label_smoothing=label_smoothing, gradient="states", chunk_bytes=1,
+        )  # fmt: skip
+    assert ((500, 8) in {shape for shape, _ in made}) == bool(label_smoothing)

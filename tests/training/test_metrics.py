@@ -9,9 +9,11 @@ import pytest
 from keras_transformer.tasks.text.question_answerer import SpanAccuracy
 from keras_transformer.training import (
     BLEU,
+    CHRF,
     ROUGE,
     ClassAccuracy,
     EditDistance,
+    ExactMatch,
     PairAccuracy,
     Perplexity,
     TokenAccuracy,
@@ -119,6 +121,48 @@ def test_bleu_bad_input(monkeypatch):
         BLEU()
 
 
+@pytest.mark.parametrize("word_order", [0, 2])
+def test_chrf_is_sacrebleus(word_order):
+    sacrebleu = pytest.importorskip("sacrebleu")
+    others = ["a cat sat on the mat .", "a dog runs fast !", "two men walk"]
+    chrf = CHRF(word_order)
+    chrf.update_state(list(zip(REFERENCES, others, strict=True))[:1], HYPOTHESES[:1])
+    chrf.update_state(list(zip(REFERENCES, others, strict=True))[1:], HYPOTHESES[1:])
+    expected = sacrebleu.corpus_chrf(HYPOTHESES, [REFERENCES, others], word_order=word_order)
+    assert chrf.result() == pytest.approx(expected.score) and 1 < chrf.result() < 99
+    assert f"nw:{word_order}" in chrf.signature
+    with pytest.raises(ValueError, match="`word_order`"):
+        CHRF(-1)
+
+
+@pytest.mark.parametrize("ignore", [(), ("case",), ("punctuation",), ("case", "punctuation")])
+def test_exact_match_is_lm_evals(ignore):
+    metrics = pytest.importorskip("lm_eval.api.metrics")
+    texts, right = ["Cat.", "cat", "a dog", "Owl!"], ["cat", "cat", "the dog", "Owl"]
+    match = ExactMatch(ignore)
+    match.update_state(right, texts)
+    expected = metrics.exact_match_hf_evaluate(
+        predictions=texts, references=right, **{f"ignore_{name}": True for name in ignore}
+    )
+    assert match.result() == expected["exact_match"]
+
+
+def test_exact_match_of_squad():
+    """Section 6.1 of SQuAD: articles, punctuation, case and spaces do not count."""
+    match = ExactMatch(ignore=("spaces", "case", "articles", "punctuation"))
+    match.update_state(
+        ["cat", "the dog", ["ox", "yak"], "owls", "b"], ["The  Cat.", "a dog", " Yak", "owl's", "a"]
+    )
+    assert match.result() == 4 / 5
+    strict = ExactMatch()
+    strict.update_state([["ox", "yak"], "a"], ["yak", "A"])
+    assert strict.result() == 1 / 2
+    with pytest.raises(ValueError, match=r"`ignore\[0\]`"):
+        ExactMatch(["accents"])
+    with pytest.raises(ValueError, match="`ignore` must be a list"):
+        ExactMatch("case")
+
+
 def f_measure(reference: list, text: list) -> float:
     """Harmonic mean of the shares of equal items, which come as often as in both (Lin 2004)."""
     shared = sum((Counter(reference) & Counter(text)).values())
@@ -181,6 +225,20 @@ def test_edit_distances_of_textbooks():
     rate.reset_state()
     rate.update_state([""], ["words"])
     assert rate.result() == float("inf")
+
+
+@pytest.mark.backend_independent
+def test_error_rates_are_those_of_jiwer():
+    """The numbers are what jiwer 4.0.0 returns, with ToLowerCase and RemovePunctuation for last."""
+    references = ["a man rides a bike", "Two dogs run, in the snow.", "zero one"]
+    texts = ["a man ride bike", "two dogs run in snow", "zero on one"]
+    plain = WordErrorRate(ignore=("case", "punctuation"))
+    metrics = {WordErrorRate(): 0.5384615384615384, EditDistance(): 0.25, plain: 0.3076923076923077}
+    for metric, expected in metrics.items():
+        metric.update_state(references, texts)
+        assert metric.result() == pytest.approx(expected, rel=1e-12)
+    with pytest.raises(ValueError, match=r"`ignore\[0\]`"):
+        WordErrorRate(["accents"])
 
 
 @pytest.mark.backend_independent

@@ -8,16 +8,25 @@ from typing import Any
 
 from keras_transformer.checkpoints.families.base.family import Family
 from keras_transformer.checkpoints.families.decoders.arcee import ARCEE
+from keras_transformer.checkpoints.families.decoders.biogpt import BIOGPT
 from keras_transformer.checkpoints.families.decoders.bloom import BLOOM
 from keras_transformer.checkpoints.families.decoders.codegen import CODEGEN
 from keras_transformer.checkpoints.families.decoders.cohere import COHERE
 from keras_transformer.checkpoints.families.decoders.cohere2 import COHERE2
 from keras_transformer.checkpoints.families.decoders.deepseek import DEEPSEEK_V2, DEEPSEEK_V3
 from keras_transformer.checkpoints.families.decoders.ernie4_5 import ERNIE4_5
+from keras_transformer.checkpoints.families.decoders.ernie4_5_moe import ERNIE4_5_MOE
 from keras_transformer.checkpoints.families.decoders.exaone4 import EXAONE4
 from keras_transformer.checkpoints.families.decoders.falcon import FALCON
-from keras_transformer.checkpoints.families.decoders.gated_delta import QWEN3_5_TEXT, QWEN3_NEXT
+from keras_transformer.checkpoints.families.decoders.falcon_h1 import FALCON_H1
+from keras_transformer.checkpoints.families.decoders.gated_delta import (
+    QWEN3_5_MOE_TEXT,
+    QWEN3_5_TEXT,
+    QWEN3_NEXT,
+)
 from keras_transformer.checkpoints.families.decoders.gemma import GEMMA, GEMMA2, GEMMA3
+from keras_transformer.checkpoints.families.decoders.gemma3n import GEMMA3N_TEXT
+from keras_transformer.checkpoints.families.decoders.gemma4 import GEMMA4_TEXT
 from keras_transformer.checkpoints.families.decoders.glm import GLM, GLM4
 from keras_transformer.checkpoints.families.decoders.glm4_moe import GLM4_MOE, GLM4_MOE_LITE
 from keras_transformer.checkpoints.families.decoders.gpt import GPT, GPT2
@@ -27,18 +36,22 @@ from keras_transformer.checkpoints.families.decoders.gpt_neox import GPT_NEOX
 from keras_transformer.checkpoints.families.decoders.gpt_oss import GPT_OSS
 from keras_transformer.checkpoints.families.decoders.gptj import GPTJ
 from keras_transformer.checkpoints.families.decoders.granite import GRANITE
-from keras_transformer.checkpoints.families.decoders.granitemoe import GRANITEMOE
+from keras_transformer.checkpoints.families.decoders.granitemoe import GRANITEMOE, GRANITEMOESHARED
+from keras_transformer.checkpoints.families.decoders.granitemoehybrid import GRANITEMOEHYBRID
 from keras_transformer.checkpoints.families.decoders.helium import HELIUM
 from keras_transformer.checkpoints.families.decoders.hunyuan import HUNYUAN_V1_DENSE
-from keras_transformer.checkpoints.families.decoders.lfm2 import LFM2
+from keras_transformer.checkpoints.families.decoders.kimi_linear import KIMI_LINEAR
+from keras_transformer.checkpoints.families.decoders.lfm2 import LFM2, LFM2_MOE
 from keras_transformer.checkpoints.families.decoders.llama import LLAMA, MISTRAL, QWEN2, QWEN3
+from keras_transformer.checkpoints.families.decoders.llama4 import LLAMA4_TEXT
 from keras_transformer.checkpoints.families.decoders.mamba2 import BAMBA, MAMBA2
-from keras_transformer.checkpoints.families.decoders.ministral3 import MINISTRAL3
+from keras_transformer.checkpoints.families.decoders.ministral3 import MINISTRAL, MINISTRAL3
 from keras_transformer.checkpoints.families.decoders.mixtral import MIXTRAL
 from keras_transformer.checkpoints.families.decoders.modernbert_decoder import MODERNBERT_DECODER
 from keras_transformer.checkpoints.families.decoders.mpt import MPT
 from keras_transformer.checkpoints.families.decoders.nanochat import NANOCHAT
 from keras_transformer.checkpoints.families.decoders.nemotron import NEMOTRON
+from keras_transformer.checkpoints.families.decoders.nemotron_h import NEMOTRON_H
 from keras_transformer.checkpoints.families.decoders.olmo2 import OLMO2
 from keras_transformer.checkpoints.families.decoders.olmo3 import OLMO3
 from keras_transformer.checkpoints.families.decoders.olmo_hybrid import OLMO_HYBRID
@@ -47,7 +60,9 @@ from keras_transformer.checkpoints.families.decoders.opt import OPT
 from keras_transformer.checkpoints.families.decoders.persimmon import PERSIMMON
 from keras_transformer.checkpoints.families.decoders.phi import PHI
 from keras_transformer.checkpoints.families.decoders.phi3 import PHI3
+from keras_transformer.checkpoints.families.decoders.phimoe import PHIMOE
 from keras_transformer.checkpoints.families.decoders.qwen_moe import QWEN2_MOE, QWEN3_MOE
+from keras_transformer.checkpoints.families.decoders.recurrent_gemma import RECURRENT_GEMMA
 from keras_transformer.checkpoints.families.decoders.seed_oss import SEED_OSS
 from keras_transformer.checkpoints.families.decoders.smollm3 import SMOLLM3
 from keras_transformer.checkpoints.families.decoders.stablelm import STABLELM
@@ -81,6 +96,7 @@ from keras_transformer.checkpoints.families.encoders.roberta_pre_norm import (
     XLM_ROBERTA_XL,
 )
 from keras_transformer.checkpoints.families.encoders.roformer import ROFORMER
+from keras_transformer.checkpoints.families.encoders.xlnet import XLNET
 from keras_transformer.checkpoints.families.joined.blip import BLIP
 from keras_transformer.checkpoints.families.joined.encoder_decoder import ENCODER_DECODER
 from keras_transformer.checkpoints.families.joined.vision_encoder_decoder import (
@@ -93,22 +109,43 @@ from keras_transformer.checkpoints.families.seq2seq.longt5 import LONGT5
 from keras_transformer.checkpoints.families.seq2seq.m2m_100 import M2M_100
 from keras_transformer.checkpoints.families.seq2seq.mbart import MBART, PEGASUS
 from keras_transformer.checkpoints.families.seq2seq.mt5 import MT5
+from keras_transformer.checkpoints.families.seq2seq.plbart import PLBART
+from keras_transformer.checkpoints.families.seq2seq.switch_transformers import SWITCH_TRANSFORMERS
 from keras_transformer.checkpoints.families.seq2seq.t5 import T5
 from keras_transformer.checkpoints.families.seq2seq.t5gemma import T5GEMMA
 from keras_transformer.checkpoints.families.seq2seq.umt5 import UMT5
 from keras_transformer.checkpoints.families.series.chronos_bolt import CHRONOS_BOLT
+from keras_transformer.checkpoints.families.series.patchtsmixer import PATCHTSMIXER
 from keras_transformer.checkpoints.families.series.patchtst import PATCHTST
 from keras_transformer.checkpoints.families.speech.ast import AST
 from keras_transformer.checkpoints.families.speech.hubert import HUBERT
 from keras_transformer.checkpoints.families.speech.moonshine import MOONSHINE
 from keras_transformer.checkpoints.families.speech.wav2vec2 import WAV2VEC2
+from keras_transformer.checkpoints.families.speech.wavlm import WAVLM
 from keras_transformer.checkpoints.families.speech.whisper import WHISPER
 from keras_transformer.checkpoints.families.vision.beit import BEIT
 from keras_transformer.checkpoints.families.vision.clip import CLIP, CLIP_TEXT, CLIP_VISION
+from keras_transformer.checkpoints.families.vision.depth_anything import DEPTH_ANYTHING
 from keras_transformer.checkpoints.families.vision.dinov2 import DINOV2
+from keras_transformer.checkpoints.families.vision.dinov2_with_registers import (
+    DINOV2_WITH_REGISTERS,
+)
+from keras_transformer.checkpoints.families.vision.dinov3_vit import DINOV3_VIT
+from keras_transformer.checkpoints.families.vision.dpt import DPT
+from keras_transformer.checkpoints.families.vision.gemma3 import GEMMA3_VISION
 from keras_transformer.checkpoints.families.vision.git import GIT
-from keras_transformer.checkpoints.families.vision.llava import LLAVA
+from keras_transformer.checkpoints.families.vision.idefics3 import IDEFICS3, SMOLVLM
+from keras_transformer.checkpoints.families.vision.internvl import INTERNVL
+from keras_transformer.checkpoints.families.vision.llava import LLAVA, LLAVA_NEXT, LLAVA_ONEVISION
+from keras_transformer.checkpoints.families.vision.metaclip_2 import (
+    METACLIP_2,
+    METACLIP_2_TEXT,
+    METACLIP_2_VISION,
+)
 from keras_transformer.checkpoints.families.vision.paligemma import PALIGEMMA
+from keras_transformer.checkpoints.families.vision.qwen2_5_vl import QWEN2_5_VL
+from keras_transformer.checkpoints.families.vision.qwen2_vl import QWEN2_VL
+from keras_transformer.checkpoints.families.vision.qwen3_vl import QWEN3_5, QWEN3_VL
 from keras_transformer.checkpoints.families.vision.siglip import SIGLIP, SIGLIP_TEXT, SIGLIP_VISION
 from keras_transformer.checkpoints.families.vision.vit import DEIT, VIT
 from keras_transformer.checkpoints.other_formats import FAMILIES_PAGE
@@ -132,6 +169,7 @@ FAMILIES = {
         EUROBERT,
         ESM,
         ROFORMER,
+        XLNET,
         REMBERT,
         XLM_ROBERTA_XL,
         MEGATRON_BERT,
@@ -145,12 +183,16 @@ FAMILIES = {
         GPT_NEOX,
         LLAMA,
         MISTRAL,
+        MINISTRAL,
         MINISTRAL3,
+        LLAMA4_TEXT,
         QWEN2,
         QWEN3,
         GEMMA,
         GEMMA2,
         GEMMA3,
+        GEMMA3N_TEXT,
+        GEMMA4_TEXT,
         PHI3,
         OLMO2,
         OLMO3,
@@ -161,11 +203,14 @@ FAMILIES = {
         HUNYUAN_V1_DENSE,
         NANOCHAT,
         LFM2,
+        LFM2_MOE,
         SMOLLM3,
         BAMBA,
+        FALCON_H1,
         MAMBA2,
         OLMO_HYBRID,
         QWEN3_5_TEXT,
+        QWEN3_5_MOE_TEXT,
         QWEN3_NEXT,
         MIXTRAL,
         OLMOE,
@@ -197,14 +242,24 @@ FAMILIES = {
         NEMOTRON,
         PERSIMMON,
         GRANITEMOE,
+        GRANITEMOESHARED,
+        GRANITEMOEHYBRID,
+        NEMOTRON_H,
+        RECURRENT_GEMMA,
+        ERNIE4_5_MOE,
+        PHIMOE,
+        KIMI_LINEAR,
+        BIOGPT,
         MODERNBERT_DECODER,
         T5,
         MT5,
         UMT5,
+        SWITCH_TRANSFORMERS,
         T5GEMMA,
         BART,
         MBART,
         M2M_100,
+        PLBART,
         BLENDERBOT,
         MARIAN,
         LED,
@@ -214,6 +269,10 @@ FAMILIES = {
         VIT,
         DEIT,
         DINOV2,
+        DINOV2_WITH_REGISTERS,
+        DINOV3_VIT,
+        DPT,
+        DEPTH_ANYTHING,
         BEIT,
         AST,
         WHISPER,
@@ -222,16 +281,31 @@ FAMILIES = {
         BLIP,
         WAV2VEC2,
         HUBERT,
+        WAVLM,
         PATCHTST,
+        PATCHTSMIXER,
         CHRONOS_BOLT,
         CLIP,
         CLIP_VISION,
         CLIP_TEXT,
+        METACLIP_2,
+        METACLIP_2_VISION,
+        METACLIP_2_TEXT,
         SIGLIP,
         SIGLIP_VISION,
         SIGLIP_TEXT,
         LLAVA,
         PALIGEMMA,
+        GEMMA3_VISION,
+        QWEN2_VL,
+        QWEN2_5_VL,
+        QWEN3_VL,
+        QWEN3_5,
+        IDEFICS3,
+        SMOLVLM,
+        LLAVA_NEXT,
+        LLAVA_ONEVISION,
+        INTERNVL,
         GIT,
     )
 }

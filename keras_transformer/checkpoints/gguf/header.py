@@ -25,7 +25,7 @@ _VERSIONS = (2, 3)  # version 1, of a few weeks of 2023, counted in 32 bits
 _LIMIT = 64 * 2**20
 # Maximum numbers of keys and tensors, and of texts in all lists. The largest published files have
 # half a million tokens and merges.
-_MOST_ENTRIES, _MOST_TEXTS = 100_000, 2_000_000
+MOST_ENTRIES, _MOST_TEXTS = 100_000, 2_000_000
 _MOST_KEY, _MOST_NAME = 1024, 256  # bytes
 _MOST_DIMENSIONS = 4
 _MOST_ALIGNMENT = 2**16
@@ -43,17 +43,19 @@ class StoredTensor:
 
     shape: tuple[int, ...]
     type: str
+    path: Path
     offset: int
     size: int  # in bytes
 
 
 @dataclasses.dataclass(frozen=True)
 class Header:
-    """Metadata of a GGUF file by key, and its tensors by name."""
+    """Metadata of a GGUF file by key, and tensors by name, including those in further parts."""
 
     path: Path
     metadata: Mapping[str, Any]
     tensors: Mapping[str, StoredTensor]
+    parts: tuple[Path, ...] = ()  # all files of a model, if there are several
 
     def get(self, key: str, kind: type | tuple[type, ...], default: Any = None) -> Any:
         """Return the value of a key. Raises ValueError if it is not of this kind."""
@@ -201,8 +203,8 @@ def _read(path: Path, data: _Bytes, size: int) -> Header:
         if swapped in _VERSIONS:
             raise _Damaged("it is big-endian, and only little-endian files are read")
         raise _Damaged(f"it has version {version}, and this release reads 2 and 3")
-    tensors = data.count(_SMALLEST_TENSOR, "tensors", _MOST_ENTRIES)
-    keys = data.count(_SMALLEST_KEY, "keys", _MOST_ENTRIES)
+    tensors = data.count(_SMALLEST_TENSOR, "tensors", MOST_ENTRIES)
+    keys = data.count(_SMALLEST_KEY, "keys", MOST_ENTRIES)
     metadata: dict[str, Any] = {}
     for _ in range(keys):
         key = data.text("a key", _MOST_KEY)
@@ -250,7 +252,7 @@ def _placed(
         length = math.prod(shape) // block * bytes_per_block
         if offset % alignment or offset + length > size - start:
             raise _Damaged(f"the tensor {name!r} is not inside the file")
-        tensors[name] = StoredTensor(shape, kind.name, start + offset, length)
+        tensors[name] = StoredTensor(shape, kind.name, path, start + offset, length)
     end = 0
     for name, tensor in sorted(tensors.items(), key=lambda item: item[1].offset):
         if tensor.offset < end:

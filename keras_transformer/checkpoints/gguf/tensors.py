@@ -1,61 +1,27 @@
-"""Tensors of a GGUF file by their published names, unpacked one at a time."""
+"""Tensors of a GGUF file, unpacked one at a time."""
 
 import dataclasses
 import re
 from collections.abc import Iterator, Mapping
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 
+from keras_transformer.checkpoints.gguf.architectures import Architecture
 from keras_transformer.checkpoints.gguf.header import Header, StoredTensor, gguf_package
+from keras_transformer.checkpoints.gguf.metadata import Metadata
+from keras_transformer.checkpoints.gguf.rotary import ROTARY_TENSORS
+from keras_transformer.checkpoints.weights.expert_tensors import gathered
 from keras_transformer.checkpoints.weights.safetensors_io import (
     Checkpoint,
     TensorInfo,
     check_finite,
 )
 
+Heads = Mapping[str, int]
 _AT_ONCE = 2**18  # numbers unpacked at once: the library needs several times their memory
-_OUTER = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
-_LAYER = {
-    "attn_norm": "input_layernorm",
-    "attn_q": "self_attn.q_proj",
-    "attn_k": "self_attn.k_proj",
-    "attn_v": "self_attn.v_proj",
-    "attn_qkv": "self_attn.qkv_proj",
-    "attn_output": "self_attn.o_proj",
-    "attn_q_norm": "self_attn.q_norm",
-    "attn_k_norm": "self_attn.k_norm",
-    "ffn_norm": "post_attention_layernorm",
-    "ffn_gate": "mlp.gate_proj",
-    "ffn_up": "mlp.up_proj",
-    "ffn_down": "mlp.down_proj",
-}
-_GEMMA = {
-    "ffn_norm": "pre_feedforward_layernorm",
-    "post_attention_norm": "post_attention_layernorm",
-    "post_ffw_norm": "post_feedforward_layernorm",
-}
-_OF_LAYER = re.compile(r"blk\.(\d+)\.(\w+)\.(weight|bias)", re.ASCII)
-# Tables of rotary positions, which the config expresses.
-ROTARY_TENSORS = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
-
-
-def published_name(name: str, architecture: str) -> str:
-    """Return the published name of a tensor, or the name itself if it has no other."""
-    path, _, end = name.rpartition(".")
-    if path in _OUTER:
-        return f"{_OUTER[path]}.{end}"
-    found = _OF_LAYER.fullmatch(name)
-    if found is None:
-        return name
-    names = dict(_LAYER)
-    if architecture.startswith("gemma"):
-        names |= _GEMMA
-    elif architecture == "phi3":
-        names["ffn_up"] = "mlp.gate_up_proj"  # the two branches as one matrix
-    theirs = names.get(found[2])
-    return name if theirs is None else f"model.layers.{found[1]}.{theirs}.{found[3]}"
+_OF_AN_EXPERT = re.compile(r"(blk\.\d+\.ffn_(?:gate|up|down))\.(\d+)\.weight", re.ASCII)
+# A vector, which the published models store as a matrix with one row.
+_ONE_ROW = "ffn_gate_inp_shexp.weight"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,33 +31,58 @@ class GGUFTensor(TensorInfo):
     heads: int | None = None  # whose rows alternate between the halves of the rotary features
     added: float = 0.0  # to the values
 
+    @classmethod
+    def of(cls, name: str, stored: StoredTensor, architecture: Architecture, heads: Heads):
+        """Return the tensor that a file stores under a name."""
+        part = name.split(".")[-2] if "." in name else name
+        shape = stored.shape
+        return cls(
+            (1, *shape) if name.endswith(_ONE_ROW) and len(shape) == 1 else shape,
+            stored.type,
+            stored.path,
+            stored.offset,
+            heads=heads.get(part),
+            added=float(
+                architecture.plus_one and part.endswith("norm") and name.endswith("weight")
+            ),
+        )
+
+    def stored(self, name: str, array: np.ndarray) -> np.ndarray:
+        """Return the array of a published tensor as a GGUF file has it."""
+        if self.heads is not None:
+            array = array[_places(name, self)]
+        array = array + np.float32(self.added) if self.added else array
+        return array.reshape(-1) if self.flat(name) else array
+
+    def flat(self, name: str) -> bool:
+        """Return whether a file has the tensor as a vector, and the published model as a matrix."""
+        return name.endswith(_ONE_ROW)
+
 
 class GGUFCheckpoint(Checkpoint):
-    """Weights of a GGUF file: a mapping from published name to `TensorInfo`, data still on disk."""
+    """Weights of a GGUF file: a mapping from name to `TensorInfo`, data still on disk."""
 
-    def __init__(self, header: Header, config: Mapping[str, Any]):
+    def __init__(self, header: Header, architecture: Architecture):
         self.folder = header.path
-        architecture = header.metadata["general.architecture"]
-        heads = {
-            "attn_q": config["num_attention_heads"],
-            "attn_k": config["num_key_value_heads"],
-        }
-        self._tensors = {}
+        metadata = Metadata(header, architecture.name)
+        heads = heads_of(metadata) if architecture.turned else {}
+        self._tensors, experts = {}, {}
         for name, stored in header.tensors.items():
-            if name in ROTARY_TENSORS:
-                continue
-            part = name.split(".")[-2] if "." in name else name
-            self._tensors[published_name(name, architecture)] = GGUFTensor(
-                stored.shape,
-                stored.type,
-                header.path,
-                stored.offset,
-                heads=heads.get(part) if architecture == "llama" else None,
-                added=float(architecture.startswith("gemma") and part.endswith("norm")),
-            )
+            found = GGUFTensor.of(name, stored, architecture, heads)
+            expert = _OF_AN_EXPERT.fullmatch(name)
+            if expert:
+                experts[f"{expert[1]}.experts.{expert[2]}.weight"] = found
+            elif name not in ROTARY_TENSORS:
+                self._tensors[name] = found
+        self._tensors |= gathered(experts)
         _check_types(header)
 
     def _read(self, name: str, info: GGUFTensor) -> np.ndarray:
+        if info.parts:  # experts, of which each has a tensor
+            array = np.empty(info.shape, "<f4")
+            for i, part in enumerate(info.parts):
+                array[i] = self._read(name.replace("*", str(i)), part)
+            return array
         array = np.empty(info.shape, "<f4")
         rows = array.reshape(-1, info.shape[-1]) if len(info.shape) > 1 else array[None]
         places = None if info.heads is None else _places(name, info)
@@ -104,6 +95,12 @@ class GGUFCheckpoint(Checkpoint):
             array -= np.float32(info.added)
         check_finite(array, name, info.path)
         return array
+
+
+def heads_of(metadata: Metadata) -> Heads:
+    """Return the number of heads in a tensor of queries or keys, by its name."""
+    keys = metadata.whole("attention.head_count_kv") or metadata.heads
+    return {"attn_q": metadata.heads, "attn_k": keys}
 
 
 def _places(name: str, info: GGUFTensor) -> np.ndarray:
@@ -121,9 +118,9 @@ def _places(name: str, info: GGUFTensor) -> np.ndarray:
     return np.arange(info.shape[0]).reshape(info.heads, 2, count).swapaxes(1, 2).reshape(-1)
 
 
-def read_floats(path: Path, stored: StoredTensor, name: str) -> np.ndarray:
+def read_floats(stored: StoredTensor, name: str) -> np.ndarray:
     """Read a small tensor of a header as float32."""
-    info = GGUFTensor(stored.shape, stored.type, path, stored.offset)
+    info = GGUFTensor(stored.shape, stored.type, stored.path, stored.offset)
     parts = [part for _, part in _unpacked(name, info, (1, stored.shape[-1]))]
     return np.concatenate(parts).reshape(-1)
 
@@ -161,7 +158,7 @@ def _check_types(header: Header) -> None:
             gguf.dequantize(np.zeros((1, gguf.GGML_QUANT_SIZES[kind][1]), "u1"), kind)
         except NotImplementedError:
             raise ValueError(
-                f"The tensor {name!r} of {header.path} is stored as {stored}, which the "
-                "package gguf cannot unpack. Take a file of the model in another type, such as "
+                f"The tensor {name!r} of {header.tensors[name].path} is stored as {stored}, which "
+                "the package gguf cannot unpack. Take a file of the model in another type, such as "
                 "Q8_0, Q4_K_M or F16."
             ) from None

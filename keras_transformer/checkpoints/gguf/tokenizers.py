@@ -4,9 +4,10 @@ from collections.abc import Sequence
 
 import numpy as np
 import tokenizers
-from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers
+from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
 
 from keras_transformer.checkpoints.gguf.header import Header
+from keras_transformer.checkpoints.gguf.words import WHOLE_WORDS, WORDS
 from keras_transformer.tokenizers.backend import InvalidTokenizer, byte_alphabet, refusing
 from keras_transformer.tokenizers.bounds import MAX_TOKEN, check_ids, try_out
 from keras_transformer.tokenizers.chat import MAX_TEMPLATE
@@ -14,8 +15,10 @@ from keras_transformer.tokenizers.sentencepiece import SPACE, space_decoder
 from keras_transformer.tokenizers.training import set_template
 
 _TOKENS = "tokenizer.ggml.tokens"
-_CONTROL, _USER_DEFINED = 3, 4  # types of tokens that are found whole in a text
-_ROLES = {
+# Types of tokens: found whole in a text, special or not; and of rows that no token has.
+CONTROL, USER_DEFINED, UNUSED = 3, 4, 5
+UNUSED_NAME = "[PAD{}]"
+ROLES = {
     "start": "bos_token_id",
     "end": "eos_token_id",
     "pad": "padding_token_id",
@@ -24,28 +27,6 @@ _ROLES = {
 # Limit of the sum of squared lengths of tokens, in which splitting all of them takes time. The
 # largest published vocabulary has 20 million.
 _MOST_SPLITS = 500_000_000
-
-# Words of a text by `tokenizer.ggml.pre`, as the published tokenizers split them.
-_CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
-_LINES = r"|\s*[\r\n]+|\s+(?!\S)|\s+"
-_MARKS = r"| ?[^\s\p{L}\p{N}]+[\r\n]*"
-_LLAMA3 = rf"{_CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}{{1,3}}{_MARKS}{_LINES}"
-_QWEN2 = rf"{_CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}{_MARKS}{_LINES}"
-_UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
-_TEKKEN = (
-    rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*"
-    rf"|\p{{N}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*{_LINES}"
-)
-# A vocabulary of Llama 3 or Mistral finds a whole word first, before it merges bytes, and puts a
-# start token before a text unless the file says otherwise.
-_OF_LLAMA3 = ("llama-bpe", "llama3", "llama-v3", "falcon3", "pixtral")
-_WORDS = {
-    **dict.fromkeys(_OF_LLAMA3, _LLAMA3),
-    **dict.fromkeys(("qwen2", "deepseek-r1-qwen", "megrez"), _QWEN2),
-    "tekken": _TEKKEN,
-    "gpt-2": None,  # the library's own words
-}
-_WHOLE_WORDS = (*_OF_LLAMA3, "tekken")
 
 Roles = dict[str, str | None]
 
@@ -69,11 +50,11 @@ def read_tokenizer(header: Header) -> tuple[tokenizers.Tokenizer, Roles, str | N
         tokens, types = _vocabulary(header)
         backend = make(header, tokens, types)
         spelled = _spelled(header, tokens)
-        for special, wanted in ((True, _CONTROL), (False, _USER_DEFINED)):
+        for special, wanted in ((True, CONTROL), (False, USER_DEFINED)):
             found = [spelled[i] for i in np.flatnonzero(types == wanted)]
             added = [AddedToken(token, normalized=False, special=special) for token in found]
             (backend.add_special_tokens if special else backend.add_tokens)(added)
-        roles = {role: _token(header, spelled, name) for role, name in _ROLES.items()}
+        roles = {role: _token(header, spelled, name) for role, name in ROLES.items()}
         named = dict.fromkeys(token for token in roles.values() if token is not None)
         backend.add_special_tokens([AddedToken(token, normalized=False) for token in named])
         _add_around(header, backend, roles)
@@ -94,7 +75,15 @@ def _vocabulary(header: Header) -> tuple[list[str], np.ndarray]:
     types = np.ones(len(tokens)) if types is None else types
     if len(types) != len(tokens):
         raise InvalidTokenizer(f"it has {len(tokens):,} tokens and {len(types):,} types of them")
-    return tokens, types
+    count = len(tokens)
+    # Rows at the end of the embedding that are there for its shape.
+    while (
+        count > 1
+        and types[count - 1] == UNUSED
+        and tokens[count - 1] == UNUSED_NAME.format(count - 1)
+    ):
+        count -= 1
+    return tokens[:count], types[:count]
 
 
 def _spelled(header: Header, tokens: list[str]) -> list[str]:
@@ -117,7 +106,7 @@ def _token(header: Header, tokens: list[str], name: str) -> str | None:
 def _add_around(header: Header, backend: tokenizers.Tokenizer, roles: Roles) -> None:
     """Add the start and the end token around a text, if the file says so."""
     pieces = header.get("tokenizer.ggml.model", str) == "llama"
-    usual = pieces or header.get("tokenizer.ggml.pre", str) in _WHOLE_WORDS
+    usual = pieces or header.get("tokenizer.ggml.pre", str) in WHOLE_WORDS
     starts = header.get("tokenizer.ggml.add_bos_token", bool, usual) and roles["start"] is not None
     ends = header.get("tokenizer.ggml.add_eos_token", bool, False) and roles["end"] is not None
     single, pair = (
@@ -154,15 +143,15 @@ def _merges(header: Header) -> list[tuple[str, str]] | None:
 def _byte_pair(header: Header, tokens: list[str], types: np.ndarray) -> tokenizers.Tokenizer:
     """Return the backend of a vocabulary that spells words in bytes."""
     words = header.get("tokenizer.ggml.pre", str, "default")  # which splits as no model was trained
-    if words not in _WORDS:
+    if words not in WORDS:
         raise ValueError(
-            f"{header.path} splits texts as {words!r}; known are {', '.join(_WORDS)}. Load the "
+            f"{header.path} splits texts as {words!r}; known are {', '.join(WORDS)}. Load the "
             "tokenizer of the model that it was made from, or load the model by "
             "`Backbone.from_preset`, make the task from it, and give it token ids."
         )
     alphabet = byte_alphabet()
     known = set(alphabet)
-    whole = np.isin(types, (_CONTROL, _USER_DEFINED))
+    whole = np.isin(types, (CONTROL, USER_DEFINED))
     vocabulary = {
         token
         if whole[index] or known.issuperset(token)
@@ -172,13 +161,9 @@ def _byte_pair(header: Header, tokens: list[str], types: np.ndarray) -> tokenize
     merges = _merges(header)
     if merges is None:
         raise InvalidTokenizer("it has no merges")
-    model = models.BPE(vocabulary, merges, ignore_merges=words in _WHOLE_WORDS)
+    model = models.BPE(vocabulary, merges, ignore_merges=words in WHOLE_WORDS)
     backend = tokenizers.Tokenizer(model)
-    backend.pre_tokenizer = spelled = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    if _WORDS[words] is not None:
-        spelled.use_regex = False
-        split = pre_tokenizers.Split(Regex(_WORDS[words]), behavior="isolated")
-        backend.pre_tokenizer = pre_tokenizers.Sequence([split, spelled])
+    backend.pre_tokenizer = WORDS[words]()
     backend.decoder = decoders.ByteLevel()
     return backend
 
@@ -211,7 +196,7 @@ def _pieces(header: Header, tokens: list[str], types: np.ndarray) -> tokenizers.
 
 def _scores(header: Header, tokens: list[str]) -> np.ndarray:
     scores = header.numbers("tokenizer.ggml.scores")
-    if scores is None or len(scores) != len(tokens):
+    if scores is None or len(scores) < len(tokens):
         count = 0 if scores is None else len(scores)
         raise InvalidTokenizer(f"it has {len(tokens):,} tokens and {count:,} scores of them")
     return scores

@@ -11,7 +11,16 @@ from keras_transformer.checkpoints.families.base.family import (
     PublishedHead,
     Values,
 )
-from keras_transformer.checkpoints.families.base.shared import number
+from keras_transformer.checkpoints.families.base.shared import FULL, cycle_of_layers, number
+from keras_transformer.checkpoints.families.decoders.gated_delta import (
+    LINEAR,
+    QWEN3_5_TEXT,
+    SIZES,
+    delta_of,
+    kinds_of_layers,
+    read_mixer,
+    write_mixers,
+)
 from keras_transformer.checkpoints.families.decoders.llama import LLAMA
 from keras_transformer.checkpoints.keras_hub.family import (
     DROPOUT,
@@ -21,6 +30,7 @@ from keras_transformer.checkpoints.keras_hub.family import (
     TASK_PREFIX,
     USUAL,
     KerasHubFamily,
+    Line,
     attention,
     feed_forward,
     layers,
@@ -50,6 +60,24 @@ def _read_linear(values: Values) -> dict[str, Any]:
 def _read_share(values: Values) -> dict[str, Any]:
     width = values["hidden_dim"] // values["num_heads"]
     return {"rotary_dim": int(width * number(values, "rotary_percentage", 0.25, float))}
+
+
+def _read_rotated(values: Values) -> dict[str, Any]:
+    return {
+        "rotary_dim": int(values["head_dim"] * number(values, "partial_rotary_factor", 0.25, float))
+    }
+
+
+def _write_rotated(config: TransformerConfig) -> dict[str, Any]:
+    return {"partial_rotary_factor": (config.rotary_dim or config.head_dim) / config.head_dim}
+
+
+def _read_kinds(values: Values) -> dict[str, Any]:
+    kinds = kinds_of_layers({"num_hidden_layers": values["num_layers"], **values}, 1)
+    own: dict[str, dict[str, Any]] = {FULL: {"mixer": None}}
+    if LINEAR in kinds:
+        own[LINEAR] = {"mixer": read_mixer(values)}
+    return cycle_of_layers(kinds, own)
 
 
 def _read_window(values: Values) -> dict[str, Any]:
@@ -152,6 +180,46 @@ _NEOX_LINES = (
         *_NEOX,
     ),
 )
+_QWEN3_5 = ("decoder/layer_{i}/", "layers/qwen3_5_transformer_decoder{i}/")
+_QWEN3_5_TABLE = {
+    **attention("self", "_{}_dense", norm="norm"),
+    "self_attention/query_norm": "_self_attention_layer/_query_norm",
+    "self_attention/key_norm": "_self_attention_layer/_key_norm",
+    **feed_forward("gate", "intermediate", "output", norm="_post_attention_layernorm"),
+    "self_attention_norm": "_input_layernorm",
+    "mixer_norm": "_input_layernorm",
+    "mixer/gate": "_linear_attn/in_proj_z",
+    "mixer/strength": "_linear_attn/in_proj_b",
+    "mixer/step": "_linear_attn/in_proj_a",
+    "mixer/output": "_linear_attn/out_proj",
+}
+_QWEN3_5_TABLE.pop("self_attention/query")  # side by side with the gate
+_QWEN3_5_WEIGHTS = {
+    "mixer/norm/scale": "_linear_attn/norm/vars/0",
+    "mixer/step_bias": "_linear_attn/vars/1",
+    "mixer/decay": "_linear_attn/vars/2",
+}
+
+
+def _qwen3_5_lines(config: TransformerConfig) -> tuple[Line, ...]:
+    """Return the lines of the tensors that hold several variables."""
+    ours, theirs = _QWEN3_5
+    queries = [f"{ours}self_attention/{name}" for name in ("query", "gate")]
+    lines = fused(queries, f"{theirs}_self_attention_layer/_query_dense", layers)
+    mixer = delta_of(config)
+    if mixer is None:
+        return lines
+    keys, values = mixer.num_key_heads * mixer.key_dim, mixer.num_value_heads * mixer.value_dim
+    options = {"sizes": (keys, keys, values)}
+    inputs = [f"{ours}mixer/{name}" for name in ("query", "key", "value")]
+    convolutions = [f"{each}_convolution" for each in inputs]
+    stored = {"transpose": True, "ends": ("/vars/0", "")}
+    return (
+        *lines,
+        *fused(inputs, f"{theirs}_linear_attn/in_proj_qkv", layers, **options),
+        *fused(convolutions, f"{theirs}_linear_attn", layers, **options, **stored),
+    )
+
 
 DECODERS = (
     make_family(
@@ -209,5 +277,42 @@ DECODERS = (
         constants={"query_key_norm": True},
         conversions=(DROPOUT, _LINEAR),
         more=("rope_scaling_factor",),
+    ),
+    make_family(
+        "qwen3_5_text",
+        "Qwen3_5",
+        {
+            **_FIELDS,
+            "tie_word_embeddings": ConfigField("tie_embeddings", False),
+            "head_dim": ConfigField("head_dim", None),
+            "sliding_window_size": ConfigField("window", 32768),
+        },
+        {**_DECODER, **QWEN3_5_TEXT.constants, "activation": "silu"},
+        (
+            *REVERSIBLE,
+            *layers(_QWEN3_5_TABLE, *_QWEN3_5),
+            *(
+                Line(_QWEN3_5[0] + mine, _QWEN3_5[1] + its)
+                for mine, its in _QWEN3_5_WEIGHTS.items()
+            ),
+            *layers({"decoder/final_norm": "layers/qwen3_5_layer_norm"}),
+        ),
+        _HEADS,
+        conversions=(
+            DROPOUT,
+            _LINEAR,
+            Conversion(_read_rotated, _write_rotated),
+            Conversion(_read_kinds, write_mixers),
+        ),
+        more=(
+            "rope_scaling_factor",
+            "partial_rotary_factor",
+            "layer_types",
+            "mrope_section",  # of images: no output for text depends on it
+            *SIZES,
+        ),
+        required={"vision_encoder": None},
+        of_config=_qwen3_5_lines,
+        names=_NAMES,
     ),
 )

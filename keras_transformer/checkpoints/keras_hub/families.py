@@ -18,6 +18,8 @@ from keras_transformer.checkpoints.families.base.shared import ENCODER
 from keras_transformer.checkpoints.families.seq2seq.t5 import T5
 from keras_transformer.checkpoints.keras_hub.decoders import DECODERS
 from keras_transformer.checkpoints.keras_hub.family import (
+    ACTIVATION,
+    DROPOUT,
     FIELDS,
     REVERSIBLE,
     TASK_PREFIX,
@@ -32,8 +34,11 @@ from keras_transformer.checkpoints.keras_hub.family import (
     serialized_arguments,
 )
 from keras_transformer.checkpoints.keras_hub.hdf5 import TASK_WEIGHTS_FILE
+from keras_transformer.checkpoints.keras_hub.others import what_else
+from keras_transformer.checkpoints.keras_hub.rwkv7 import RWKV7
 from keras_transformer.checkpoints.other_formats import FAMILIES_PAGE
-from keras_transformer.checkpoints.weights.tables import attention
+from keras_transformer.checkpoints.weights.tables import Names, attention
+from keras_transformer.config import Fourier
 from keras_transformer.support.untrusted import path_inside, read_json
 
 TASK_FILE = "task.json"
@@ -45,7 +50,7 @@ def find_family(values: Values) -> KerasHubFamily:
     if name not in KERAS_HUB:
         raise ValueError(
             f"The KerasHub class {name!r} is not supported. Supported are: "
-            f"{', '.join(sorted(KERAS_HUB))}. {FAMILIES_PAGE}"
+            f"{', '.join(sorted(KERAS_HUB))}. {what_else(name) or FAMILIES_PAGE}"
         )
     return KERAS_HUB[name]
 
@@ -106,6 +111,19 @@ _THREE_EMBEDDINGS = {
     "encoder/segment_embedding": "embedding",
     **_NORM,
 }
+_FNET_TABLE = {
+    "mixer_norm": "_mixing_layer_norm",
+    "feed_forward/intermediate": "_intermediate_dense",
+    "feed_forward/output": "_output_dense",
+    "feed_forward_norm": "_output_layer_norm",
+}
+_ROFORMER_TABLE = {
+    **attention("attention_layer/{}_dense", "q", "k", "v", "o"),
+    "self_attention_norm": "attention_norm",
+    "feed_forward/intermediate": "feedforward_intermediate_dense",
+    "feed_forward/output": "feedforward_output_dense",
+    "feed_forward_norm": "feedforward_norm",
+}
 _GPT2_TABLE = {
     **_TOKENS,
     "decoder/position_embedding": "position_embedding",
@@ -130,6 +148,15 @@ _PROJECTED_LINES = (
     *_once(_THREE_EMBEDDINGS | {"encoder/embedding_projection": "dense"}),
     *blocks("encoder"),
     *_once({"pooler": "dense_1"}, when=("embedding_projection", True)),
+)
+_ROFORMER_ONCE = {
+    **_TOKENS,
+    "encoder/segment_embedding": "embedding",
+    "encoder/embedding_norm": "roformer_norm",
+}
+_ROFORMER_LINES = (
+    *_once(_ROFORMER_ONCE),
+    *layers(_ROFORMER_TABLE, "encoder/layer_{i}/", "layers/roformer_v2_encoder{i}/", apart=False),
 )
 
 
@@ -223,6 +250,48 @@ KERAS_HUB: Mapping[str, KerasHubFamily] = {
             {},
         ),
         make_family(
+            "fnet",
+            "FNet",
+            {
+                **{name: field for name, field in _ENCODER_FIELDS.items() if name != "num_heads"},
+                "num_segments": ConfigField("segment_vocabulary_size", 4),
+            },
+            {**_BERT, "mixer": Fourier(), "embedding_projection": True},
+            (
+                *_once(_THREE_EMBEDDINGS | {"encoder/embedding_projection": "dense"}),
+                *_once({"pooler": "dense_1"}),
+                *layers(_FNET_TABLE, "encoder/layer_{i}/", "layers/f_net_encoder{i}/"),
+            ),
+            _encoder_heads(),
+            conversions=(),
+            more=(),
+            names=Names(ignored=(f"{TASK_PREFIX}*",)),  # `_output_dense` is no older name here
+        ),
+        make_family(
+            "roformer_v2",
+            "RoformerV2",
+            {
+                **FIELDS,
+                "head_size": ConfigField("head_dim", None),
+                "use_bias": ConfigField("use_bias", False),
+                "num_segments": ConfigField("segment_vocabulary_size", 2),
+                "max_wavelength": ConfigField("rotary_base", 10000),
+            },
+            {
+                **ENCODER,
+                "activation": "relu",
+                "position": "rotary",
+                "rotary_interleaved": True,
+                "normalization": "rms_norm",
+                "normalization_epsilon": 1e-7,  # of Keras; the class has no argument for it
+                "initializer_range": 0.02,
+                "max_sequence_length": 512,  # no output depends on it
+            },
+            _ROFORMER_LINES,
+            {"TextClassifier": _encoder_heads("tanh")["TextClassifier"]},
+            conversions=(DROPOUT, ACTIVATION),
+        ),
+        make_family(
             "gpt2",
             "GPT2",
             _DECODER_FIELDS,
@@ -264,5 +333,6 @@ KERAS_HUB: Mapping[str, KerasHubFamily] = {
             {"Seq2SeqLM": PublishedHead(values={"start_id": 2})},
         ),
         *DECODERS,
+        RWKV7,
     )
 }

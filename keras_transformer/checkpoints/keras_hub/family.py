@@ -110,9 +110,12 @@ class Line(WeightLine):
 
     def for_config(self, config: TransformerConfig) -> "Line":
         """Return the line for a config, with its number of heads, or of key and value heads."""
+        first = config.num_layers if self.behind else 0
+        if "attention/" not in self.ours:
+            line = dataclasses.replace(self, first=first)
+            return line if "{i}" in self.ours else line.at(0)
         shared = self.part is None and self.ours.split("/")[-2] in ("key", "value")
         groups = config.num_key_value_heads if shared else config.num_heads
-        first = config.num_layers if self.behind else 0
         line = dataclasses.replace(self, groups=groups, first=first)
         return line if "{i}" in self.ours else line.at(0)
 
@@ -214,9 +217,10 @@ def _write_activation(config: TransformerConfig) -> dict[str, Any]:
 # KerasHub's configs do not contain the head width, so nothing is written.
 HEAD_WIDTH = Conversion(_read_head_width, lambda config: {})
 DROPOUT = Conversion(_read_dropout, lambda config: {})
-# Only T5 has an argument for its activation. Other classes have a constant, and a model in memory
-# may have another value.
-USUAL = (HEAD_WIDTH, DROPOUT, Conversion(_read_activation, _write_activation))
+# Only T5 and RoFormer v2 have an argument for their activation. Other classes have a constant, and
+# a model in memory may have another value.
+ACTIVATION = Conversion(_read_activation, _write_activation)
+USUAL = (HEAD_WIDTH, DROPOUT, ACTIVATION)
 FIELDS = {
     "vocabulary_size": ConfigField("vocabulary_size", None),
     "num_layers": ConfigField("num_layers", None),

@@ -9,6 +9,7 @@ are added as KerasHub's preprocessors do. Facts are from KerasHub 0.32, `tokeniz
 import dataclasses
 import functools
 import io
+import logging
 import os
 import unicodedata
 from collections.abc import Callable, Container, Sequence
@@ -30,6 +31,7 @@ from keras_transformer.tokenizers.sentencepiece import read_sentencepiece
 from keras_transformer.tokenizers.sentencepiece_file import parse_sentencepiece
 from keras_transformer.tokenizers.training import BERT_ROLES, TEMPLATES, set_template
 
+_LOGGER = logging.getLogger("keras_transformer")
 TOKENIZER_FILE = "tokenizer.json"
 PREPROCESSOR_FILE = "preprocessor.json"
 ASSETS = "assets/tokenizer"
@@ -46,11 +48,21 @@ Roles = dict[str, str | None]
 
 
 def has_tokenizer(folder: str | os.PathLike) -> bool:
-    """Return whether a folder has a tokenizer in KerasHub's form."""
-    return (
-        path_inside(folder, TOKENIZER_FILE).is_file()
-        and path_inside(folder, ASSETS, is_folder=True).is_dir()
+    """Return whether a folder has a tokenizer in KerasHub's form that is read.
+
+    RWKV's tokenizer is not read: it takes the longest token of its vocabulary at each place of a
+    text, in bytes and across words, which the library of tokenizers cannot do. The model loads
+    without it.
+    """
+    path = path_inside(folder, TOKENIZER_FILE)
+    if not path.is_file() or not path_inside(folder, ASSETS, is_folder=True).is_dir():
+        return False
+    if _options(path).name != "RWKVTokenizer":
+        return True
+    _LOGGER.warning(
+        "%s: the tokenizer of RWKV is not read, so the model takes token ids alone.", path
     )
+    return False
 
 
 def read_tokenizer(folder: str | os.PathLike) -> tuple[tokenizers.Tokenizer, Roles]:
@@ -306,15 +318,23 @@ _BERT_PIECES = {**BERT_ROLES, "pad": "<pad>", "unknown": "<unk>"}
 _LLAMA = _reader(_pieces, start="<s>", end="</s>", unknown="<unk>")
 _GPT = _reader(_byte_pair, start=_TEXT_END, end=_TEXT_END)
 _READERS = {
-    **dict.fromkeys(("BertTokenizer", "DistilBertTokenizer", "ElectraTokenizer"), _word_piece),
+    **dict.fromkeys(
+        ("BertTokenizer", "DistilBertTokenizer", "ElectraTokenizer", "RoformerV2Tokenizer"),
+        _word_piece,
+    ),
     "RobertaTokenizer": _reader(_byte_pair, PAIRS, **_FRAME, mask="<mask>"),
     "BartTokenizer": _reader(_byte_pair, PAIRS, **_FRAME),
     **dict.fromkeys(("GPT2Tokenizer", "GPTNeoXTokenizer"), _GPT),
     **dict.fromkeys(("LlamaTokenizer", "MistralTokenizer"), _LLAMA),
     "Llama3Tokenizer": _reader(_byte_pair, start="<|begin_of_text|>", end="<|end_of_text|>"),
     "QwenTokenizer": _reader(_byte_pair, end=_TEXT_END),
-    "Qwen3Tokenizer": _reader(_byte_pair, end="<|im_end|>", pad=_TEXT_END),
+    **dict.fromkeys(
+        ("Qwen3Tokenizer", "Qwen3_5Tokenizer"),
+        _reader(_byte_pair, end="<|im_end|>", pad=_TEXT_END),
+    ),
     "T5Tokenizer": _t5,
-    "AlbertTokenizer": _reader(_pieces, TEMPLATES["bert"], **_BERT_PIECES),
+    **dict.fromkeys(
+        ("AlbertTokenizer", "FNetTokenizer"), _reader(_pieces, TEMPLATES["bert"], **_BERT_PIECES)
+    ),
     "XLMRobertaTokenizer": _xlm_roberta,
 }

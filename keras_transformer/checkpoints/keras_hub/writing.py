@@ -14,10 +14,11 @@ from keras_transformer.tokenizers.sentencepiece_file import (
     field,
 )
 
-_WORD_PIECE = ("BertTokenizer", "DistilBertTokenizer", "ElectraTokenizer")
+_WORD_PIECE = ("BertTokenizer", "DistilBertTokenizer", "ElectraTokenizer", "RoformerV2Tokenizer")
 _SENTENCE_PIECE = {
     "T5Tokenizer": "Unigram",
     "AlbertTokenizer": "Unigram",
+    "FNetTokenizer": "Unigram",
     "XLMRobertaTokenizer": "Unigram",
     "LlamaTokenizer": "BPE",
     "MistralTokenizer": "BPE",
@@ -62,7 +63,11 @@ def _arguments(name: str, tokenizer: Tokenizer, values: dict[str, Any]) -> dict[
     added = {each["content"]: each["id"] for each in values["added_tokens"]}
     merges = [m if isinstance(m, str) else " ".join(m) for m in model["merges"]]
     first = '"add_prefix_space": true' in json.dumps(values["pre_tokenizer"])
-    return {"vocabulary": model["vocab"] | added, "merges": merges, "add_prefix_space": first}
+    vocabulary = model["vocab"] | added
+    more = {}
+    if name == "Qwen3_5Tokenizer":
+        more["has_vision_tokens"] = "<|vision_start|>" in vocabulary
+    return {"vocabulary": vocabulary, "merges": merges, "add_prefix_space": first, **more}
 
 
 def _word_piece(tokenizer: Tokenizer, model: dict[str, Any]) -> dict[str, Any]:

@@ -4,26 +4,31 @@ import collections
 import dataclasses
 import os
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, Literal
 
 import keras
+import numpy as np
 
 from keras_transformer.checkpoints.heads import head_name
 from keras_transformer.checkpoints.presets import sentence_transformers
 from keras_transformer.checkpoints.presets.listing import read_preset
 from keras_transformer.checkpoints.presets.overrides import warn_of_contradictions
 from keras_transformer.checkpoints.presets.preset import Description, Preset
+from keras_transformer.checkpoints.quantized.kept import keep, keeps, layers_by_kernel
 from keras_transformer.checkpoints.weights.computed import check_computed, is_computed
 from keras_transformer.checkpoints.weights.tables import Names, WeightLine, match
 from keras_transformer.config import TransformerConfig
 from keras_transformer.config.structure import variable_shapes
-from keras_transformer.kernels.programs import to_tensor
+from keras_transformer.kernels.programs import to_tensor, without_copy
+from keras_transformer.models.runtime.quantized import LayerByLayer, float_kernels, quickly
 from keras_transformer.support.process import release_memory
+from keras_transformer.support.progress import progress
 
 BACKBONE_PREFIX = "backbone/"
 HEAD_PREFIX = "head/"
 
 Shapes = Mapping[str, tuple[int, ...]]
+Places = dict[str, list[tuple[keras.Variable, WeightLine]]]  # the lines of each tensor
 Plan = dict[str, tuple[str, WeightLine]]  # {variable path: (tensor name, table line)}
 
 
@@ -105,6 +110,20 @@ def check(preset: Preset, config: TransformerConfig, head=None, task=None) -> No
             f"{preset.weights.directory} have only {len(preset.checkpoint):,} tensors."
         )
     _plan(preset, config, variable_shapes(config), head, task)
+    _check_quantized(preset)
+
+
+def planned(preset: Preset) -> tuple[Shapes, Plan]:
+    """Return the shapes of the backbone's variables, and the tensor that each is loaded from."""
+    config = preset.describe(True)[0]
+    shapes = variable_shapes(config)
+    return shapes, _plan(preset, config, shapes, None, None)[0]
+
+
+def _check_quantized(preset: Preset) -> None:
+    """Read the scales of quantized matrices: a wrong one is named before a model is made."""
+    for matrix in preset.checkpoint.quantized:
+        matrix.check()
 
 
 def load_weights(
@@ -142,6 +161,7 @@ def load_weights(
 
     def read(preset: Preset) -> LoadReport:
         warn_of_contradictions(preset.name, preset.describe(True)[0], backbone.config)
+        _check_quantized(preset)
         return fill(preset, backbone, head, task)
 
     return read_preset(source, read)
@@ -152,25 +172,54 @@ def fill(
     backbone: keras.Model,
     head: Mapping[str, keras.Variable] | None = None,
     task: str | None = None,
+    quantized: Literal["kept", "unpacked"] = "unpacked",
+    layers: LayerByLayer | None = None,
 ) -> LoadReport:
-    """Load the weights of an open preset into a model of its config, see `load_weights`."""
+    """Load the weights of an open preset into a model of its config, see `load_weights`.
+
+    `quantized` says what becomes of quantized matrices that a layer can compute with as they are
+    stored. All others are unpacked to the dtype of the model. `layers` quantizes each layer of the
+    backbone as soon as it is loaded.
+    """
     variables = backbone_variables(backbone)
     shapes = {path: variable.shape for path, variable in variables.items()}
     plan, head_plan = _plan(preset, backbone.config, shapes, head, task)
     # One tensor may hold several variables: it is read once.
     _check_the_rest(preset, backbone.config, [*plan.values(), *head_plan.values()])
-    places: dict[str, list[tuple[keras.Variable, WeightLine]]] = {}
+    places: Places = {}
     for table, found in ((plan, variables), (head_plan, head or {})):
         for path, (name, line) in table.items():
             places.setdefault(name, []).append((found[path], line))
-    for name, lines in places.items():
+    del variables, found  # layers that are quantized replace their variables
+    if quantized == "kept" and preset.weights.scheme is not None:
+        _keep(preset, backbone, places)
+    for name in progress(list(places), f"Loading {preset.name}", "tensor"):
+        lines = places.pop(name)
         array = preset.checkpoint.read(name)
         for variable, line in lines:
-            variable.assign(to_tensor(line.split(array), variable.dtype))
-        del array  # before the next one is read
-    release_memory()
+            variable.assign(to_tensor(without_copy(line.split(array)), variable.dtype))
+            if layers is not None:
+                layers.assigned(variable)
+        del array, lines, variable  # before the next one is read
+    if layers is None:
+        release_memory()
+    else:
+        layers.release()
     fresh = tuple(path for path in head or () if path not in head_plan)
     return LoadReport((*plan, *(HEAD_PREFIX + path for path in head_plan)), fresh)
+
+
+def _keep(preset: Preset, backbone: keras.Model, places: Places) -> None:
+    """Give layers the quantized matrices that they can compute with, which leave `places`."""
+    layers = layers_by_kernel(backbone)
+    with quickly():
+        for name in list(places):
+            info = preset.checkpoint[name]
+            lines = {layers.get(id(variable)): line for variable, line in places[name]}
+            if None not in lines and all(keeps(info, line) for line in lines.values()):
+                del places[name]
+                keep(info, lines)
+                backbone.quantized_by = preset.weights.scheme.name
 
 
 def _check_the_rest(
@@ -202,6 +251,26 @@ def backbone_variables(backbone: keras.Model) -> dict[str, keras.Variable]:
     """Return a backbone's weights by path relative to it, as named in the weight tables."""
     prefix = backbone.path + "/"
     return {variable.path.removeprefix(prefix): variable for variable in backbone.weights}
+
+
+def plain_variables(backbone: keras.Model) -> dict[str, keras.Variable | np.ndarray]:
+    """Return a backbone's weights by path, those that stay as a quantized file has them unpacked.
+
+    The variables of scales, zeros and groups are left out.
+    """
+    plain = float_kernels(backbone)
+    found = backbone_variables(backbone)
+    beside = {
+        path.removesuffix("kernel") + end
+        for path, variable in found.items()
+        if id(variable) in plain
+        for end in ("kernel_scale", "kernel_zero", "g_idx")
+    }
+    return {
+        path: plain.get(id(variable), variable)
+        for path, variable in found.items()
+        if path not in beside
+    }
 
 
 def _of_two(path: str) -> tuple[str, ...]:

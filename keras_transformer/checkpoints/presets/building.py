@@ -4,7 +4,7 @@ import inspect
 import logging
 import os
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
 import keras
 
@@ -15,9 +15,11 @@ from keras_transformer.checkpoints.presets.overrides import changed_config
 from keras_transformer.checkpoints.presets.preset import GENERATION, Preset
 from keras_transformer.checkpoints.presets.saved_head import SavedHead
 from keras_transformer.config import OPTIONS, TransformerConfig
+from keras_transformer.config.integer_dtype import IntegerDtype
 from keras_transformer.generation.published import unsupported_generation_values
 from keras_transformer.layers.initializers import HostZeros
 from keras_transformer.models import build_backbone
+from keras_transformer.models.runtime.quantized import LayerByLayer, quantization_of
 from keras_transformer.support.checking import check_bool, shorten
 from keras_transformer.support.foreign_names import check_options
 from keras_transformer.tokenizers import Tokenizer
@@ -37,7 +39,11 @@ def load_backbone(
         backbone_class: the expected class. Defaults to None, which accepts every class.
         load_weights: True loads the weights, False keeps freshly initialized ones. Defaults to
             True.
-        dtype: dtype or dtype policy of the model. Defaults to Keras's global policy.
+        dtype: dtype or dtype policy of the model; `"int8"`, `"int4"`, `"int4/64"` (with groups of
+            64) or such as `"int4_from_bfloat16"` quantize each layer of the backbone as soon as it
+            is loaded. Defaults to Keras's global policy.
+            Without one, quantized matrices that layers of int4 and int8 can hold stay
+            as they are stored; with one, all are unpacked to it.
         **config_overrides: values of the config to change.
 
     Returns:
@@ -59,15 +65,19 @@ def load_backbone(
     kind = getattr(backbone_class, "kind", None)
 
     def read(preset: Preset) -> keras.Model:
+        preset = preset.for_kinds((kind,) if kind else None)
         side = _side(preset, backbone_class, (kind,) if kind else None)
         config, _, metadata = preset.describe(load_weights)
         config = config if side is None else config.tower(side)
         config = changed_config(preset.name, config, config_overrides, load_weights)
         if load_weights:
             check(preset, config)
-        backbone = _build(config, metadata, dtype, load_weights)
+        backbone, quantized = _build(config, metadata, dtype, load_weights)
         if load_weights:
-            fill(preset, backbone)
+            layers = None if quantized is None else LayerByLayer(backbone, quantized)
+            fill(preset, backbone, quantized=_quantized(dtype), layers=layers)
+        elif quantized is not None:
+            backbone.quantize(config=quantization_of(quantized))
         return backbone
 
     return read_preset(preset, read)
@@ -114,7 +124,11 @@ def load_task(
         preset: a preset, or the result of `resolve_preset`.
         load_weights: True loads the weights, False keeps freshly initialized ones. Defaults to
             True.
-        dtype: dtype or dtype policy of the model. Defaults to Keras's global policy.
+        dtype: dtype or dtype policy of the model; `"int8"`, `"int4"`, `"int4/64"` (with groups of
+            64) or such as `"int4_from_bfloat16"` quantize each layer of the backbone as soon as it
+            is loaded. Defaults to Keras's global policy.
+            Without one, quantized matrices that layers of int4 and int8 can hold stay
+            as they are stored; with one, all are unpacked to it.
         **options: arguments of the task's constructor, or values of the backbone's config to
             change. A name that is in both, such as `dropout`, sets both.
 
@@ -146,6 +160,7 @@ def _load_task(
     if not hasattr(task_class, "backbone_kinds"):
         task_class = _saved_class(preset, task_class)
     name = task_class.__name__
+    preset = preset.for_kinds(task_class.backbone_kinds)
     side = _side(preset, task_class, task_class.backbone_kinds)
     config, saved, metadata = preset.describe(load_weights)
     config = config if side is None else config.tower(side)
@@ -164,14 +179,18 @@ def _load_task(
     if load_weights:
         check(preset, config, head.shapes(config), name)
     processor = _processor(preset, task_class.processor_class, load_weights)
-    backbone = _build(config, metadata, dtype, load_weights)
+    backbone, quantized = _build(config, metadata, dtype, load_weights)
     with head.naming_values():
         try:
             task = task_class(backbone, processor, **head.options_of(config))
         except TypeError as error:  # values of wrong types, from the file or from the caller
             raise ValueError(f"The values {head.options} do not fit {name}: {error}") from error
     if load_weights:
-        head.tell(task, fill(preset, backbone, task.head if head.kept else None, name))
+        values = task.head if head.kept else None
+        layers = None if quantized is None else LayerByLayer(backbone, quantized, owner=task)
+        head.tell(task, fill(preset, backbone, values, name, _quantized(dtype), layers))
+    elif quantized is not None:
+        backbone.quantize(config=quantization_of(quantized))
     if hasattr(task, "generator"):
         of_task = (task.generator.continues_prompts, task.generator.takes_guidance)
         _tell_not_done(preset, unsupported_generation_values(backbone.generation_config, *of_task))
@@ -189,13 +208,27 @@ def _tell_not_done(preset: Preset, values: Mapping[str, Any]) -> None:
 
 def _build(
     config: TransformerConfig, metadata: Mapping[str, Any], dtype, load_weights: bool
-) -> keras.Model:
-    """Build a backbone without loading weights, and record on it where its weights come from."""
+) -> tuple[keras.Model, IntegerDtype | None]:
+    """Build a backbone without loading weights, and record on it where its weights come from.
+
+    Also return the dtype to which it is to be quantized, if `dtype` names one.
+    """
     zeros = HostZeros() if load_weights else None
+    quantized = None if dtype is None else IntegerDtype.parse(dtype)
+    dtype = dtype if quantized is None else quantized.floats
     backbone = build_backbone(config, dtype=dtype, initializer=zeros)
     backbone.family = metadata.get("family")
     backbone.generation_config = metadata.get(GENERATION)
-    return backbone
+    return backbone, quantized
+
+
+def _quantized(dtype) -> Literal["kept", "unpacked"]:
+    """Return what `fill` does with quantized matrices: a dtype, if given, is for all weights.
+
+    Under a distribution all are unpacked.
+    """
+    whole = keras.distribution.distribution() is None
+    return "kept" if dtype is None and whole else "unpacked"
 
 
 def _processor(preset: Preset, kind: type, required: bool):

@@ -6,12 +6,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from keras_transformer.checkpoints.heads import TASKS
 from keras_transformer.checkpoints.other_formats import what_it_is
 from keras_transformer.checkpoints.presets.hub import DESCRIPTION_FILES, SCHEME, HubName
 from keras_transformer.checkpoints.presets.preset import CONFIG_FILE, Preset
 from keras_transformer.checkpoints.presets.publishing import Stamp, current_folder, stamp
-from keras_transformer.support.checking import check_choice, check_path, shorten
+from keras_transformer.checkpoints.presets.selecting import languages, select
+from keras_transformer.support.checking import check_path, shorten
 from keras_transformer.support.files import has_file
 from keras_transformer.support.foreign_names import tables
 from keras_transformer.support.notebook import KINDS, html_grid
@@ -25,13 +25,17 @@ class PresetNames(list[str]):
     """List of preset names, which a notebook shows as a table."""
 
     def _repr_html_(self) -> str:
-        rows = [("name", "what", "task", "parameters", "weights")]
+        rows = [("name", "what", "task", "languages", "parameters", "license", "weights")]
         for name in self:
             preset = resolve_preset(name)
             config, task, metadata = preset.description
             what = metadata.get("description") or f"{KINDS[config.kind]} transformer"
             loader = task["name"] if task else "none: a backbone"
-            rows.append((name, what, loader, metadata["parameters"], preset.whereabouts))
+            spoken = ", ".join(languages(preset.config))
+            terms = metadata.get("license", "")
+            rows.append(
+                (name, what, loader, spoken, metadata["parameters"], terms, preset.whereabouts)
+            )
         return html_grid(f"{len(self)} presets", rows)
 
 
@@ -42,37 +46,50 @@ def presets_folder() -> Path:
     return installed if installed.is_dir() else package.parent / "presets"
 
 
-def list_presets(task: str | None = None) -> list[str]:
-    """Return the names of the bundled presets.
+def list_presets(
+    task: str | None = None,
+    modality: str | None = None,
+    language: str | None = None,
+    parameters: str | None = None,
+    license: str | None = None,
+) -> list[str]:
+    """Return the names of the bundled presets that fit all values given.
 
     Args:
-        task: list only presets for this task: a class name, such as `"Seq2SeqLM"`, or
-            `"causal_lm"`, `"masked_lm"`, `"question_answering"`, `"seq2seq_lm"`,
-            `"text_classification"`, `"text_embedding"`, `"token_classification"`. Defaults to all
-            presets.
+        task: the task whose head the preset has: a class name, such as `"Seq2SeqLM"`, or its alias,
+            such as `"causal_lm"`, `"masked_lm"`, `"question_answering"`, `"seq2seq_lm"`,
+            `"text_classification"`, `"text_embedding"`, `"token_classification"`.
+        modality: what the model reads: `"text"`, `"images"`, `"sound"` or `"series"`.
+        language: a code of ISO 639-1, such as `"de"`, which multilingual models fit too; or
+            `"multilingual"`, or `"code"` for programming languages.
+        parameters: one or two bounds of the number of parameters, such as `"<1B"` or
+            `">=100M, <1B"`.
+        license: the licence of the weights, such as `"apache-2.0"`.
 
     Returns:
         The sorted names, a list. A notebook shows it as a table with descriptions.
 
     Raises:
-        ValueError: if there is no such task.
+        ValueError: if the task or modality is unknown, if no preset has the language or licence, or
+            if the bounds cannot be read.
 
     Example:
     ```python
     import keras_transformer as kt
 
     assert "minilm_l6_en" in kt.list_presets()
+    small = kt.list_presets(task="causal_lm", language="de", parameters="<1B", license="apache-2.0")
+    assert "qwen3_0_6b" in small and "llama3_8b_en" not in small
     ```
     """
-    classes = {known.alias: name for name, known in TASKS.items()}
-    if not (isinstance(task, str) and task in TASKS):  # a class name; messages list only aliases
-        task = check_choice("task", task, sorted(classes), none=True)
     names = sorted(path.parent.name for path in presets_folder().glob(f"*/{CONFIG_FILE}"))
-    if task is None:
+    wanted = {
+        "task": task, "modality": modality, "language": language, "parameters": parameters,
+        "license": license,
+    }  # fmt: skip
+    if all(value is None for value in wanted.values()):  # no config has to be read
         return PresetNames(names)
-    saved = ((name, resolve_preset(name).config.get("task")) for name in names)
-    wanted = classes.get(task, task)
-    return PresetNames(name for name, values in saved if values and values["name"] == wanted)
+    return PresetNames(select({name: resolve_preset(name).config for name in names}, **wanted))
 
 
 def resolve_preset(preset: str | os.PathLike) -> Preset:

@@ -5,7 +5,7 @@ import functools
 import importlib.util
 import logging
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,11 +13,14 @@ from keras_transformer.checkpoints.other_formats import is_keras_hub, what_it_is
 from keras_transformer.checkpoints.presets.hub import DESCRIPTION_FILES, WEIGHT_FILES, HubName
 from keras_transformer.checkpoints.presets.publishing import Stamp, current_folder, stamp
 from keras_transformer.checkpoints.presets.sentence_transformers import read_embedder
+from keras_transformer.checkpoints.quantized.scheme import Scheme
+from keras_transformer.checkpoints.quantized.schemes import find_scheme, gather
 from keras_transformer.checkpoints.text_models import TEXT_MODELS, TextCheckpoint, text_config
 from keras_transformer.checkpoints.weights.safetensors_io import Checkpoint, no_weights
 from keras_transformer.config import TransformerConfig
 from keras_transformer.support.notebook import html_table, model_rows
 from keras_transformer.support.untrusted import path_inside, read_json
+from keras_transformer.support.warned import warn_once
 from keras_transformer.tokenizers import Tokenizer
 from keras_transformer.tokenizers.folder import TOKENIZER_FILES
 
@@ -59,6 +62,8 @@ class Preset(os.PathLike):
     directory: Path
     bundled: bool = False
     hub: HubName | None = None
+    # What of a model of images and texts is read: its "texts" alone, or "all" of it.
+    media: str = "texts"
     stamp: Stamp | None = dataclasses.field(init=False, repr=False, compare=False)
 
     def __post_init__(self):
@@ -113,7 +118,8 @@ class Preset(os.PathLike):
                     "save_to_preset) nor 'model_type' (Hugging Face)."
                 )
             if self._has_text_model:
-                _LOGGER.warning(
+                warn_once(
+                    _LOGGER,
                     "%r has a model of images and texts, %s. Only its text model is loaded.",
                     self.name,
                     values["model_type"],
@@ -131,7 +137,20 @@ class Preset(os.PathLike):
     def _has_text_model(self) -> bool:
         """Whether the folder has a model of several media whose text model alone is read."""
         kind = self._config_file.get("model_type")
-        return isinstance(kind, str) and kind in TEXT_MODELS
+        return isinstance(kind, str) and kind in TEXT_MODELS and self.media == "texts"
+
+    def for_kinds(self, kinds: Collection[str] | None) -> "Preset":
+        """Return the preset as a class reads it whose backbones are of these kinds.
+
+        An encoder-decoder reads all of a folder with images and texts whose family is known, and
+        other classes its text model alone.
+        """
+        from keras_transformer.checkpoints.families import FAMILIES
+
+        whole = kinds is not None and "seq2seq" in kinds and "decoder" not in kinds
+        if whole and self._has_text_model and self._config_file["model_type"] in FAMILIES:
+            return dataclasses.replace(self, media="all")
+        return self
 
     @property
     def is_published(self) -> bool:
@@ -240,7 +259,21 @@ class Preset(os.PathLike):
         kind = TextCheckpoint if self.weights._has_text_model else Checkpoint
         if self.weights.is_keras_hub:
             from keras_transformer.checkpoints.keras_hub import KerasHubCheckpoint as kind
-        return kind(self.weights.directory)
+
+            return kind(self.weights.directory)
+        if not self.weights.is_published:
+            return kind(self.weights.directory)
+        return kind(self.weights.directory, functools.partial(gather, scheme=self.weights.scheme))
+
+    @functools.cached_property
+    def scheme(self) -> Scheme | None:
+        """How the weights are quantized, or None. Raises ValueError if the scheme is not read."""
+        if not self.is_published or self.is_keras_hub:
+            return None
+        try:
+            return find_scheme(self.config)
+        except ValueError as error:
+            raise ValueError(f"{self._described_in}: {error}") from error
 
     @property
     def local_weights(self) -> list[Path]:
@@ -318,7 +351,8 @@ class Preset(os.PathLike):
             if old != theirs.get(name)
         ]
         if differing:
-            _LOGGER.warning(
+            warn_once(
+                _LOGGER,
                 "The weights of %r come with a config that differs from the bundled one; the "
                 "former is used: %s.",
                 self.name,

@@ -10,6 +10,7 @@ from keras_transformer.checkpoints.presets.assignment import LoadReport
 from keras_transformer.checkpoints.presets.preset import CONFIG_FILE, Preset
 from keras_transformer.config import TransformerConfig
 from keras_transformer.support.checking import check_int, shorten
+from keras_transformer.support.warned import warn_once
 
 _LOGGER = logging.getLogger("keras_transformer")
 
@@ -74,7 +75,8 @@ class SavedHead:
     def tell(self, task: Any, report: LoadReport) -> None:
         """Log what a user must know about the head of a loaded task."""
         if task.head and not (self.kept and report.head_loaded):
-            _LOGGER.warning(
+            warn_once(
+                _LOGGER,
                 "The preset %r has no weights for this head of %s: it is newly initialized. "
                 "Train it first.%s",
                 self.preset.name,
@@ -85,7 +87,8 @@ class SavedHead:
                 else "",
             )
         elif self.kept and self.given.get("labels") and not _names(self.labels):
-            _LOGGER.warning(
+            warn_once(
+                _LOGGER,
                 "The classes of the head of %r have no names. They are assumed to be, in the order "
                 "of their numbers, %s.",
                 self.preset.name,

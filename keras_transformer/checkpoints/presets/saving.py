@@ -14,12 +14,12 @@ from keras_transformer.checkpoints.presets import preset, publishing
 from keras_transformer.checkpoints.presets.assignment import (
     BACKBONE_PREFIX,
     HEAD_PREFIX,
-    backbone_variables,
+    plain_variables,
 )
 from keras_transformer.checkpoints.weights.safetensors_io import WEIGHTS_FILE, save_tensors
 from keras_transformer.config.structure import variable_shapes
 from keras_transformer.layers.stems import STEMS, TokenStem
-from keras_transformer.models.runtime.quantized import refuse_quantized
+from keras_transformer.models.runtime.quantized import refuse_rounded
 from keras_transformer.support.checking import (
     check_choice,
     check_path,
@@ -57,7 +57,8 @@ def save_preset(
         head_variables: the variables of the task's head by path, e.g. `"output/kernel"`.
         dtype: `"float32"` or `"float16"` for the stored weights. Defaults to the weights' dtype.
         card: the text of `README.md`. Defaults to a generated one.
-        metadata: known facts: `"family"`, `"source"`, `"revision"`, `"license"`, `"description"`.
+        metadata: known facts: `"family"`, `"source"`, `"revision"`, `"license"`, `"description"`;
+            `"languages"`, a list of codes; `"data"`, a str, and `"scores"`, a dict, for the card.
             The number of parameters is added.
 
     Raises:
@@ -88,7 +89,7 @@ def save_preset(
         if backbone is not None:
             values = _write_model(folder, backbone, task, head_variables, dtype, metadata or {})
             if card is None and not publishing.is_written_card(before / publishing.CARD_FILE):
-                card = _card(place.resolve().name, values, has_tokenizer=tokenizer is not None)
+                card = preset_card(place.resolve().name, values, tokenizer is not None)
         if card is not None:
             write_text(folder / publishing.CARD_FILE, card)
 
@@ -97,14 +98,25 @@ def _check_values(backbone, tokenizer, of_task: Any, dtype: Any, card: Any, meta
     check_choice("dtype", dtype, ("float32", "float16"), none=True)
     if card is not None:
         check_text("card", card)
-    if not isinstance(metadata, Mapping | None):
-        raise ValueError(f"`metadata` must be a dict or None, received {describe(metadata)}.")
+    check_metadata(metadata)
     if backbone is None and tokenizer is None:
         raise ValueError("There is nothing to save: give `backbone`, `tokenizer` or both.")
     if backbone is None and of_task:
         raise ValueError("A task is saved with its backbone. Received: backbone=None.")
     if backbone is not None:
-        refuse_quantized(backbone)
+        refuse_rounded(backbone)
+
+
+def check_metadata(metadata: Any) -> None:
+    """Raise ValueError if facts about a model cannot be written into a card."""
+    if not isinstance(metadata, Mapping | None):
+        raise ValueError(f"`metadata` must be a dict or None, received {describe(metadata)}.")
+    for name, kind, shown in (("languages", list | tuple, "list"), ("scores", Mapping, "dict")):
+        value = (metadata or {}).get(name)
+        if not isinstance(value, kind | None):
+            raise ValueError(
+                f"`metadata[{name!r}]` must be a {shown} or None, received {describe(value)}."
+            )
 
 
 def _write_model(folder: Path, backbone, task, head_variables, dtype, metadata) -> dict[str, Any]:
@@ -141,7 +153,8 @@ def _named_variables(
     backbone: keras.Model, head_variables: Mapping[str, keras.Variable] | None
 ) -> dict[str, keras.Variable]:
     refuse_own_blocks(backbone)
-    further = sorted(set(backbone_variables(backbone)) - set(variable_shapes(backbone.config)))
+    found = plain_variables(backbone)
+    further = sorted(set(found) - set(variable_shapes(backbone.config)))
     if further:
         raise ValueError(
             "The model has variables that its config does not define, so it could not be "
@@ -149,7 +162,7 @@ def _named_variables(
             "from `enable_lora`. Call the task's `merge_lora` first, or save the adapters with "
             "`save_adapter`."
         )
-    backbone_part = {BACKBONE_PREFIX + k: v for k, v in backbone_variables(backbone).items()}
+    backbone_part = {BACKBONE_PREFIX + k: v for k, v in found.items()}
     return backbone_part | {HEAD_PREFIX + k: v for k, v in (head_variables or {}).items()}
 
 
@@ -164,30 +177,50 @@ def refuse_own_blocks(backbone: keras.Model) -> None:
         )
 
 
+# What YAML reads as a truth value, such as the code of Norwegian, or as nothing.
+_NO_TEXTS = ("y", "n", "yes", "no", "on", "off", "true", "false", "null")
+
+
 def _yaml(value: Any) -> str:
     """Format a value for the YAML header of a card, on one line: JSON strings are valid YAML."""
     text = str(value)
-    return text if re.fullmatch(r"[A-Za-z][\w.+-]*", text) else json.dumps(text)
+    plain = re.fullmatch(r"[A-Za-z][\w.+-]*", text) and text.lower() not in _NO_TEXTS
+    return text if plain else json.dumps(text)
 
 
-def _card(name: str, values: dict[str, Any], has_tokenizer: bool) -> str:
-    """Return the card of a preset, with its description, its usage and the hub's header."""
+def preset_card(
+    name: str, values: dict[str, Any], has_tokenizer: bool = True, source: str | None = None
+) -> str:
+    """Return the card of a preset: the hub's header, a description, a table, and its use.
+
+    `values` is the content of `config.json`, but with the flat config of the backbone. `source` is
+    the argument of `from_preset`, by default the name.
+    """
     backbone, task, metadata = values["backbone"], values["task"], values["metadata"]
-    license_line = f"license: {_yaml(metadata['license'])}\n" if "license" in metadata else ""
+    header = {"library_name": "keras_transformer"}
+    if "license" in metadata:
+        header["license"] = _yaml(metadata["license"])
+    if metadata.get("languages"):
+        header["language"] = f"[{', '.join(map(_yaml, metadata['languages']))}]"
+    lines = "\n".join(f"{key}: {value}" for key, value in header.items())
     about = metadata.get("description") or f"An {KINDS[backbone['kind']]} transformer."
     if "source" in metadata:
         about += f" Made from {metadata['source']}."
     rows = model_rows(backbone, task, metadata)
+    if "data" in metadata:
+        rows["trained on"] = metadata["data"]
+    rows |= metadata.get("scores") or {}
     cells = ((label, as_text(value).replace("|", "\\|")) for label, value in rows.items())
     about = printable(str(about))
     table = "\n".join(f"| {label} | {cell} |" for label, cell in cells)
     loader = task["name"] if task else "Backbone"
-    load = f'model = keras_transformer.{loader}.from_preset("{name}")'
+    source = source or name
+    load = f'model = keras_transformer.{loader}.from_preset("{source}")'
     if has_tokenizer and not task:
-        load += f'\ntokenizer = keras_transformer.Tokenizer.from_preset("{name}")'
+        load += f'\ntokenizer = keras_transformer.Tokenizer.from_preset("{source}")'
     return f"""---
-library_name: keras_transformer
-{license_line}---
+{lines}
+---
 {publishing.CARD_MARK}
 
 # {name}

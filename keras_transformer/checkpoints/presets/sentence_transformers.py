@@ -6,6 +6,7 @@ looked up in a table here and never imported.
 
 import json
 import re
+import string
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,9 @@ from keras_transformer.support.files import write_text
 from keras_transformer.support.untrusted import path_inside, read_json, write_json
 
 TASK = "TextEmbedder"
+_MULTI_VECTOR = "multi_vector"  # the pooling with a vector for each token
+_QUERY, _DOCUMENT = "query", "document"
+_USUAL_QUERY = 32  # tokens of an expanded query, if the files do not say
 
 MODULES_FILE = "modules.json"
 _LENGTH_FILE = "sentence_bert_config.json"
@@ -44,6 +48,15 @@ _ACTIVATIONS = {
     "torch.nn.modules.activation.Mish": "mish",
 }
 _LIMIT = 64  # steps of a model
+# What files of both libraries for late interaction call their models.
+_PYLATE, _MULTI = "ColBERT", "MultiVectorEncoder"
+# Modules of the classes of steps, for models with a vector for each token.
+_CLASSES = {
+    "Transformer": "sentence_transformers.base.modules.transformer",
+    "Dense": "sentence_transformers.base.modules.dense",
+    "Normalize": "sentence_transformers.base.modules.normalize",
+    "MultiVectorMask": "sentence_transformers.multi_vector_encoder.modules.multi_vector_mask",
+}
 
 
 def read_embedder(folder: Path, longest: int) -> dict[str, Any] | None:
@@ -52,23 +65,30 @@ def read_embedder(folder: Path, longest: int) -> dict[str, Any] | None:
     if not path.is_file():
         return None
     task: dict[str, Any] = {"name": TASK, "pooling": "mean", "normalize": False}
-    for step in _steps(path):
-        kind = step["type"].rsplit(".", 1)[-1]
+    steps = _steps(path)
+    kinds = [step["type"].rsplit(".", 1)[-1] for step in steps]
+    prompts = _read_values(path_inside(folder, _PROMPTS_FILE))
+    if "MultiVectorMask" in kinds or prompts.get("model_type") == _PYLATE:
+        task |= _read_interaction(folder, steps, prompts)
+    for step, kind in zip(steps, kinds, strict=True):
         if task["normalize"] and kind != "Normalize":
             raise ValueError(f"{path} has a step {kind!r} after Normalize, which must be the last.")
         if kind == "Pooling":
             task |= _read_pooling(path_inside(folder, f"{step['path']}/config.json"))
         elif kind == "Dense":
-            dense = _read_dense(path, path_inside(folder, f"{step['path']}/config.json"), step)
+            place = path_inside(folder, f"{step['path']}/config.json")
+            dense = _read_dense(path, place, step, task["pooling"] == _MULTI_VECTOR)
             task["dense"] = [*task.get("dense", ()), dense]
         elif kind == "Normalize":
             task["normalize"] = True
-        elif kind != "Transformer":
+        elif kind not in ("Transformer", "MultiVectorMask"):
             raise ValueError(
                 f"{path} has a step {kind!r}, which TextEmbedder does not support: only "
                 "Transformer, Pooling, Dense and Normalize."
             )
-    task |= _read_prompts(path_inside(folder, _PROMPTS_FILE))
+    if prompts.get("model_type") == _PYLATE:
+        task["normalize"] = True  # in the model itself, without a step
+    task |= _read_prompts(path_inside(folder, _PROMPTS_FILE), prompts)
     length = path_inside(folder, _LENGTH_FILE)
     if length.is_file():
         said = read_json(length).get("max_seq_length")
@@ -76,6 +96,54 @@ def read_embedder(folder: Path, longest: int) -> dict[str, Any] | None:
             raise ValueError(f"{length}: max_seq_length must be a number, received {said!r}.")
         task["max_length"] = None if said is None else min(said, longest)
     return task
+
+
+def _read_values(path: Path) -> dict[str, Any]:
+    return read_json(path) if path.is_file() else {}
+
+
+def _read_interaction(
+    folder: Path, steps: list[dict[str, str]], values: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return the options of late interaction, from files of sentence-transformers or of PyLate."""
+    path = path_inside(folder, _PROMPTS_FILE)
+    if values.get("model_type") == _PYLATE:
+        words = values.get("skiplist_words")
+        expands = values.get("do_query_expansion") is not False
+        expansion = {"attend": bool(values.get("attend_to_expansion_tokens"))} if expands else None
+        found = {**values, "query_length": values.get("query_length") or _USUAL_QUERY}
+        words = list(string.punctuation) if words is None else words
+    else:
+        place = next(each["path"] for each in steps if each["type"].endswith("MultiVectorMask"))
+        path = path_inside(folder, f"{place}/config.json")
+        mask = read_json(path)
+        for name, supported in (("skiplist_tasks", [_DOCUMENT]), ("keep_only_token_ids", None)):
+            if mask.get(name) not in (None, supported):
+                raise ValueError(
+                    f"{path}: {name}={mask[name]!r} is not supported, only {supported!r}."
+                )
+        words = mask.get("skiplist_words") or []
+        path = path_inside(folder, _LENGTH_FILE)
+        found = _read_values(path)
+        expansion = found.get("query_expansion")
+        if expansion is not None:
+            known = isinstance(expansion, dict) and expansion.get("strategy") == "fixed"
+            if not known or expansion.get("token") is not None:
+                raise ValueError(
+                    f"{path}: query_expansion={expansion!r} is not supported, only the strategy "
+                    "'fixed' with the tokenizer's mask token."
+                )
+            found = {**found, "query_length": expansion.get("length")}
+    does = "none" if expansion is None else "attended" if expansion.get("attend") else "scored"
+    lengths = {
+        name: _checked(path, name, found[name], int)
+        for name in ("query_length", "document_length")
+        if found.get(name) is not None
+    }
+    for word in _checked(path, "skiplist_words", words, list):
+        _checked(path, "a word of skiplist_words", word, str)
+    interaction = {**lengths, "expansion": does, "skipped_words": words}
+    return {"pooling": _MULTI_VECTOR, "interaction": interaction}
 
 
 def dense_lines(tensors: Iterable[str]) -> list[WeightLine]:
@@ -96,7 +164,8 @@ def write_embedder(
 ) -> None:
     """Write the files from which sentence-transformers builds an equivalent of a `TextEmbedder`."""
     hidden_dim = model.backbone.config.hidden_dim
-    if task["pooling"] not in _POOLINGS:
+    several = task["pooling"] == _MULTI_VECTOR
+    if task["pooling"] not in _POOLINGS and not several:
         raise ValueError(
             f"sentence-transformers has no pooling={task['pooling']!r}, only "
             f"{', '.join(map(repr, _POOLINGS))}. Export the backbone alone, or a TextEmbedder with "
@@ -105,29 +174,65 @@ def write_embedder(
     dense = task["dense"]
     normalize = ["Normalize"] if task["normalize"] else []
     kinds = ["Transformer", "Pooling", *["Dense"] * len(dense), *normalize]
+    if several:
+        kinds = ["Transformer", *["Dense"] * len(dense), "MultiVectorMask", *normalize]
     steps = [
         {
             "idx": i,
             "name": str(i),
             "path": f"{i}_{kind}" if i else "",
-            "type": f"sentence_transformers.models.{kind}",
+            "type": _CLASSES.get(kind, "sentence_transformers.models") + f".{kind}"
+            if several
+            else f"sentence_transformers.models.{kind}",
         }
         for i, kind in enumerate(kinds)
     ]
     write_text(folder / MODULES_FILE, json.dumps(steps, indent=2) + "\n")
-    (folder / _POOLING_FOLDER).mkdir()
-    switches = {names[0]: pooling == task["pooling"] for pooling, names in _POOLINGS.items()}
-    pooling = {"word_embedding_dimension": hidden_dim, **switches}
-    pooling["include_prompt"] = task["include_prompt"]
-    write_json(folder / _POOLING_FOLDER / "config.json", pooling)
+    if several:
+        _write_interaction(folder, steps, task)
+    else:
+        (folder / _POOLING_FOLDER).mkdir()
+        switches = {names[0]: pooling == task["pooling"] for pooling, names in _POOLINGS.items()}
+        pooling = {"word_embedding_dimension": hidden_dim, **switches}
+        pooling["include_prompt"] = task["include_prompt"]
+        write_json(folder / _POOLING_FOLDER / "config.json", pooling)
     places = [step["path"] for step in steps if step["path"].endswith("_Dense")]
-    _write_dense(folder, hidden_dim, dict(zip(places, dense, strict=True)), model.head, dtype)
+    names = dict.fromkeys(("module_input_name", "module_output_name"), "token_embeddings")
+    chosen = dict(zip(places, dense, strict=True))
+    _write_dense(folder, hidden_dim, chosen, model.head, dtype, names if several else {})
     if task["prompts"]:
-        names = ("prompts", "default_prompt_name")
-        write_json(folder / _PROMPTS_FILE, {name: task[name] for name in names})
+        values = {name: task[name] for name in ("prompts", "default_prompt_name")}
+        kind = {"model_type": "MultiVectorEncoder"} if several else {}
+        write_json(folder / _PROMPTS_FILE, {**values, **kind})
+    values = {}
     if task.get("max_length") is not None:
         values = {"max_seq_length": task["max_length"], "do_lower_case": False}
+    if several:
+        values |= _lengths(task["interaction"])
+    if values:
         write_json(folder / _LENGTH_FILE, values)
+
+
+def _write_interaction(folder: Path, steps: list[dict[str, Any]], task: Mapping[str, Any]) -> None:
+    """Write the configs of the steps of late interaction that have one."""
+    names = dict.fromkeys(("module_input_name", "module_output_name"), "token_embeddings")
+    words = task["interaction"]["skipped_words"]
+    mask = {"skiplist_words": words, "skiplist_tasks": [_DOCUMENT], "keep_only_token_ids": None}
+    for step in steps:
+        values = {"MultiVectorMask": mask, "Normalize": names}.get(step["type"].rsplit(".", 1)[-1])
+        if values is not None:
+            (folder / step["path"]).mkdir()
+            write_json(folder / step["path"] / "config.json", values)
+
+
+def _lengths(interaction: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what the config of the Transformer step says about late interaction."""
+    values = {"document_length": interaction["document_length"]}
+    if interaction["expansion"] == "none":
+        return {**values, "query_length": interaction["query_length"]}
+    attends = interaction["expansion"] == "attended"
+    length = {"length": interaction["query_length"]}
+    return {**values, "query_expansion": {"strategy": "fixed", "attend": attends, **length}}
 
 
 def _write_dense(
@@ -136,6 +241,7 @@ def _write_dense(
     layers: Mapping[str, Mapping[str, Any]],
     head: Mapping[str, keras.Variable],
     dtype: str | None,
+    further: Mapping[str, str],
 ) -> None:
     """Write config and weights of each linear layer, in separate folders."""
     names = {ours: theirs for theirs, ours in _ACTIVATIONS.items()}
@@ -152,6 +258,7 @@ def _write_dense(
             "out_features": layer["units"],
             "bias": layer["use_bias"],
             "activation_function": names[layer["activation"]],
+            **further,
         }
         write_json(folder / place / "config.json", values)
         own = {n.split("/")[1]: t for n, t in tensors.items() if n.startswith(place)}
@@ -192,7 +299,9 @@ def _read_pooling(path: Path) -> dict[str, Any]:
     return {"pooling": chosen[0], **({} if included else {"include_prompt": False})}
 
 
-def _read_dense(modules: Path, path: Path, step: Mapping[str, str]) -> dict[str, Any]:
+def _read_dense(
+    modules: Path, path: Path, step: Mapping[str, str], several: bool
+) -> dict[str, Any]:
     if not _DENSE_FOLDER.fullmatch(step["path"]):
         raise ValueError(
             f"{modules}: the folder of a Dense step must have a name such as '2_Dense', received "
@@ -205,14 +314,16 @@ def _read_dense(modules: Path, path: Path, step: Mapping[str, str]) -> dict[str,
             f"{path}: activation_function={activation!r} is not supported, only "
             f"{', '.join(map(repr, _ACTIVATIONS))}."
         )
+    state = "token_embeddings" if several else "sentence_embedding"
     for name, supported in (
-        ("use_residual", False),
-        ("module_input_name", "sentence_embedding"),
-        ("module_output_name", "sentence_embedding"),
+        ("use_residual", (False,)),
+        # PyLate leaves the names of vectors of texts in the config of a layer for tokens.
+        ("module_input_name", (state, "sentence_embedding")),
+        ("module_output_name", (state, "sentence_embedding")),
     ):
-        if values.get(name) not in (None, supported):
+        if values.get(name) not in (None, *supported):
             raise ValueError(
-                f"{path}: {name}={values[name]!r} is not supported, only {supported!r}."
+                f"{path}: {name}={values[name]!r} is not supported, only {supported[0]!r}."
             )
     return {
         "units": _checked(path, "out_features", values.get("out_features"), int),
@@ -221,9 +332,13 @@ def _read_dense(modules: Path, path: Path, step: Mapping[str, str]) -> dict[str,
     }
 
 
-def _read_prompts(path: Path) -> dict[str, Any]:
-    values = read_json(path) if path.is_file() else {}
-    prompts = _checked(path, "prompts", values.get("prompts") or {}, dict)
+def _read_prompts(path: Path, values: Mapping[str, Any]) -> dict[str, Any]:
+    prompts = dict(_checked(path, "prompts", values.get("prompts") or {}, dict))
+    for name in (_QUERY, _DOCUMENT) if values.get("model_type") == _PYLATE else ():
+        prefix = _checked(path, f"{name}_prefix", values.get(f"{name}_prefix") or "", str)
+        prompts[name] = prefix + (prompts.get(name) or "").removeprefix(prefix)
+    if values.get("model_type") == _MULTI:
+        prompts = {name: prompt for name, prompt in prompts.items() if prompt is not None}
     for name, prompt in prompts.items():
         _checked(path, f"the prompt {name!r}", prompt, str)
     default = values.get("default_prompt_name")

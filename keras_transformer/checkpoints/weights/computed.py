@@ -39,8 +39,8 @@ def _masked(config: TransformerConfig, name: str, array: np.ndarray) -> Iterator
 
 
 def _rotary(config: TransformerConfig, name: str, array: np.ndarray) -> Iterator[np.ndarray]:
-    for layer in _layers(config, name):
-        mixer = layer.only_side.block.mixer
+    mixers = (m for x in _layers(config, name) for m in x.only_side.block.mixer.every_mixer)
+    for mixer in mixers:
         if not isinstance(getattr(mixer, "position", None), Rotary):
             continue
         rotary = RotaryEmbedding.from_part(mixer.position)

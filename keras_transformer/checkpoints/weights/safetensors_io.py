@@ -4,11 +4,12 @@ The format (https://huggingface.co/docs/safetensors): 8 bytes with the length of
 header with name, type, shape and position of every tensor, then the bytes of the tensors.
 """
 
+import abc
 import dataclasses
 import math
 import os
 import struct
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 import keras
@@ -18,8 +19,8 @@ import safetensors
 from keras_transformer.checkpoints.other_formats import shards_of_training, what_it_is
 from keras_transformer.checkpoints.weights.expert_tensors import gathered as gathered_experts
 from keras_transformer.checkpoints.weights.expert_tensors import unpacked
+from keras_transformer.checkpoints.weights.weight_norm import DIRECTIONS, folded, kernel_of
 from keras_transformer.checkpoints.weights.weight_norm import DTYPE as WEIGHT_NORM
-from keras_transformer.checkpoints.weights.weight_norm import folded, kernel_of
 from keras_transformer.distribution.layout import gathered
 from keras_transformer.support.checking import check_choice, load_json
 from keras_transformer.support.files import write_safetensors
@@ -32,7 +33,7 @@ DENSE_WEIGHTS = f"[1-9]_Dense/{WEIGHTS_FILE}"
 _HEADER_LIMIT = _INDEX_LIMIT = 16 * 2**20  # bytes, some hundred thousand tensors
 _WRAPPERS = ("module.", "_orig_mod.", "base_model.model.")
 _OTHER_WEIGHTS = (".bin", ".pt", ".pth", ".ckpt", ".h5", ".msgpack", ".pkl")
-_FLOATS = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "<u2"}
+FLOATS = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "<u2"}
 _WHOLE_NUMBERS = {"BOOL": "?", "U8": "u1", "I8": "i1", "I16": "<i2", "I32": "<i4", "I64": "<i8"}
 
 
@@ -50,13 +51,33 @@ class TensorInfo:
     parts: "tuple[TensorInfo, ...]" = ()
 
 
+@dataclasses.dataclass(frozen=True)
+class QuantizedTensor(TensorInfo, abc.ABC):
+    """A tensor that is computed from several stored ones, see `checkpoints.quantized`."""
+
+    @abc.abstractmethod
+    def check(self) -> None:
+        """Read the small ones among the stored tensors. Raises ValueError if one is wrong."""
+
+    @abc.abstractmethod
+    def read(self) -> np.ndarray:
+        """Return the tensor as float32."""
+
+
+Tensors = Mapping[str, TensorInfo]
+
+
 class Checkpoint(Mapping):
     """Weights of a folder: a mapping from tensor name to `TensorInfo`, with data still on disk."""
 
     # Opening reads the headers and checks that every file is complete. Tensors are read by offset,
     # not through a memory map, whose pages would count as memory of the process until it is closed.
 
-    def __init__(self, folder: str | os.PathLike):
+    # `gather` combines the tensors of each quantized matrix to a `QuantizedTensor`.
+
+    def __init__(
+        self, folder: str | os.PathLike, gather: Callable[[Tensors], Tensors] | None = None
+    ):
         self.folder = Path(folder)
         single = path_inside(folder, WEIGHTS_FILE)
         index = path_inside(folder, INDEX_FILE)
@@ -71,7 +92,10 @@ class Checkpoint(Mapping):
             name = place.parent.name
             header = read_header(path_inside(folder, f"{name}/{WEIGHTS_FILE}"))
             tensors |= {f"{name}/{tensor}": info for tensor, info in header.items()}
-        self._tensors = gathered_experts(folded(tensors))
+        tensors = tensors if gather is None else gather(tensors)
+        if any(name.endswith(DIRECTIONS) for name in tensors):
+            tensors = folded(tensors)
+        self._tensors = gathered_experts(tensors)
 
     def __getitem__(self, name: str) -> TensorInfo:
         return self._tensors[name]
@@ -82,6 +106,12 @@ class Checkpoint(Mapping):
     def __len__(self) -> int:
         return len(self._tensors)
 
+    @property
+    def quantized(self) -> list[QuantizedTensor]:
+        """The quantized matrices, those of each expert apart."""
+        each = (part for info in self._tensors.values() for part in info.parts or (info,))
+        return [info for info in each if isinstance(info, QuantizedTensor)]
+
     def read(self, name: str) -> np.ndarray:
         """Read one tensor of floating point numbers."""
         return self._read(name, self[name])
@@ -91,12 +121,14 @@ class Checkpoint(Mapping):
         info = self[name]
         if info.dtype not in _WHOLE_NUMBERS:
             return self.read(name).astype("float64")
-        array = _numbers(info, name, _WHOLE_NUMBERS[info.dtype])
+        array = read_numbers(info, name, _WHOLE_NUMBERS[info.dtype])
         return array.reshape(info.shape).astype("float64")
 
     def _read(self, name: str, info: TensorInfo) -> np.ndarray:
         if info.dtype == "MXFP4":
-            blocks, scales = (_numbers(part, name, "u1").reshape(part.shape) for part in info.parts)
+            blocks, scales = (
+                read_numbers(part, name, "u1").reshape(part.shape) for part in info.parts
+            )
             array = unpacked(blocks, scales)
             check_finite(array, name, info.path)
             return array
@@ -109,16 +141,16 @@ class Checkpoint(Mapping):
             for i, part in enumerate(info.parts):
                 array[i] = self._read(name.replace("*", str(i)), part)
             return array
-        if info.dtype not in _FLOATS:
+        if isinstance(info, QuantizedTensor):
+            return info.read()
+        if info.dtype not in FLOATS:
             raise ValueError(
                 f"The tensor {name!r} in {info.path} is stored as {info.dtype}; weights are read "
-                f"from {', '.join(_FLOATS)}."
+                f"from {', '.join(FLOATS)}."
             )
-        array = _numbers(info, name, _FLOATS[info.dtype])
-        if info.dtype == "BF16":  # the upper half of a float32
-            array = array.astype("<u4")
-            array <<= 16  # in place: no second copy
-            array = array.view("<f4")
+        array = read_numbers(info, name, FLOATS[info.dtype])
+        if info.dtype == "BF16":
+            array = bfloat16_to_float32(array)
         check_finite(array, name, info.path)
         if info.dtype == "F16":
             array = array.astype("<f4")
@@ -132,13 +164,20 @@ class Checkpoint(Mapping):
         return np.array_equal(self.read(first), self.read(second))
 
 
-def _numbers(info: TensorInfo, name: str, dtype: str) -> np.ndarray:
-    """Return the numbers of a tensor as they are stored, as a flat array."""
+def read_numbers(info: TensorInfo, name: str, dtype: str) -> np.ndarray:
+    """Return the numbers of a tensor as they are stored, as a flat array of a NumPy type."""
     count = math.prod(info.shape)
     array = np.fromfile(info.path, dtype, count, offset=info.offset)
     if array.size != count:
         raise ValueError(f"{info.path} ends within the tensor {name!r}: the file has changed.")
     return array
+
+
+def bfloat16_to_float32(array: np.ndarray) -> np.ndarray:
+    """Return bfloat16 numbers, given as uint16, as float32: they are its upper half."""
+    array = array.astype("<u4")
+    array <<= 16  # in place: no second copy
+    return array.view("<f4")
 
 
 def read_header(path: str | os.PathLike) -> dict[str, TensorInfo]:

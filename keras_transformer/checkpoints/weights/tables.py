@@ -42,6 +42,7 @@ class WeightLine:
     # If each row of the tensor is a variable: (index, number of rows).
     rows: tuple[int, int] | None = None
     row: int = 0  # number of leading axes of length 1 in the tensor, or in its row with `rows`
+    column: int = 0  # number of axes of length 1 at the end of the tensor
     convolution: bool = (
         False  # theirs is (outputs, inputs, *places), and ours (*places, inputs, outputs)
     )
@@ -52,12 +53,14 @@ class WeightLine:
     when: tuple[str, Any] | None = None  # a config value and its required value for this line
     outside: bool = False  # outside of the bare model, so its name has no prefix
     counter: str | None = None  # a step counter beside it, written as 0 and not read
+    split_heads: bool = False  # the last axis of theirs, once turned, is two: heads and features
     groups: int = 1  # groups in which the parts are side by side, also set by `for_config`
 
     def for_config(self, config: TransformerConfig) -> "WeightLine":
         """Return the line with sizes and groups filled in from a config."""
         heads = config.num_key_value_heads if self.per_head else 1
         groups = config.expert_dim if self.interleaved else heads * self.groups
+        groups = config.num_heads if self.split_heads else groups
         sizes = tuple(
             size if isinstance(size, int) else getattr(config, size) // heads for size in self.sizes
         )
@@ -84,14 +87,17 @@ class WeightLine:
             shape = (*ours[:-1], ours[-1] // sizes[index] * sum(sizes))
         shape = (shape[1], 1, shape[0]) if self.depthwise else shape
         shape = (*shape[:-2], *shape[:-3:-1]) if self.transpose else shape
-        shape = (*(1,) * self.row, *shape)
+        if self.split_heads:
+            shape = (*shape[:-1], self.groups, shape[-1] // self.groups)
+        shape = (*(1,) * self.row, *shape, *(1,) * self.column)
         return shape if self.rows is None else (self.rows[1], *shape[1:])
 
     def split(self, array: np.ndarray) -> np.ndarray:
         """Extract the variable's array from the checkpoint's tensor."""
         if self.rows is not None:
             array = array[self.rows[0]][None]
-        array = array.reshape(array.shape[self.row :])
+        array = array.reshape(array.shape[self.row : array.ndim - self.column])
+        array = array.reshape(*array.shape[:-2], -1) if self.split_heads else array
         array = _turned(array) if self.transpose else array
         if self.convolution:
             array = np.moveaxis(array, (0, 1), (-1, -2))
@@ -117,7 +123,9 @@ class WeightLine:
             array = np.moveaxis(array, (-1, -2), (0, 1))
         if self.depthwise:
             array = array.T[:, None]
-        return array.reshape((*(1,) * self.row, *array.shape))
+        if self.split_heads:
+            array = array.reshape(*array.shape[:-1], self.groups, -1)
+        return array.reshape((*(1,) * self.row, *array.shape, *(1,) * self.column))
 
     def _parts(self) -> tuple[int, tuple[int, ...]]:
         """Return the part's index, and the sizes of all parts, in their own units."""
@@ -328,10 +336,13 @@ def _owners(name: str) -> tuple[str, str]:
     return ".".join(parts[:-1]), parts[0]
 
 
-def export(
-    lines: Iterable[WeightLine], variables: Mapping[str, keras.Variable]
-) -> dict[str, np.ndarray]:
-    """Convert variables, by our path, to the checkpoint's tensors."""
+def grouped(
+    lines: Iterable[WeightLine], variables: Mapping[str, Any]
+) -> dict[str, list[WeightLine]]:
+    """Return the lines of each tensor of the checkpoint, in the order of its parts.
+
+    Raises ValueError if the checkpoint has no tensor for one of the variables, by our path.
+    """
     lines = {line.ours: line for line in lines}
     unknown = [path for path in variables if path not in lines]
     if any("lora_kernel" in path for path in unknown):
@@ -349,8 +360,15 @@ def export(
         map(lines.get, variables), key=lambda line: line.part or line.rows or (0, 1)
     ):
         together.setdefault(line.theirs, []).append(line)
+    return together
+
+
+def export(
+    lines: Iterable[WeightLine], variables: Mapping[str, keras.Variable]
+) -> dict[str, np.ndarray]:
+    """Convert variables, by our path, to the checkpoint's tensors."""
     tensors: dict[str, np.ndarray] = {}
-    for name, parts in together.items():
+    for name, parts in grouped(lines, variables).items():
         array = parts[0].join([to_numpy(variables[line.ours]) for line in parts])
         if parts[0].norm_axes:
             tensors |= parts_of(name, array, parts[0].norm_axes)

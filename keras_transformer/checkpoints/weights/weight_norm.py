@@ -17,6 +17,7 @@ _ENDS = (
     (".parametrizations.weight.original0", ".parametrizations.weight.original1"),
     (".weight_g", ".weight_v"),
 )
+DIRECTIONS = tuple(directions for _, directions in _ENDS)
 
 
 def folded(tensors: Mapping[str, Info]) -> dict[str, Info]:

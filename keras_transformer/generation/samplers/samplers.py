@@ -94,6 +94,8 @@ class Outputs(NamedTuple):
     scores: Any = None  # float32 (rows, n), if the sampler ranks texts
     # int (rows,), number of passes of the model, if a pass can give several tokens
     passes: Any = None
+    log_probabilities: Any = None  # float32 (rows, n, size), if the sampler keeps them
+    entropies: Any = None  # float32 (rows, n, size), in nats, of the distributions
 
 
 class RowState(NamedTuple):
@@ -135,6 +137,7 @@ class Sampler:
     models: tuple = ()  # further models, which read the same tokens as the backbone
     ranks_log_probabilities: ClassVar[bool] = False  # whether rules change these instead of logits
     takes_guidance: ClassVar[bool] = True  # whether the logits may be guided
+    reads_model_logits: ClassVar[bool] = False  # whether `advance` takes the logits before rules
     extra_steps: ClassVar[int] = 0  # steps beyond the number of new tokens
     # The state's fields with a place for each new token, and the axis of these places.
     sized: ClassVar[dict[str, int]] = {"tokens": -1}

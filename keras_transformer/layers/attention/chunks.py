@@ -85,7 +85,7 @@ def attend_in_chunks(
     visibility = visibility._replace(key_pack=visibility.packs[1])
     length = queries.shape[1]
     blocks = SequenceBlocks(length, _AT_A_TIME, 0, 0)
-    names = ("query_pack", "query_positions", "prefix")
+    names = ("query_pack", "query_positions", "prefix", "prefix_start")
     names = [name for name in names if getattr(visibility, name) is not None]
     of_queries = [queries, *(getattr(visibility, name) for name in names)]
     firsts = ops.arange(0, length, _AT_A_TIME, dtype="int32") + visibility.first_slot

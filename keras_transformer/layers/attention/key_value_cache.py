@@ -117,6 +117,10 @@ class KeyValueCache:
         """Write states `(rows, length, dim)`, in two halves as the key and value of one head."""
         return self.write(*(half[:, :, None] for half in ops.split(states, 2, axis=-1)))
 
+    def after(self, length) -> "KeyValueCache":
+        """Return the same slots with `length` more of them taken, which hold new tokens already."""
+        return dataclasses.replace(self, next=self.next + length)
+
     def full(self) -> "KeyValueCache":
         """Return the same slots, read-only."""
         return dataclasses.replace(self, next=None)

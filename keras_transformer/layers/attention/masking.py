@@ -34,6 +34,9 @@ class AttentionMask(NamedTuple):
             are seen by all, regardless of the window; -1 for unused entries.
         prefix: int `(batch, query_length)`, number of keys at the start that a query sees,
             regardless of causality and the window.
+        prefix_start: int `(batch, query_length)`, number of these keys that `prefix` does not add,
+            such as those before a state of an image that also sees the states behind it. Defaults
+            to 0.
         causal: bool, whether query `i`, which is in slot `first_slot + i`, sees only the keys in
             slots up to its own.
         pattern: `AttentionPattern` of `layers.attention.sparse`, which limits the places that a
@@ -60,6 +63,7 @@ class AttentionMask(NamedTuple):
     explicit: Any = None
     global_positions: Any = None
     prefix: Any = None
+    prefix_start: Any = None
     causal: bool | None = None
     pattern: Any = None
     first_slot: Any = None
@@ -80,12 +84,14 @@ class AttentionMask(NamedTuple):
             cached: bool, whether there is a cache. With a cache every layer accepts positions.
         """
         reason = "these fields follow from the options of the layer and from its cache."
-        refuse_unused(reason, **dict(zip(self._fields[8:], self[8:], strict=True)))
+        refuse_unused(reason, **dict(zip(self._fields[9:], self[9:], strict=True)))
         if self.query_pack is None:
             reason = "`query_pack`, the documents of the queries, is not given."
             refuse_unused(reason, key_pack=self.key_pack)
         if not causal and getattr(part, "pattern", None) is None:
             refuse_unused("all keys are seen without it.", prefix=self.prefix)
+        if self.prefix is None:
+            refuse_unused("`prefix` is not given.", prefix_start=self.prefix_start)
         positions = {"query_positions": self.query_positions, "key_positions": self.key_positions}
         if cached:
             return
@@ -103,7 +109,7 @@ class AttentionMask(NamedTuple):
 
     def tensors(self) -> dict[str, Any]:
         """Return the fields that a caller may give, by name."""
-        return dict(zip(self._fields[:8], self[:8], strict=True))
+        return dict(zip(self._fields[:9], self[:9], strict=True))
 
     def of_first_query(self) -> "AttentionMask":
         """Return the `AttentionMask` of the first query of self-attention."""
@@ -151,8 +157,11 @@ class AttentionMask(NamedTuple):
                 seen.append(self.pattern.mask(self, query_slots, key_slots, key_length))
             near = functools.reduce(ops.logical_and, seen)
             if self.prefix is not None:
-                first = pairs(ops.cast(self.prefix, "int32"), key_slots, ops.greater)
-                near = ops.logical_or(near, first)
+                added = pairs(ops.cast(self.prefix, "int32"), key_slots, ops.greater)
+                if self.prefix_start is not None:
+                    start = ops.cast(self.prefix_start, "int32")
+                    added = ops.logical_and(added, pairs(start, key_slots, ops.less_equal))
+                near = ops.logical_or(near, added)
             parts.append(near)
         if self.query_pack is not None:
             parts.append(pairs(*self.packs, ops.equal))

@@ -6,8 +6,16 @@ from typing import ClassVar
 import keras
 from keras import ops
 
-from keras_transformer.config import Attention, Disentangled, Norm
+from keras_transformer.config import (
+    Attention,
+    Disentangled,
+    GatedRelativeBias,
+    Norm,
+    RelativeSinusoids,
+)
 from keras_transformer.config.flat import ATTENTION_KEYWORDS, attention_by_keywords
+from keras_transformer.config.mixers import GATE_VALUES
+from keras_transformer.distribution.layout import over_heads, over_tokens
 from keras_transformer.layers.arguments import (
     ChecksCall,
     SavesArguments,
@@ -31,7 +39,8 @@ from keras_transformer.layers.attention.disentangled import (
     with_relative_scores,
 )
 from keras_transformer.layers.attention.masking import AttentionMask, is_static_zero
-from keras_transformer.layers.attention.score_bias import LazyBias
+from keras_transformer.layers.attention.relative_sinusoids import RelativeScores
+from keras_transformer.layers.attention.score_bias import LazyBias, gated_bias
 from keras_transformer.layers.dense import Dense
 from keras_transformer.layers.dropout import Dropout
 from keras_transformer.layers.normalization import make_head_normalization, make_normalization
@@ -91,12 +100,18 @@ class MultiHeadAttention(
             `value`, reads those that an earlier call wrote.
         return_attention_scores: bool, whether to return the attention weights.
         return_projections: bool, whether to return the projected queries and keys.
+        return_for_later: bool, whether to return the keys and values of this call, which later
+            layers may attend to.
+        earlier: keys and values that an earlier layer returned for later ones, with
+            `key_source="earlier"`. A `cache` is then that layer's, with these keys and values in
+            the slots from `next` on.
 
     Returns:
         Float `(batch, query_length, output_dim)`. In a tuple with it, if asked for, the attention
-        weights `(batch, num_heads, query_length, key_length)` in float32; a dict of the `queries`
-        and `keys` as passed to the score function, normalized and rotated, `(batch, heads, length,
-        head_dim)`; and the updated cache, if a cache was given.
+        weights `(batch, num_heads, query_length, key_length)` in float32; a dict of projections,
+        normalized and rotated, `queries` `(batch, num_heads, query_length, head_dim)` and `keys`
+        `(batch, num_key_value_heads, key_length, head_dim)`; and the updated cache, if a cache was
+        given.
 
     Raises:
         ValueError: if `num_heads` is not a multiple of `num_key_value_heads`, an option is out of
@@ -191,7 +206,14 @@ class MultiHeadAttention(
                 dtype=self.dtype_policy,
             )
             self.dropout_layer = Dropout(part.dropout, seed=seed, dtype=self.dtype_policy)
-            self.query_norm, self.key_norm = map(self._head_norm, ("query_norm", "key_norm"))
+            self.query_norm = self._head_norm("query_norm")
+            self.key_norm = self._head_norm("key_norm") if part.has_keys else None
+            self.value_norm = None
+            if part.value_norm is not None:
+                kind = part.value_norm
+                self.value_norm = make_normalization(
+                    kind.type, kind.epsilon, name="value_norm", dtype=self.dtype_policy
+                )
             self.rotary_embedding = None
             if part.position is not None:
                 rotation = layer_of(part.position)
@@ -205,21 +227,27 @@ class MultiHeadAttention(
         part = self.attention
         keys = part.num_key_value_heads * part.head_dim
         self.query_dense = self._projection(part.num_heads * part.head_dim, "query", part.bias)
-        self.key_dense = self._projection(keys, "key", part.key_bias)
-        self.value_dense = self._projection(keys, "value", part.bias)
-        self.gate_dense = None
+        self.key_dense = self.value_dense = self.gate_dense = None
+        if part.has_keys:
+            self.key_dense = self._projection(keys, "key", part.key_bias)
+        if part.has_values:
+            self.value_dense = self._projection(keys, "value", part.bias)
         if part.output_gate:
             self.gate_dense = self._projection(part.num_heads * part.head_dim, "gate", part.bias)
-        self.position_projections = None
+        self.position_projections = self.bias_gate = None
+        self.relative_scores = None  # made for the width of the states
         if isinstance(part.score_bias, Disentangled):
             self.position_projections = position_projections(self)
+        elif isinstance(part.score_bias, GatedRelativeBias):
+            self.bias_gate = self._projection(GATE_VALUES, "bias_gate", True)
 
     def _head_norm(self, name: str) -> keras.layers.Layer | None:
         kind = self.attention.query_key_norm
         if kind is None:
             return None
         make = make_head_normalization if kind == "per_head" else make_normalization
-        return make(self.norm.type, self.norm.epsilon, name=name, dtype=self.dtype_policy)
+        norm = self.attention.head_norm or self.norm
+        return make(norm.type, norm.epsilon, name=name, dtype=self.dtype_policy)
 
     def _projection(self, units: int, name: str, use_bias: bool) -> Dense:
         # A fresh initializer each: one instance would give kernels of the same shape equal values.
@@ -238,14 +266,31 @@ class MultiHeadAttention(
         if self.rotary_embedding is not None:
             self.rotary_embedding.check_width(self.head_dim)
         self.query_dense.build(query_shape)
-        self.key_dense.build(key_shape or value_shape)
-        self.value_dense.build(value_shape)
+        for dense, shape in ((self.key_dense, key_shape), (self.value_dense, None)):
+            if dense is not None:
+                dense.build(shape or value_shape)
         for layer in (self.gate_dense, *self.global_denses, self.group_norm):
             if layer is not None:
                 layer.build(query_shape)
         self.score_function.build(None)
         if self.attention.sinks:
             self.sinks = self.add_weight(name="sinks", shape=(self.num_heads,), initializer="zeros")
+        if isinstance(self.attention.score_bias, RelativeSinusoids):
+            with no_inner_remat():
+                self.relative_scores = RelativeScores(
+                    query_shape[-1],
+                    self.num_heads,
+                    self.head_dim,
+                    kernel_initializer=self.kernel_initializer.clone(),
+                    name="relative",
+                    dtype=self.dtype_policy,
+                )
+            self.relative_scores.build((None, None, self.num_heads, self.head_dim))
+        if self.bias_gate is not None:
+            self.bias_gate.build((None, None, self.num_heads, query_shape[-1] // self.num_heads))
+            self.bias_gate_scale = self.add_weight(
+                name="bias_gate_scale", shape=(self.num_heads,), initializer="ones"
+            )
         for dense in self.position_projections or ():
             if not dense.built:  # the positions' own
                 dense.build(query_shape)
@@ -254,6 +299,8 @@ class MultiHeadAttention(
                 across = self.attention.query_key_norm == "across"
                 width = dense.units if across else self.head_dim
                 norm.build((None, None, dense.units // width, width))
+        if self.value_norm is not None:
+            self.value_norm.build((None, None, self.num_key_value_heads, self.head_dim))
         self.output_dense = self._projection(
             self.output_dim or query_shape[-1], "output", self.attention.output_bias
         )
@@ -291,6 +338,8 @@ class MultiHeadAttention(
         cache=None,
         return_attention_scores: bool = False,
         return_projections: bool = False,
+        return_for_later: bool = False,
+        earlier=None,
         training: bool = False,
     ):
         own_keys = self._has_own_keys(value, cache)
@@ -314,14 +363,29 @@ class MultiHeadAttention(
         )
         if self.rotary is not None and self.rotary.scales_queries:
             queries = self.rotary_embedding.scaled_queries(queries, positions)
-        if own_keys or value is not None:
+        if earlier is not None:
+            keys, values = earlier
+            cache = None if cache is None else cache.after(ops.shape(query)[1])
+        elif own_keys or value is not None:
             rotation["positions"] = key_positions
             keys, values = self._keys_and_values(query, value, key, rotation)
-            if self.position_projections is not None or relative is not None:
+            if self.relative_scores is not None:
+                if relative is None:
+                    raise ValueError(
+                        "Attention with `RelativeSinusoids` needs `relative`, the output of "
+                        "`SinusoidStates`."
+                    )
+                added = self.relative_scores(queries, keys=keys, relative=relative)
+                added = added * self.score_function.scale
+                bias = added if bias is None else bias + added
+            elif self.position_projections is not None or relative is not None:
                 bias = with_relative_scores(self, queries, keys, relative, cache, bias)
             if cache is not None:
                 cache = cache.write(keys, values)
                 cache = cache if own_keys else cache.full()
+        of_call = (keys, values) if return_for_later else None
+        if cache is None:
+            queries, keys, values = over_heads(queries, keys, values)
         if from_cache:
             keys, values = cache.read(self.compute_dtype)
         elif visibility.key_positions is None:
@@ -336,6 +400,8 @@ class MultiHeadAttention(
         if self.pattern is None:
             if isinstance(bias, LazyBias):
                 bias = bias.materialize(query)
+            if self.bias_gate is not None and bias is not None:
+                bias = gated_bias(self, query, bias)
             attended, weights = attend(queries, keys, values, visibility, bias)
         else:
             visibility = visibility if from_cache else self.pattern.placed(visibility)
@@ -346,13 +412,14 @@ class MultiHeadAttention(
             projected = (queries, keys, values)
             given = (self, attend, query, projected, visibility, bias)
             attended, weights = self.pattern.attend(*given, **options)
+        attended = over_tokens(attended) if cache is None else attended
         shape = ops.shape(attended)
         attended = ops.reshape(attended, (shape[0], shape[1], self.num_heads * self.head_dim))
         if self.gate_dense is not None:
             attended = attended * ops.sigmoid(self.gate_dense(query))
         output = self.output_dense(attended)
         projections = self._projections(queries, keys, from_cache) if return_projections else None
-        return pack_outputs(output, weights, projections, cache)
+        return pack_outputs(output, weights, projections, of_call, cache)
 
     @property
     def sees_first_alone(self) -> bool:
@@ -382,7 +449,10 @@ class MultiHeadAttention(
         keys = self._normalized_and_rotated(
             self.key_dense(key), self.num_key_value_heads, self.key_norm, rotation
         )
-        return keys, self._split(self.value_dense(value), self.num_key_value_heads)
+        source = value if self.value_dense is not None else key
+        dense = self.key_dense if self.value_dense is None else self.value_dense
+        values = self._split(dense(source), self.num_key_value_heads)
+        return keys, values if self.value_norm is None else self.value_norm(values)
 
     def _projections(self, queries, keys, from_cache) -> dict:
         """Return queries and keys as the scores use them, `(batch, heads, length, head_dim)`."""

@@ -10,6 +10,7 @@ from keras import ops
 
 from keras_transformer.config import ALiBi as ALiBiPart
 from keras_transformer.config import RelativeBias, Side
+from keras_transformer.config.mixers import GATE_VALUES
 from keras_transformer.kernels.indexing import look_up
 from keras_transformer.layers.arguments import ChecksCall, SavesArguments
 from keras_transformer.layers.position import sequence_positions
@@ -206,6 +207,26 @@ class ALiBi(ChecksCall, SavesArguments, keras.layers.Layer):
 
     def compute_output_shape(self, query_positions_shape, key_positions_shape):
         return _pairs_shape(query_positions_shape, self.num_heads, key_positions_shape)
+
+
+def gated_bias(attention, states, bias):
+    """Return the bias of the scores times the gate of each head and query.
+
+    Args:
+        attention: the `MultiHeadAttention`, with the layer `bias_gate` and `bias_gate_scale`.
+        states: float `(batch, length, dim)`, what the queries are projected from.
+        bias: float `(batch or 1, num_heads, length, keys)`.
+
+    Source: Chen et al. 2021, "WavLM", section 3.1.
+    """
+    shape = ops.shape(states)
+    of_heads = ops.reshape(states, (shape[0], shape[1], attention.num_heads, -1))
+    gates = ops.cast(attention.bias_gate(of_heads), "float32")
+    gates = ops.reshape(gates, (shape[0], shape[1], attention.num_heads, 2, GATE_VALUES // 2))
+    gates = ops.transpose(ops.sigmoid(ops.sum(gates, axis=-1)), (3, 0, 2, 1))[..., None]
+    scale = ops.cast(attention.bias_gate_scale, "float32")[:, None, None]
+    gates = gates[0] * (gates[1] * scale - 1.0) + 2.0
+    return bias * ops.cast(gates, bias.dtype)
 
 
 @dataclasses.dataclass(frozen=True)

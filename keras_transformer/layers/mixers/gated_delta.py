@@ -15,6 +15,7 @@ from keras_transformer.layers.mixers.recurrent import (
     RecurrentMixer,
     chunk_size,
     chunks,
+    decayed_products,
     decays,
     initial_steps,
     only,
@@ -30,7 +31,8 @@ class GatedDeltaRule(RecurrentMixer):
     """Let the memory of each head fade, replace the value of each token's key, and read it.
 
     For each head, with a matrix `S` of `key_dim` by `value_dim`, a factor `a` and a strength `b`
-    that depend on the token: `S = a S + k (b (v - a S^T k))^T` and `y = S^T q`. Queries, keys and
+    that depend on the token: `S = a S + k (b (v - a S^T k))^T` and `y = S^T q`. In Kimi Delta
+    Attention `a` is a diagonal matrix, with a factor for each feature of keys. Queries, keys and
     values pass a short convolution each and an activation; queries and keys have length 1, and
     queries are divided by the root of `key_dim`. The result is normalized for each head, multiplied
     by a gate, and projected. Several tokens are computed in chunks, within which the replacements
@@ -68,7 +70,7 @@ class GatedDeltaRule(RecurrentMixer):
     ```
 
     Source: Yang et al. 2024, "Gated Delta Networks: Improving Mamba2 with Delta Rule", sections 3.1
-    to 3.4.
+    to 3.4; factors of features: Kimi Team 2025, "Kimi Linear", section 3.
     """
 
     part_type: ClassVar = GatedDelta
@@ -88,17 +90,18 @@ class GatedDeltaRule(RecurrentMixer):
             )
             for name, width in zip(names, widths, strict=True)
         ]
-        self.gate_dense = self.add_dense(inputs_shape, widths[-1], "gate")
-        self.step_dense = self.add_dense(inputs_shape, heads, "step")
+        self.gate_denses = self._projection(inputs_shape, widths[-1], "gate")
+        self.step_denses = self._projection(inputs_shape, part.num_decays, "step")
         self.strength_dense = self.add_dense(inputs_shape, heads, "strength")
         self.decay = self.add_heads("decay", np.log(np.arange(1, heads + 1)))
-        self.step_bias = self.add_heads("step_bias", initial_steps(heads))
+        self.step_bias = self.add_heads("step_bias", initial_steps(part.num_decays))
         with no_inner_remat():
             self.norm = GatedNormalization(
                 heads,
                 part.epsilon or self.epsilon,
                 gate_first=False,
                 shared=True,
+                activation=part.gate_activation,
                 name="norm",
                 dtype=self.dtype_policy,
             )
@@ -107,11 +110,23 @@ class GatedDeltaRule(RecurrentMixer):
         self.output_dense = self.add_dense(inner, inputs_shape[-1], "output")
         self.fixed = {"dim": inputs_shape[-1]}
 
+    def _projection(self, inputs_shape, units: int, name: str) -> list:
+        """Return one dense layer, or with a `rank` the two of a narrow projection."""
+        if self.part.rank is None:
+            return [self.add_dense(inputs_shape, units, name)]
+        narrow = (*inputs_shape[:-1], self.part.rank)
+        down = self.add_dense(inputs_shape, self.part.rank, f"{name}_down")
+        return [down, self.add_dense(narrow, units, name)]
+
     def mix(self, x, padding=None, packs=None, states=None):
         last, memory = states or (None, None)
         part, shape = self.part, tuple(ops.shape(x)[:2])
-        gate = self.gate_dense(x)
-        steps = ops.softplus(ops.cast(self.step_dense(x), "float32") + self.step_bias)
+        gate = steps = x
+        for dense in self.gate_denses:
+            gate = dense(gate)
+        for dense in self.step_denses:
+            steps = dense(steps)
+        steps = ops.softplus(ops.cast(steps, "float32") + self.step_bias)
         strength = part.strength * ops.sigmoid(ops.cast(self.strength_dense(x), "float32"))
         if padding is not None:
             steps, strength = (only(padding[..., None], each) for each in (steps, strength))
@@ -128,13 +143,23 @@ class GatedDeltaRule(RecurrentMixer):
             first += count
         each = part.num_value_heads // part.num_key_heads
         query, key = (ops.repeat(_unit(y), each, axis=2) for y in found[:2])
-        given = (query * part.key_dim**-0.5, key, found[2], -ops.exp(self.decay) * steps, strength)
+        heads = part.num_value_heads
+        steps = ops.reshape(steps, (*shape, heads, part.num_decays // heads))
+        fading = -ops.exp(self.decay)[:, None] * steps
+        given = (query * part.key_dim**-0.5, key, found[2], fading, strength)
         if memory is not None and shape[1] == 1:
             y, memory = one_step(*given, memory)
         else:
             y, memory = in_chunks(*given, part.chunk_size, memory, packs)
         y = ops.reshape(y, (*shape, part.num_value_heads * part.value_dim))
         return self.output_dense(self.norm(y, gate)), (last, memory)
+
+
+def _products(x, keys, fading, same):
+    """Return the products of queries or keys with all keys of a chunk, as these have faded."""
+    if fading.shape[-1] > 1:
+        return decayed_products(x, keys, fading, same)
+    return ops.matmul(x, ops.swapaxes(keys, -1, -2)) * decays(fading[..., 0], same)
 
 
 def _unit(x):
@@ -148,7 +173,8 @@ def one_step(query, key, value, fading, strength, memory) -> tuple:
         query: float `(batch, 1, heads, key_dim)`.
         key: float `(batch, 1, heads, key_dim)`.
         value: float `(batch, 1, heads, value_dim)`.
-        fading: float `(batch, 1, heads)`, the logarithm of the factor of the memory.
+        fading: float `(batch, 1, heads, 1 or key_dim)`, the logarithm of the factor of the memory,
+            or of its rows.
         strength: float `(batch, 1, heads)`.
         memory: float `(batch, heads, key_dim, value_dim)`.
 
@@ -156,7 +182,7 @@ def one_step(query, key, value, fading, strength, memory) -> tuple:
         Float `(batch, 1, heads, value_dim)`, and the new memory.
     """
     query, key, value = (each[:, 0] for each in (query, key, value))
-    memory = memory * ops.exp(fading[:, 0])[..., None, None]
+    memory = memory * ops.exp(fading[:, 0])[..., None]
     known = ops.sum(memory * key[..., None], axis=-2)
     change = (value - known) * strength[:, 0, :, None]
     memory = memory + key[..., None] * change[..., None, :]
@@ -174,7 +200,7 @@ def in_chunks(query, key, value, fading, strength, size: int, memory=None, packs
         query: float `(batch, length, heads, key_dim)`.
         key: float `(batch, length, heads, key_dim)`.
         value: float `(batch, length, heads, value_dim)`.
-        fading: float `(batch, length, heads)`.
+        fading: float `(batch, length, heads, 1 or key_dim)`.
         strength: float `(batch, length, heads)`.
         size: int, tokens of a chunk.
         memory: float `(batch, heads, key_dim, value_dim)`, before the first token. Defaults to
@@ -191,42 +217,39 @@ def in_chunks(query, key, value, fading, strength, size: int, memory=None, packs
     heads, key_dim, value_dim = query.shape[2], key.shape[3], value.shape[3]
     size = chunk_size(size, length)
     # Each in the order (batch, chunks, heads, size, features).
-    query, key, value = (
-        ops.transpose(chunks(each, size), (0, 1, 3, 2, 4)) for each in (query, key, value)
+    query, key, value, fading = (
+        ops.transpose(chunks(each, size), (0, 1, 3, 2, 4)) for each in (query, key, value, fading)
     )
-    fading, strength = (
-        ops.transpose(chunks(each, size), (0, 1, 3, 2)) for each in (fading, strength)
-    )
-    same, before, after = (
-        None if each is None else each[:, :, None] for each in Boundaries.of(packs, size)[:3]
-    )
-    factors, sums = decays(fading, same), ops.cumsum(fading, axis=-1)
-    since = only(before, ops.exp(sums))[..., None]
-    until = only(after, ops.exp(sums[..., -1:] - sums))[..., None]
-    total = ops.exp(sums[..., -1])
+    strength = ops.transpose(chunks(strength, size), (0, 1, 3, 2))
+    limits = Boundaries.of(packs, size)
+    same = None if packs is None else limits.same[:, :, None]
+    before, after = (None if each is None else each[:, :, None, :, None] for each in limits[1:3])
+    sums = ops.cumsum(fading, axis=-2)
+    since, until = only(before, ops.exp(sums)), only(after, ops.exp(sums[..., -1:, :] - sums))
+    total = ops.exp(sums[..., -1, :])
     if packs is not None:
-        total = only(Boundaries.of(packs, size).through[..., None], total)
+        total = only(limits.through[..., None, None], total)
+    by_pairs, scores = (_products(each, key, fading, same) for each in (key, query))
     # What each token writes: `written - erased @ memory`.
-    pairs = ops.matmul(key, ops.swapaxes(key, -1, -2)) * factors * strength[..., None]
+    pairs = by_pairs * strength[..., None]
     places = ops.arange(size, dtype="int32")
     system = only(places[:, None] > places[None], pairs) + ops.eye(size, dtype=pairs.dtype)
     sides = ops.concatenate([value, key * since], axis=-1) * strength[..., None]
     solved = ops.solve_triangular(system, sides, lower=True)
     written, erased = solved[..., :value_dim], solved[..., value_dim:]
     kept = ops.swapaxes(key * until, -1, -2)
-    passed = total[..., None, None] * ops.eye(key_dim) - ops.matmul(kept, erased)
+    passed = total[..., None] * ops.eye(key_dim) - ops.matmul(kept, erased)
     added = ops.matmul(kept, written)
     if memory is None:
         memory = ops.zeros((batch, heads, key_dim, value_dim), "float32")
 
     def go_on(memory, chunk):
-        passed, added = chunk
-        return ops.matmul(passed, memory) + added, memory
+        return ops.matmul(chunk[..., :key_dim], memory) + chunk[..., key_dim:], memory
 
-    in_turn = tuple(ops.transpose(each, (1, 0, 2, 3, 4)) for each in (passed, added))
+    # One tensor: with several, Keras's scan on TensorFlow needs to know the number of chunks.
+    in_turn = ops.transpose(ops.concatenate([passed, added], axis=-1), (1, 0, 2, 3, 4))
     memory, begun = ops.scan(go_on, memory, in_turn)
     begun = ops.transpose(begun, (1, 0, 2, 3, 4))
-    scores = ops.matmul(query, ops.swapaxes(key, -1, -2)) * factors
     y = ops.matmul(query * since, begun)
     y = y + ops.matmul(scores, written - ops.matmul(erased, begun))
     y = ops.reshape(ops.transpose(y, (0, 1, 3, 2, 4)), (batch, -1, heads, value_dim))

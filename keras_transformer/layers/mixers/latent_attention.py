@@ -7,6 +7,7 @@ import keras
 from keras import ops
 
 from keras_transformer.config import LatentAttention, Norm
+from keras_transformer.distribution.layout import over_heads, over_tokens
 from keras_transformer.kernels import attention as kernels
 from keras_transformer.layers.arguments import (
     ChecksCall,
@@ -276,7 +277,9 @@ class MultiHeadLatentAttention(
         """
         width = max(self.part.qk_head_dim, self.part.v_head_dim)
         heads = [_widened(x, width) for x in heads]
+        heads = over_heads(*heads)
         attended, weights = self._attend(False, scores_wanted, training, *heads, visibility, None)
+        attended = over_tokens(attended)
         return attended[..., : self.part.v_head_dim], weights
 
     def _absorbed(self, queries, cache: KeyValueCache, visibility, training: bool) -> tuple:

@@ -10,6 +10,7 @@ from keras_transformer.config import Mixer, Norm
 from keras_transformer.layers.arguments import ChecksCall, SavesArguments, pack_outputs
 from keras_transformer.layers.attention.masking import AttentionMask
 from keras_transformer.layers.dense import Dense
+from keras_transformer.layers.feed_forward import get_activation
 from keras_transformer.layers.mixers.causal_convolution import CausalConvolution
 from keras_transformer.layers.parts import part_of
 from keras_transformer.layers.remat import Rematerializable, no_inner_remat
@@ -114,18 +115,28 @@ class RecurrentMixer(ChecksCall, SavesArguments, Rematerializable, keras.layers.
 
 
 class GatedNormalization(keras.layers.Layer):
-    """Divide each group of features by its root mean square, and multiply by the SiLU of a gate.
+    """Divide each group of features by its root mean square, and multiply by an activated gate.
 
     Args:
         groups: int, number of groups.
         epsilon: float, added to the mean square.
         gate_first: bool, multiply by the gate before the norm (Mamba 2).
         shared: bool, all groups have one weight (gated delta rule).
+        activation: str, activation of the gate.
         **kwargs: as in `keras.layers.Layer`.
     """
 
-    def __init__(self, groups: int, epsilon: float, gate_first: bool, shared: bool, **kwargs):
+    def __init__(
+        self,
+        groups: int,
+        epsilon: float,
+        gate_first: bool,
+        shared: bool,
+        activation: str = "silu",
+        **kwargs,
+    ):
         super().__init__(autocast=False, **kwargs)
+        self.activation = get_activation(activation)
         self.groups, self.epsilon = groups, epsilon
         self.gate_first, self.shared = gate_first, shared
 
@@ -135,7 +146,7 @@ class GatedNormalization(keras.layers.Layer):
         self.scale = self.add_weight(shape, "ones", name="scale")
 
     def call(self, states, gate):
-        gate = ops.silu(ops.cast(gate, "float32"))
+        gate = self.activation(ops.cast(gate, "float32"))
         x = ops.cast(states, "float32")
         x = x * gate if self.gate_first else x
         *rows, width = ops.shape(x)
@@ -222,6 +233,23 @@ def decays(fading, same=None):
     sums = ops.cumsum(ops.where(later, fading[..., None], 0.0), axis=-2)
     seen = places[:, None] >= places[None]
     return only(seen if same is None else ops.logical_and(seen, same), ops.exp(sums))
+
+
+def decayed_products(x, keys, fading, same=None):
+    """Return products of all pairs of tokens whose features fade, `(..., length, length)`.
+
+    Product `[i, j]` is the sum over the features of `x[i]`, `keys[j]` and the product of the
+    factors of the tokens behind `j` up to `i`; 0 for later `j`.
+
+    Args:
+        x: float `(..., length, dim)`.
+        keys: float `(..., length, dim)`.
+        fading: float `(..., length, dim)`, the logarithms of the factors of the tokens.
+        same: bool `(..., length, length)`, the pairs of one document, or None.
+    """
+    fading = ops.swapaxes(fading, -1, -2)
+    same = None if same is None else ops.expand_dims(same, -3)
+    return ops.einsum("...id,...jd,...dij->...ij", x, keys, decays(fading, same))
 
 
 def only(seen, x):

@@ -77,16 +77,18 @@ class SelectiveStateSpace(RecurrentMixer):
         self.decay = self.add_heads("decay", np.log(np.arange(1, heads + 1)))
         self.skip = self.add_heads("skip", np.ones((heads,)))
         self.step_bias = self.add_heads("step_bias", initial_steps(heads))
-        with no_inner_remat():
-            self.norm = GatedNormalization(
-                part.num_groups,
-                self.epsilon,
-                gate_first=True,
-                shared=False,
-                name="norm",
-                dtype=self.dtype_policy,
-            )
-        self.norm.build(inner)
+        self.norm = None
+        if part.gated_norm != "none":
+            with no_inner_remat():
+                self.norm = GatedNormalization(
+                    part.num_groups,
+                    self.epsilon,
+                    gate_first=part.gated_norm == "after_gate",
+                    shared=False,
+                    name="norm",
+                    dtype=self.dtype_policy,
+                )
+            self.norm.build(inner)
         self.output_dense = self.add_dense(inner, inputs_shape[-1], "output", part.bias)
         self.fixed = {"dim": inputs_shape[-1]}
 
@@ -94,6 +96,11 @@ class SelectiveStateSpace(RecurrentMixer):
         last, matrices = states or (None, None)
         part, groups = self.part, self.part.num_groups
         x = self.input_dense(x)
+        if part.projection_scales is not None:
+            width = groups * part.state_dim
+            sizes = (part.inner_dim, part.inner_dim, width, width, part.num_heads)
+            scales = np.repeat(np.asarray(part.projection_scales, "float32"), sizes)
+            x = x * ops.convert_to_tensor(scales, x.dtype)
         shape = tuple(ops.shape(x)[:2])
         inner, mixed = part.inner_dim, part.inner_dim + part.mixed_dim
         gate, x, steps = x[..., :inner], x[..., inner:mixed], x[..., mixed:]
@@ -105,17 +112,21 @@ class SelectiveStateSpace(RecurrentMixer):
             for each in (x[..., inner : inner + width], x[..., inner + width :])
         )
         x = ops.reshape(x[..., :inner], (*shape, part.num_heads, part.head_dim))
-        steps = only(
-            None if padding is None else padding[..., None],
-            ops.softplus(ops.cast(steps, "float32") + self.step_bias),
-        )
+        steps = ops.softplus(ops.cast(steps, "float32") + self.step_bias)
+        if part.least_step is not None:
+            steps = ops.maximum(steps, part.least_step)
+        steps = only(None if padding is None else padding[..., None], steps)
         given = (x * steps[..., None], -ops.exp(self.decay) * steps, into, out_of)
         if matrices is not None and shape[1] == 1:
             y, matrices = one_step(*given, matrices)
         else:
             y, matrices = in_chunks(*given, part.chunk_size, matrices, packs)
         y = ops.reshape(y + self.skip[:, None] * x, (*shape, inner))
-        return self.output_dense(self.norm(y, gate)), (last, matrices)
+        if self.norm is None:
+            y = ops.cast(y, self.compute_dtype) * ops.silu(gate)
+        else:
+            y = self.norm(y, gate)
+        return self.output_dense(y), (last, matrices)
 
 
 def one_step(x, fading, into, out_of, states) -> tuple:

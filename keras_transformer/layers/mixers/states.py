@@ -1,4 +1,4 @@
-"""States of fixed size that a recurrent mixer keeps between decoding steps."""
+"""States of fixed size that a recurrent mixer keeps between decoding steps, alone or with keys."""
 
 import dataclasses
 from typing import Any
@@ -83,3 +83,54 @@ class MixerStates:
             outputs = ops.reshape(outputs, (-1, branches, outputs.shape[-1]))
         kept = (ops.reshape(ops.cast(x, "float32"), (-1, branches, *x.shape[1:])) for x in tensors)
         return outputs, MixerStates(tuple(kept))
+
+
+@dataclasses.dataclass(frozen=True)
+class JointCache:
+    """Cache of the members of `config.Parallel`: the slots of one, and the states of the others.
+
+    Fields:
+        keys: `KeyValueCache`, or None.
+        states: `MixerStates`, or None: the states of all recurrent members, in their order.
+        done: int, number of states that the members before have updated in this call.
+    """
+
+    keys: Any = None
+    states: MixerStates | None = None
+    done: int = 0
+
+    @classmethod
+    def of(cls, cache) -> "JointCache":
+        """Return a layer's cache as a `JointCache`."""
+        if isinstance(cache, cls) or cache is None:
+            return cache or cls()
+        return cls(states=cache) if isinstance(cache, MixerStates) else cls(keys=cache)
+
+    @property
+    def single(self):
+        """The cache of a layer: the slots or the states alone, if there are no others."""
+        if self.states is None:
+            return self.keys
+        both = dataclasses.replace(self, done=0)
+        return self.states if self.keys is None else both
+
+    def check_fit(self, shape, heads: int, width: int, shapes: tuple) -> None:
+        """Raise ValueError if the slots or the states do not fit, see their own `check_fit`."""
+        self.keys.check_fit(shape, heads, width)
+        self.states.check_fit(shape, shapes)
+
+    def for_member(self, sizes: tuple):
+        """Return the cache of the next member, which keeps what its `Mixer.cached` says."""
+        if sizes[0]:
+            return self.keys
+        end = self.done + len(sizes[3])
+        return dataclasses.replace(self.states, tensors=self.states.tensors[self.done : end])
+
+    def updated(self, own, sizes: tuple) -> "JointCache":
+        """Return the cache with what the member returned."""
+        if sizes[0]:
+            return dataclasses.replace(self, keys=own)
+        end = self.done + len(sizes[3])
+        before, after = self.states.tensors[: self.done], self.states.tensors[end:]
+        states = MixerStates((*before, *own.tensors, *after), self.states.padding)
+        return dataclasses.replace(self, states=states, done=end)

@@ -2,6 +2,7 @@
 
 from keras_transformer.layers.stems.frames import FrameStem
 from keras_transformer.layers.stems.images import ConvolutionStem, PatchStem
+from keras_transformer.layers.stems.patch_sequences import PatchSequenceStem
 from keras_transformer.layers.stems.positioned import PositionedStem
 from keras_transformer.layers.stems.series import SeriesStem
 from keras_transformer.layers.stems.stem import Embedded, Input, Stem
@@ -11,6 +12,7 @@ from keras_transformer.layers.stems.waveform import WaveformStem
 # Stem classes by their kind in a config, see `config.STEMS`.
 STEMS: dict[str, type[PositionedStem]] = {
     "patches": PatchStem,
+    "patch_sequence": PatchSequenceStem,
     "convolutions": ConvolutionStem,
     "frames": FrameStem,
     "series": SeriesStem,
@@ -23,6 +25,7 @@ __all__ = [
     "Embedded",
     "FrameStem",
     "Input",
+    "PatchSequenceStem",
     "PatchStem",
     "SeriesStem",
     "Stem",

@@ -4,7 +4,7 @@ import keras
 import numpy as np
 from keras import ops
 
-from keras_transformer.config import TransformerConfig
+from keras_transformer.config import GridRotary, TransformerConfig
 from keras_transformer.kernels.products import by_rows, onednn_matmul_scope
 from keras_transformer.layers.feed_forward import get_activation
 from keras_transformer.layers.initializers import kernel_initializer
@@ -26,20 +26,22 @@ class ImageStem(PositionedStem):
         channels = self.config.stem.num_channels
         return (Input("images", "float32", (None, None, channels), required=True),)
 
-    def on_grid(self, x, tokens: int, size: tuple[int, int], training: bool):
+    def on_grid(self, x, tokens: int, size: tuple[int, int]):
         """Add positions to the states of an image, whose first `tokens` are not on the grid."""
         table = self.position_embedding
         usual, grid = (self.config.stem.grid(each) for each in (self.config.stem.image_size, size))
         if self.config.position != "learned" or grid == usual:
-            return self.positioned(x, training=training)
-        rows, columns = (resampling(*pair) for pair in zip(usual, grid, strict=True))
+            return self.with_positions(x)
+        antialiased = getattr(self.config.stem, "interpolation", "") == "bicubic_antialiased"
+        resampled = antialiased_resampling if antialiased else resampling
+        rows, columns = (resampled(*pair) for pair in zip(usual, grid, strict=True))
         vectors = ops.cast(table.embeddings, "float32")
         first, places = vectors[:tokens], vectors[tokens:]
         places = ops.reshape(places, (*usual, -1))
         places = ops.einsum("ai,bj,ijd->abd", rows, columns, places)
         places = ops.reshape(places, (grid[0] * grid[1], -1))
         vectors = ops.concatenate([first, places])[None]
-        return self.finished(x + ops.cast(vectors, x.dtype), training)
+        return x + ops.cast(vectors, x.dtype)
 
     def image_size(self, images) -> tuple[int, int]:
         """Return height and width of the images, or of the config while they are unknown."""
@@ -62,10 +64,12 @@ class PatchStem(ImageStem):
             interpolated if the size differs from the config's.
 
     Returns:
-        `Embedded`: a state for each token of the stem, then one for each patch, row by row.
+        `Embedded`: a state for each token of the stem, then one for each patch, row by row. For a
+        rotation over the grid, `position_ids` are the `places` of these states.
 
     Source: Dosovitskiy et al. 2020, "An Image is Worth 16x16 Words", section 3.1; the second token:
-    Touvron et al. 2020, "Training data-efficient image transformers", section 4.
+    Touvron et al. 2020, "Training data-efficient image transformers", section 4; registers: Darcet
+    et al. 2023, "Vision Transformers Need Registers", section 2.2.
     """
 
     def __init__(self, config: TransformerConfig, initializer=None, **kwargs):
@@ -82,6 +86,7 @@ class PatchStem(ImageStem):
             dtype=self.dtype_policy,
         )
         self.tokens = []
+        self.registers = None
         self.make_rest(initializer)
 
     def build(self, input_shape=None):
@@ -93,6 +98,9 @@ class PatchStem(ImageStem):
                     (self.config.embedding_dim,), self._embeddings, name=f"input_{name}"
                 )
                 self.tokens.append(token)
+        if stem.num_registers:
+            shape = (stem.num_registers, self.config.embedding_dim)
+            self.registers = self.add_weight(shape, self._embeddings, name="input_registers")
         super().build(input_shape)
 
     def call(self, inputs, training=False):
@@ -103,12 +111,19 @@ class PatchStem(ImageStem):
         else:
             x = self.patches(images)
             x = ops.reshape(x, (-1, x.shape[1] * x.shape[2], x.shape[3]))
+        count, grid = len(self.tokens), self.config.stem.grid(size)
         if self.tokens:
-            tokens = ops.stack([ops.cast(token, x.dtype) for token in self.tokens])[None]
-            tokens = ops.broadcast_to(tokens, (ops.shape(x)[0], *tokens.shape[1:]))
-            x = ops.concatenate([tokens, x], axis=1)
-        grid = self.config.stem.grid(size) if self.config.grid_bias else None
-        return Embedded(self.on_grid(x, len(self.tokens), size, training), grid=grid)
+            tokens = ops.stack([ops.cast(token, x.dtype) for token in self.tokens])
+            x = ops.concatenate([_for_each(x, tokens), x], axis=1)
+        x = self.on_grid(x, count, size)
+        if self.registers is not None:
+            registers = _for_each(x, ops.cast(self.registers, x.dtype))
+            x = ops.concatenate([x[:, :count], registers, x[:, count:]], axis=1)
+        attention = self.config.only_side.attention
+        on_grid = attention is not None and isinstance(attention.position, GridRotary)
+        positions = places(grid, self.config.stem.num_tokens) if on_grid else None
+        grid = grid if self.config.grid_bias else None
+        return Embedded(self.finished(x, training), position_ids=positions, grid=grid)
 
     def _projected(self, images, size):
         """Project patches that do not overlap in one product, `(batch, patches, width)`."""
@@ -186,7 +201,28 @@ class ConvolutionStem(ImageStem):
                 x = ops.max_pool(x, pool_size, step, "same", data_format="channels_last")
         rows, columns = stem.grid(size)
         x = ops.reshape(x, (-1, rows * columns, self.config.embedding_dim))
-        return Embedded(self.on_grid(x, 0, size, training))
+        return Embedded(self.finished(self.on_grid(x, 0, size), training))
+
+
+def _for_each(x, tokens):
+    """Return the vectors of tokens `(count, width)` for each image of a batch."""
+    return ops.broadcast_to(tokens[None], (ops.shape(x)[0], *tokens.shape))
+
+
+def places(grid: tuple[int, int], tokens: int):
+    """Return where each state of an image is, as `GridRotaryEmbedding` takes it.
+
+    Args:
+        grid: ints, rows and columns of the patches.
+        tokens: int, number of states before the patches. Each is the only place of its own grid.
+
+    Returns:
+        Int32 `(1, tokens + rows * columns, 4)`: row, column, and the rows and columns of the grid.
+    """
+    found = np.stack(np.meshgrid(*map(np.arange, grid), indexing="ij"), axis=-1).reshape(-1, 2)
+    found = np.concatenate([found, np.broadcast_to(grid, found.shape)], axis=-1)
+    found = np.concatenate([np.broadcast_to([0, 0, 1, 1], (tokens, 4)), found])
+    return ops.convert_to_tensor(found[None], "int32")
 
 
 def resampling(before: int, after: int) -> np.ndarray:
@@ -204,4 +240,25 @@ def resampling(before: int, after: int) -> np.ndarray:
             near = (a + 2) * t**3 - (a + 3) * t**2 + 1
             far = a * t**3 - 5 * a * t**2 + 8 * a * t - 4 * a
             matrix[i, min(max(place, 0), before - 1)] += near if t <= 1 else far
+    return matrix.astype("float32")
+
+
+def antialiased_resampling(before: int, after: int) -> np.ndarray:
+    """Return such a matrix, whose kernel is as wide as the steps of `after` values.
+
+    Source: as above, with a = -0.5, the kernel stretched as in Pillow and in PyTorch's
+    `antialias=True`.
+    """
+    a, step = -0.5, before / after
+    scale = max(step, 1.0)
+    matrix = np.zeros((after, before))
+    for i in range(after):
+        center = (i + 0.5) * step
+        first, last = int(max(center - 2 * scale + 0.5, 0)), int(center + 2 * scale + 0.5)
+        places = np.arange(first, min(last, before))
+        t = np.abs(places - center + 0.5) / scale
+        near = (a + 2) * t**3 - (a + 3) * t**2 + 1
+        far = a * t**3 - 5 * a * t**2 + 8 * a * t - 4 * a
+        weights = np.where(t < 1, near, np.where(t < 2, far, 0))
+        matrix[i, places] = weights / weights.sum()
     return matrix.astype("float32")

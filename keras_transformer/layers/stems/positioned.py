@@ -66,9 +66,13 @@ class PositionedStem(Stem):
 
     def positioned(self, x, positions=None, training: bool = False):
         """Return the states for the blocks, from their content `(batch, length, embedding_dim)`."""
-        if self.position_embedding is not None:
-            x = x + self.position_embedding(x, positions=positions)
-        return self.finished(x, training)
+        return self.finished(self.with_positions(x, positions), training)
+
+    def with_positions(self, x, positions=None):
+        """Add the positions to the content of the states, if the config has any."""
+        if self.position_embedding is None:
+            return x
+        return x + self.position_embedding(x, positions=positions)
 
     def finished(self, x, training: bool = False):
         """Return the states for the blocks, from content that already has its positions."""

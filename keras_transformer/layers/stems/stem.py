@@ -33,12 +33,16 @@ class Embedded(NamedTuple):
     Fields:
         states: float `(batch, length, hidden_dim)`.
         padding_mask: bool `(batch, length)`, True for real states, or None if all are real.
-        position_ids: int `(batch, length)`, or None, which means 0, 1, 2, ...
+        position_ids: int `(batch, length)`, for positions with several axes `(batch, length,
+            axes)`, or None, which means 0, 1, 2, ...
         pack_ids: int `(batch, length)`, the packed document of each state, or None.
         global_positions: int `(batch, count)`, the places of states that see all others and are
             seen by all, regardless of the window; -1 for unused entries. None uses the config's.
         grid: ints, the rows and columns of the grid that the last states form, row by row. None
             if the config does not need a grid.
+        layer_inputs: float `(batch, length, num_layers, dim)`, what each token has for each layer,
+            or None if the layers take nothing but states.
+        segment_ids: int `(batch, length)`, token types for layers that compare them, or None.
     """
 
     states: Any
@@ -47,6 +51,8 @@ class Embedded(NamedTuple):
     pack_ids: Any = None
     global_positions: Any = None
     grid: tuple[int, int] | None = None
+    layer_inputs: Any = None
+    segment_ids: Any = None
 
 
 class Stem(SavesArguments, keras.layers.Layer):

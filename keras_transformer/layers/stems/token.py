@@ -8,6 +8,7 @@ from keras_transformer.layers.arguments import refuse_unused
 from keras_transformer.layers.dense import Dense
 from keras_transformer.layers.embedding import SegmentEmbedding, TokenEmbedding
 from keras_transformer.layers.initializers import kernel_initializer
+from keras_transformer.layers.parts import layer_of
 from keras_transformer.layers.stems.positioned import PositionedStem
 from keras_transformer.layers.stems.stem import Embedded, Input
 
@@ -70,12 +71,24 @@ class TokenStem(PositionedStem):
                 name="token_projection",
                 dtype=self.dtype_policy,
             )
-        if config.segment_vocabulary_size:
+        self.compares_segments = side.input.segment_use == "compared"
+        if side.input.has_segment_embedding:
             self.segment_embedding = SegmentEmbedding(
                 config.segment_vocabulary_size,
                 self._width,
                 name="segment_embedding",
                 embeddings_initializer=self._embeddings,
+                dtype=self.dtype_policy,
+            )
+        self.layer_inputs = None
+        if side.layer_inputs is not None:
+            self.layer_inputs = layer_of(side.layer_inputs)(
+                side.layer_inputs,
+                side.num_layers,
+                norm=side.block.norm,
+                embeddings_initializer=self._embeddings,
+                kernel_initializer=kernel_initializer(config, initializer),
+                name="layer_inputs",
                 dtype=self.dtype_policy,
             )
         self.make_rest(initializer)
@@ -85,11 +98,13 @@ class TokenStem(PositionedStem):
             self.token_projection.build((None, None, self.config.embedding_dim))
         if self.segment_embedding is not None:
             self.segment_embedding.build((None, None, self._width))
+        if self.layer_inputs is not None:
+            self.layer_inputs.build((None, None), (None, None, self.config.hidden_dim))
         super().build(input_shape)
 
     def call(self, inputs, cache_positions=None, training: bool = False):
         segment_ids, positions = inputs.get("segment_ids"), inputs.get("position_ids")
-        if self.segment_embedding is None:
+        if self.segment_embedding is None and not self.compares_segments:
             refuse_unused("the model has no segments.", segment_ids=segment_ids)
         if not self._has_positions and inputs.get("pack_ids") is None:
             # Packed rows have positions of their own with any model.
@@ -107,13 +122,18 @@ class TokenStem(PositionedStem):
         if self.config.dropped_token_id is not None:
             x = x * ops.cast(self._dropout_factors(inputs), x.dtype)
         x = x if self.token_projection is None else self.token_projection(x)
+        vectors = None
+        if self.layer_inputs is not None:
+            vectors = self.layer_inputs(inputs["token_ids"], embedded=x)
         if self.segment_embedding is not None:
             if segment_ids is None:
                 segment_ids = ops.zeros(ops.shape(x)[:2], dtype="int32")
             x = x + self.segment_embedding(segment_ids)
         x = self.positioned(x, positions, training)
         further = (inputs.get(name) for name in ("pack_ids", "global_positions"))
-        return Embedded(x, drop_trivial_mask(inputs.get("padding_mask")), positions, *further)
+        padding = drop_trivial_mask(inputs.get("padding_mask"))
+        compared = segment_ids if self.compares_segments else None
+        return Embedded(x, padding, positions, *further, layer_inputs=vectors, segment_ids=compared)
 
     def _dropout_factors(self, inputs):
         """Return the factor of each embedding if masks count as dropped, `(batch, length, 1)`.

@@ -163,7 +163,7 @@ class Accumulation:
             for place, variable in enumerate(optimizer._trainable_variables)
             if place not in present and optimizer._accumulated_gradients[place].value.any()
         ]
-        zeros = [ops.zeros(variable.shape, variable.dtype) for variable in earlier]
+        zeros = [ops.zeros_like(variable.value) for variable in earlier]
         return [*gradients, *zeros], [*variables, *earlier]
 
     def _update(self, gradients: list, variables: list) -> None:

@@ -11,6 +11,8 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import NamedTuple, TypeVar
 
+from keras_transformer.distribution.spread import MODELS, weights_for_reading
+
 # With its type, a decorated method keeps its signature for type checkers.
 Method = TypeVar("Method", bound=Callable)
 
@@ -44,19 +46,26 @@ class ReadWriteLock:
             self._calls.pop(key, None)
 
 
-def _locked(method, changes: bool):
+def _locked(method, changes: bool, passes: bool = False):
     verb = method.__name__
 
     @functools.wraps(method)
     def locked(self, *args, **kwargs):
-        with self.weights_lock.hold(verb, changes):
+        spread = passes and MODELS  # entered only if the weights of some model are spread
+        whole = weights_for_reading(self) if spread else contextlib.nullcontext()
+        with self.weights_lock.hold(verb, changes), whole:
             return method(self, *args, **kwargs)
 
     return locked
 
 
 def reads(method: Method) -> Method:
-    """Decorate a method that reads the weights: it may overlap with other reading calls."""
+    """Decorate a method with forward passes: it may overlap with other reading calls."""
+    return _locked(method, changes=False, passes=True)
+
+
+def copies(method: Method) -> Method:
+    """Decorate a method that writes the weights to files: it is a reading call too."""
     return _locked(method, changes=False)
 
 

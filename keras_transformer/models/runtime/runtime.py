@@ -7,10 +7,17 @@ from typing import TYPE_CHECKING
 
 import keras
 
+from keras_transformer.distribution.replicas import lay_out
+from keras_transformer.distribution.spread import MESHES, MODELS
 from keras_transformer.models.runtime import packed, saving, state, step_programs
 from keras_transformer.models.runtime.accumulation import count_updates
-from keras_transformer.models.runtime.quantized import quickly, refuse_quantized, refuse_training
-from keras_transformer.models.runtime.read_write_lock import ReadWriteLock, changes, reads
+from keras_transformer.models.runtime.quantized import (
+    check_quantizes,
+    quickly,
+    refuse_quantized,
+    refuse_training,
+)
+from keras_transformer.models.runtime.read_write_lock import ReadWriteLock, changes, copies, reads
 from keras_transformer.models.runtime.steps import OutputLoss, TrainingLoss, compute_step
 from keras_transformer.support.checking import check_flag
 from keras_transformer.support.foreign_names import Elsewhere, no_attribute
@@ -65,6 +72,8 @@ class Runtime(keras.Model):
         super().__setattr__(name, value)
 
     def make_train_function(self, force: bool = False):
+        if MESHES or MODELS:
+            lay_out(self)
         state.make_train_function(self, super().make_train_function, force)
 
     def make_test_function(self, force: bool = False):
@@ -208,15 +217,11 @@ class Runtime(keras.Model):
                 "The model has adapters beside its weights. Call the task's `merge_lora` before "
                 "`quantize`, or `save_adapter` to keep them apart."
             )
-        if any(getattr(layer, "has_experts", False) for layer in self._flatten_layers()):
-            raise ValueError(
-                "A model with experts is not quantized: the experts are most of its weights, and "
-                "would stay as they are. Load it with dtype='bfloat16' for half of the memory."
-            )
+        check_quantizes(self)
         with quickly():
             return super().quantize(mode, config, filters, **kwargs)
 
-    @reads
+    @copies
     def save(self, filepath, *args, **kwargs):
         if str(filepath).endswith((".h5", ".hdf5")):
             raise ValueError(
@@ -231,11 +236,11 @@ class Runtime(keras.Model):
             raise OSError(error.errno, f"{filepath} could not be written: {reason}") from error
         return saving.save_whole(super().save, filepath, *args, **kwargs)
 
-    @reads
+    @copies
     def save_weights(self, *args, **kwargs):
         return saving.save_weights_whole(self, super().save_weights, *args, **kwargs)
 
-    @reads
+    @copies
     def export(self, filepath, format="saved_model", verbose=None, input_signature=None, **options):
         """Export the model with `keras_transformer.export`, under Keras's name of the method.
 

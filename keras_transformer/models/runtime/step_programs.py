@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 import keras
 import numpy as np
 
+from keras_transformer.distribution.layout import spreads_weights
 from keras_transformer.kernels.device import is_on_cpu, on
 from keras_transformer.kernels.programs import PROGRAMS, TRACING, Compiled
 from keras_transformer.models.runtime.accumulation import batches_done, batches_of_update
@@ -30,6 +31,18 @@ def step_programs(function: Callable, **options) -> "StepPrograms":
     """Return the programs of a step, see `StepPrograms`."""
     make = AheadOfTime if compiles_ahead() else StepPrograms
     return make(function, **options)
+
+
+# XLA for a CPU drops the barriers that keep what is computed again apart from what was computed
+# before, merges the two, and so keeps what rematerialization was to save.
+_ON_CPU = {"xla_disable_hlo_passes": "cse_barrier_expander"}
+# With weights spread over devices, each is to be gathered when it is used, and each gradient summed
+# and cut when it is known. By default XLA for a CPU sums all gradients at once, and gathers as
+# early as it can.
+SPREAD_ON_CPU = {
+    "xla_disable_hlo_passes": "cse_barrier_expander,cpu-all-reduce-combiner",
+    "xla_cpu_scheduler_type": "CPU_SCHEDULER_TYPE_MEMORY_OPTIMIZED",
+}
 
 
 class StepPrograms:
@@ -60,7 +73,12 @@ class StepPrograms:
 
         # A program must not keep the model alive: then neither would ever be dropped.
         this = weakref.ref(self)
-        return jax.jit(lambda *arguments: this()._function(*arguments), **self._options)
+        on_cpu = SPREAD_ON_CPU if spreads_weights() else _ON_CPU
+        return jax.jit(
+            lambda *arguments: this()._function(*arguments),
+            compiler_options=on_cpu if jax.default_backend() == "cpu" else None,
+            **self._options,
+        )
 
 
 def signature_of(*values_and_data) -> tuple:

@@ -22,6 +22,10 @@ class TrainingLoss:
     def __init__(self, model: keras.Model):
         self.model = model
 
+    def batch(self, x, y, sample_weight, training: bool) -> tuple:
+        """Return the batch that the step computes with: here the given one, unchanged."""
+        return x, y, sample_weight
+
     def states(self, x, sample_weight, training: bool):
         """Run the forward pass, from which loss and metrics are computed."""
         raise NotImplementedError
@@ -107,16 +111,17 @@ def _step_of_jax(loss: TrainingLoss, state, data, training: bool):
             pairs += zip(model.optimizer.variables, optimizer[0], strict=True)
         return keras.StatelessScope(state_mapping=pairs, collect_losses=True)
 
-    x, y, weights = keras.utils.unpack_x_y_sample_weight(data)
-    weight = loss.weight(x, y, weights)
+    given = keras.utils.unpack_x_y_sample_weight(data)
+    weight = loss.weight(*given)
 
     def forward(trainable):
         with scope_of(trainable, others, metrics) as scope:
+            x, y, weights = loss.batch(*given, training)
             states = loss.states(x, weights, training)
             value = loss.loss(states, x, y, weights, training)
             scaled = model.optimizer.scale_loss(value) if training else value
         new = [[scope.get_current_value(v) for v in group] for group in groups]
-        return scaled, (value, states, new)
+        return scaled, (value, states, (x, y, weights), new)
 
     if training:
         gradients, aux = jax.grad(forward, has_aux=True)(trainable)
@@ -127,9 +132,9 @@ def _step_of_jax(loss: TrainingLoss, state, data, training: bool):
     else:
         _, aux = forward(trainable)
         new_optimizer = None
-    value, states, (others, metrics) = aux
+    value, states, batch, (others, metrics) = aux
     with scope_of(trainable, others, metrics) as scope:
-        logs = _logs(loss, value, weight, states, x, y, weights)
+        logs = _logs(loss, value, weight, states, *batch)
     metrics = [scope.get_current_value(v) for v in groups[1]]
     if training:
         return logs, (trainable, others, new_optimizer, metrics)
@@ -147,6 +152,7 @@ def _step_of_variables(loss: TrainingLoss, data, training: bool):
 
         tape = tf.GradientTape()
     with tape:
+        x, y, weights = loss.batch(x, y, weights, training)
         states = loss.states(x, weights, training)
         value = loss.loss(states, x, y, weights, training)
         scaled = model.optimizer.scale_loss(value) if training else value

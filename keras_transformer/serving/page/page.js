@@ -2,6 +2,7 @@
 // All text of models and of people is set as text, never as HTML.
 const $ = (id) => document.getElementById(id);
 let verbs = [], chosen = null, running = null;
+let talk = [];  // the messages of a conversation so far
 
 function made(tag, properties = {}, ...children) {
   const element = Object.assign(document.createElement(tag), properties);
@@ -16,7 +17,7 @@ function said(text, wrong = false) {
 
 function input(field) {
   const common = { id: `field-${field.name}`, name: field.name };
-  if (field.kind === "text" || field.kind === "texts") {
+  if (["text", "texts", "messages"].includes(field.kind)) {
     return made("textarea", { ...common, required: !field.optional, spellcheck: false });
   }
   if (field.kind === "file") {
@@ -31,6 +32,7 @@ function input(field) {
 
 function choose(index) {
   chosen = verbs[index];
+  $("preset").textContent = chosen.preset;
   $("fields").replaceChildren(...chosen.fields.map((field) => {
     const label = made("label", { htmlFor: `field-${field.name}`, textContent: field.label });
     const box = made("div", {}, label, input(field));
@@ -42,8 +44,14 @@ function choose(index) {
   }
   $("ask").textContent = chosen.title;
   $("look").hidden = !chosen.explains;
-  $("found").replaceChildren();
+  $("anew").hidden = !chosen.fields.some((field) => field.kind === "messages");
+  begin();
   $("seen").hidden = true;
+}
+
+function begin() {
+  talk = [];
+  $("found").replaceChildren();
   said("");
 }
 
@@ -71,6 +79,9 @@ async function values() {
   for (const field of chosen.fields) {
     const element = $(`field-${field.name}`);
     if (field.kind === "file") given[field.name] = await base64(element.files[0]);
+    else if (field.kind === "messages") {
+      given[field.name] = [...talk, { role: "user", content: element.value }];
+    }
     else if (field.kind === "texts") {
       given[field.name] = element.value.split("\n").filter((line) => line.trim());
     } else if (element.value.trim() !== "") {
@@ -134,10 +145,32 @@ function present(answer, given) {
   $("found").replaceChildren(...parts);
 }
 
+function turn(role, text) {
+  return made("div", {}, made("span", { className: "role", textContent: role }), text);
+}
+
+async function talked(given, signal) {
+  const response = await post("/stream", given, signal);
+  const asked = made("p", { className: "text", textContent: given.messages.at(-1).content });
+  const text = made("p", { className: "text" });
+  $("found").append(turn("You", asked), turn(chosen.preset, text));
+  $("field-messages").value = "";
+  try {
+    await append(response, text);
+  } finally {  // what was said before Stop is part of the conversation too
+    const content = text.textContent;
+    if (content.trim()) talk = [...given.messages, { role: "assistant", content }];
+  }
+}
+
 async function streamed(given, signal) {
   const response = await post("/stream", given, signal);
   const text = made("p", { className: "text" }, made("span", { className: "prompt", textContent: given.prompt }));
   $("found").replaceChildren(text);
+  await append(response, text);
+}
+
+async function append(response, text) {
   const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
   let rest = "";
   for (;;) {
@@ -153,10 +186,14 @@ async function streamed(given, signal) {
   }
 }
 
+function lock(locked) {
+  for (const id of ["ask", "look", "anew", "choice"]) $(id).disabled = locked;
+}
+
 async function during(work) {
   if (running) return;
   running = new AbortController();
-  $("ask").disabled = $("look").disabled = $("choice").disabled = true;
+  lock(true);
   $("stop").hidden = false;
   said("Computing …");
   try {
@@ -166,7 +203,7 @@ async function during(work) {
     said(error.name === "AbortError" ? "Stopped." : error.message, error.name !== "AbortError");
   } finally {
     running = null;
-    $("ask").disabled = $("look").disabled = $("choice").disabled = false;
+    lock(false);
     $("stop").hidden = true;
   }
 }
@@ -175,7 +212,8 @@ $("form").addEventListener("submit", (event) => {
   event.preventDefault();
   during(async (signal) => {
     const given = await values();
-    if (chosen.streams) await streamed(given, signal);
+    if (given.messages) await talked(given, signal);
+    else if (chosen.streams) await streamed(given, signal);
     else present(await (await post("", given, signal)).json(), given);
   });
 });
@@ -189,6 +227,7 @@ $("look").addEventListener("click", () => {
   });
 });
 
+$("anew").addEventListener("click", begin);
 $("stop").addEventListener("click", () => running?.abort());
 $("choice").addEventListener("change", (event) => choose(event.target.value));
 

@@ -8,14 +8,17 @@ import keras
 import numpy as np
 
 from keras_transformer.checkpoints.presets.hub import SCHEME
-from keras_transformer.checkpoints.weights.safetensors_io import save_tensors, to_numpy
+from keras_transformer.checkpoints.weights.safetensors_io import save_tensors
 from keras_transformer.config.structure import without_numbers
+from keras_transformer.layers.dense import LOW_RANK, MAGNITUDE
 from keras_transformer.support.checking import check_choice, check_path
 from keras_transformer.support.files import SafetensorsFile, naming
 from keras_transformer.support.scratch import PathLock
 from keras_transformer.training import lora
 
 _BACKBONE, _INNER, _ALPHA = "backbone/", "/lora_kernel_a", "/lora_alpha"
+# A number of files whose alphas are those of plain LoRA, and were trained as rsLoRA.
+_STABILIZED = "rank_stabilized"
 
 
 def save_adapter(task, path: str | os.PathLike, format: str | None = None) -> None:
@@ -28,6 +31,8 @@ def save_adapter(task, path: str | os.PathLike, format: str | None = None) -> No
         alphas = {"alpha": np.float32(next(iter(sizes.values()))[1])}
     else:
         alphas = {f"{_BACKBONE}{p}{_ALPHA}": np.float32(alpha) for p, (_, alpha) in sizes.items()}
+    if task.backbone.lora_method == "rslora":
+        alphas[_STABILIZED] = np.float32(1)
     lock = PathLock(path)
     with naming(Path(path)):
         mine = lock.acquire()
@@ -52,6 +57,8 @@ def load_adapter(task, path: str | os.PathLike) -> None:
     inner = [name for name in arrays if name.endswith(_INNER)]
     layers = [name.removeprefix(_BACKBONE).removesuffix(_INNER) for name in inner]
     common = arrays.pop("alpha", None)
+    method = "rslora" if arrays.pop(_STABILIZED, None) is not None else "lora"
+    method = "dora" if any(name.endswith(f"/{MAGNITUDE}") for name in arrays) else method
     alphas = [
         arrays.pop(f"{_BACKBONE}{p}{_ALPHA}", np.zeros(2)) if common is None else common
         for p in layers
@@ -62,7 +69,7 @@ def load_adapter(task, path: str | os.PathLike) -> None:
     ranks = [arrays[name].shape[-1] for name in inner]
     numbers = [float(alpha.item()) for alpha in alphas]
     sizes = dict(zip(layers, zip(ranks, numbers, strict=True), strict=True))
-    _assign(task, path, arrays, sizes, with_head=True)
+    _assign(task, path, arrays, sizes, method, with_head=True)
 
 
 def _load_peft(task, path: str | os.PathLike) -> None:
@@ -71,26 +78,26 @@ def _load_peft(task, path: str | os.PathLike) -> None:
 
     found = read_adapter(path, task, lora.kernel_shapes(task.backbone))
     arrays, sizes = {f"head/{name}": array for name, array in found.head.items()}, {}
-    for layer, (a, b, alpha) in found.matrices.items():
-        sizes[layer] = (a.shape[1], alpha)
-        arrays[f"{_BACKBONE}{layer}{_INNER}"] = a
-        arrays[f"{_BACKBONE}{layer}/lora_kernel_b"] = b
-    _assign(task, path, arrays, sizes, with_head=bool(found.head))
+    for layer, low_rank in found.matrices.items():
+        sizes[layer] = (low_rank.rank, low_rank.alpha)
+        for name, array in low_rank.arrays().items():
+            arrays[f"{_BACKBONE}{layer}/{name}"] = array
+    _assign(task, path, arrays, sizes, found.method, with_head=bool(found.head))
 
 
 def _save_peft(task, path: str | os.PathLike, sizes: Mapping[str, tuple[int, float]]) -> None:
-    from keras_transformer.checkpoints.peft_adapters import write_adapter
+    from keras_transformer.checkpoints.peft_adapters import Adapter, LowRank, write_adapter
 
-    matrices = lora.adapters(task.backbone)
-    pairs = {
-        layer: (
-            *(to_numpy(matrices[f"{layer}/{name}"]) for name in ("lora_kernel_a", "lora_kernel_b")),
-            alpha,
+    variables = lora.adapters(task.backbone)
+    matrices = {
+        layer: LowRank.of(
+            {name: variables.get(f"{layer}/{name}") for name in (*LOW_RANK, MAGNITUDE)}, alpha
         )
         for layer, (_, alpha) in sizes.items()
     }
+    adapter = Adapter(matrices, {}, task.backbone.lora_method)
     with naming(Path(path)):
-        write_adapter(path, task, pairs, lora.kernel_shapes(task.backbone))
+        write_adapter(path, task, adapter, lora.kernel_shapes(task.backbone))
 
 
 def _assign(
@@ -98,13 +105,14 @@ def _assign(
     path: str | os.PathLike,
     arrays: Mapping[str, np.ndarray],
     sizes: Mapping[str, tuple[int, float]],
+    method: str,
     with_head: bool,
 ) -> None:
     """Add adapters of these sizes, unless the task has some, and assign their values."""
     fresh = not lora.is_adapted(task.backbone)
     if fresh:
         try:
-            lora.enable_lora(task.backbone, 1, layers=sizes)
+            lora.enable_lora(task.backbone, 1, layers=sizes, method=method)
             lora.forget_compiled(task)
         except ValueError as error:
             raise ValueError(f"{path} does not fit this model: {error}") from error
@@ -120,6 +128,7 @@ def _assign(
     own = lora.adapter_sizes(task.backbone)
     for layer, name in zip(lora.adapted_layers(task.backbone), own, strict=True):
         layer.lora_alpha = sizes[name][1]
+    task.backbone.lora_method = method
     if own != lora.adapter_sizes(task.backbone):  # a compiled step has the former scale
         lora.forget_compiled(task.backbone)
         lora.forget_compiled(task)

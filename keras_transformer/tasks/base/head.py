@@ -69,6 +69,8 @@ class Head(Mapping):
     predicts_by_tokens: ClassVar[bool] = False
     predict_options: ClassVar[dict[str, Any]] = {}  # options of `make_dataset` in `predict`
     first_only: bool = False  # whether it reads only the state of the first token
+    # If it reads the outputs of several blocks in place of the last states: their numbers, from 1.
+    layers: tuple[int, ...] | None = None
 
     def __init__(self, task: keras.Model):
         self._task = weakref.ref(task)

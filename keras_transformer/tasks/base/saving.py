@@ -64,8 +64,8 @@ def save_variables(task, save: Callable, store) -> None:
     """Save a task's own variables with Keras's method `save`, and its adapters."""
     save(store)
     if lora.is_adapted(task.backbone):
-        for number, variable in enumerate(lora.adapters(task.backbone).values()):
-            store[f"{_ADAPTER}{number}"] = keras.ops.convert_to_numpy(variable)
+        for number, array in enumerate(lora.arrays_apart(task.backbone)):
+            store[f"{_ADAPTER}{number}"] = array
 
 
 def load_variables(task, load: Callable, store) -> None:

@@ -23,7 +23,7 @@ from keras_transformer.kernels.device import device
 from keras_transformer.models.backbone import Backbone
 from keras_transformer.models.inputs import check_positions
 from keras_transformer.models.runtime.quantized import refuse_training
-from keras_transformer.models.runtime.read_write_lock import ReadWriteLock, changes, reads
+from keras_transformer.models.runtime.read_write_lock import ReadWriteLock, changes, copies, reads
 from keras_transformer.models.runtime.runtime import Runtime
 from keras_transformer.models.runtime.steps import TrainingLoss
 from keras_transformer.planning.flops import flops_per_token
@@ -45,6 +45,7 @@ from keras_transformer.tasks.data.arguments import (
     checked_options,
     naming,
     parts_of,
+    refuse_folder,
     split_rows,
 )
 from keras_transformer.tasks.data.class_weights import ClassWeights, check_class_weight, weighted
@@ -274,6 +275,11 @@ class Task(Runtime):
             inputs = inputs if places is None else {**inputs, "global_positions": places}
         if self.input_adapter is not None:
             inputs = self.input_adapter(inputs)
+        if self.head.layers is not None:
+            collect = (*collect, "block_outputs")
+            _, collected = self.backbone(inputs, collect=collect, training=training)
+            outputs = collected.pop("block_outputs")
+            return [outputs[i - 1] for i in self.head.layers], collected
         if not collect:
             if training and not self.head.reads_padding:
                 inputs = self.backbone.without_unseen_padding(inputs)
@@ -341,7 +347,7 @@ class Task(Runtime):
             loss_weights: as in `keras.Model.compile`.
             metrics: as in `keras.Model.compile`; the usual names mean the metrics for logits.
             weighted_metrics: like `metrics`, but weighted by `sample_weight`.
-            **kwargs: as in `keras.Model.compile`; `pack_weights`, see docs/faster.md; and for
+            **kwargs: as in `keras.Model.compile`; `pack_weights`, see docs/quantization.md; and for
                 classifiers of tokens or texts `adversarial_norm`, float, initially 0: if positive,
                 each step also trains on its texts with perturbed token embeddings, moved in the
                 direction that raises the loss most, by this fraction of their norm. The loss is the
@@ -471,7 +477,8 @@ class Task(Runtime):
                 `keras.utils.set_random_seed` seeds.
             processing: options of the task's processor: for texts `max_length`, the number of
                 tokens that longer texts are truncated to, and `pack_length`, as in
-                `data.BucketedDataset`.
+                `data.BucketedDataset`; for conversations of a `CausalLM` also `train_on`, see its
+                `make_dataset`.
 
         Returns:
             A `keras.callbacks.History` with the loss and metrics of each epoch.
@@ -581,6 +588,7 @@ class Task(Runtime):
         x = self.processor_class.load_dataset(self, x, options)
         if self._takes(x):
             if isinstance(x, str):
+                refuse_folder(self, x)
                 raw = self.processor_class.raw
                 raise ValueError(f"Give a list of {raw}: predict([text]), not predict(text).")
             made = {**self.to_predict(batch_size), **self.head.predict_options}
@@ -824,6 +832,7 @@ class Task(Runtime):
         rank: int,
         alpha: float | None = None,
         targets: Sequence[str] = ("query", "value"),
+        method: str = "lora",
     ) -> None:
         """Freeze the backbone, and train low-rank matrices next to some of its kernels.
 
@@ -831,15 +840,22 @@ class Task(Runtime):
         model's outputs do not change at first. The task's head stays trainable. Optimizer states
         are reset: call this before `fit`. The compiled learning rate is kept.
 
+        The kernels may be quantized (QLoRA): `quantize` the task, or its `backbone` if it has a
+        head, before. They stay integers, and are converted for each product, without rounding the
+        states, until `merge_lora`.
+
         Args:
             rank: int, the inner dimension of `A @ B`.
             alpha: float, see above. Defaults to `rank`.
             targets: names of the dense layers to adapt: `"query"`, `"key"`, `"value"`, `"output"`
-                and the layers of the feed-forward part.
+                and the layers of the feed-forward part. `"decoder/query"` means only those of the
+                decoder, `"encoder/query"` those of the encoder, such as an image tower.
+            method: `"lora"`; `"rslora"`, with the scale `alpha / sqrt(rank)`; or `"dora"`, which
+                also trains the length of each column of the adapted kernel.
 
         Raises:
-            ValueError: if the rank or alpha is not positive, no layer has the name of a target, or
-                the model is already quantized or adapted.
+            ValueError: if the rank or alpha is not positive, no layer has the name of a target, the
+                model is already adapted, or a kernel is quantized to anything but int8 and int4.
 
         Example:
         ```python
@@ -852,15 +868,20 @@ class Task(Runtime):
         trained = sum(math.prod(v.shape) for v in classifier.trainable_variables)
         assert trained < before / 50
         ```
+
+        Source: Hu et al. 2021, "LoRA"; Kalajdzievski 2023, rsLoRA, equation 4; Liu et al. 2024,
+        "DoRA", sections 4.1 and 4.3; Dettmers et al. 2023, "QLoRA", section 3.
         """
-        lora.enable_lora(self.backbone, rank, alpha, targets)
+        lora.enable_lora(self.backbone, rank, alpha, targets, method=method)
         lora.forget_compiled(self)
 
     @changes
     def merge_lora(self) -> None:
         """Merge the adapters into the kernels and remove them.
 
-        Weights that `enable_lora` froze become trainable again.
+        Weights that `enable_lora` froze become trainable again. A quantized kernel is converted to
+        floats, merged, and quantized again as `quantize` does. To keep the precision of the
+        adapters, `save_adapter`, and load them into the model of floats before merging.
 
         Raises:
             ValueError: if the task has no adapters.
@@ -868,7 +889,7 @@ class Task(Runtime):
         lora.merge_lora(self.backbone)
         lora.forget_compiled(self)
 
-    @reads
+    @copies
     def save_adapter(self, path: str | os.PathLike, format: str | None = None) -> None:
         """Save the adapters and the task's head, without the frozen weights.
 
@@ -960,7 +981,11 @@ class Task(Runtime):
         Args:
             preset: a bundled name, a local directory, or `"hf://org/name[@revision]"`.
             load_weights: bool, False for fresh weights.
-            dtype: dtype or dtype policy of the model.
+            dtype: dtype or dtype policy of the model; or `"int8"`, `"int4"`, `"int4/64"` or such as
+                `"int4_from_bfloat16"` for integer weights of the backbone, quantized as they are
+                loaded.
+                Without one, quantized matrices that layers of int4 and int8 can hold stay
+                as they are stored; with one, all are unpacked to it.
             **options: arguments of the task's constructor, e.g. `num_classes`, or values of the
                 backbone's config to change, e.g. `dropout`. If weights are loaded, only values can
                 change that the weights do not depend on, see `Backbone.from_preset`.
@@ -971,7 +996,7 @@ class Task(Runtime):
         """
         return load_task(cls, preset, load_weights=load_weights, dtype=dtype, **options)
 
-    @reads
+    @copies
     def save_to_preset(
         self, directory: str | os.PathLike, dtype: str | None = None, **options
     ) -> None:
@@ -991,6 +1016,59 @@ class Task(Runtime):
             dtype=dtype,
             **options,
         )
+
+    @copies
+    def push_to_hub(
+        self,
+        repository: str,
+        format: str = "keras_transformer",
+        *,
+        private: bool | None = None,
+        token: str | None = None,
+        dtype: str | None = None,
+        message: str = "Upload with keras_transformer",
+        card: str | None = None,
+        metadata: dict[str, Any] | None = None,
+    ) -> str:
+        """Upload the task to the Hugging Face hub as one commit, with a card.
+
+        Args:
+            repository: str, `"org/name"` or `"org/name@branch"`. It is made if it does not exist.
+            format: `"keras_transformer"` for a preset, or `"huggingface"` for what
+                `checkpoints.export_to_huggingface` writes, which the Transformers library loads.
+                Both load here as `from_preset("hf://org/name")`.
+            private: bool, make a private repository. Defaults to the account's setting.
+            token: str, an access token. Defaults to that of `hf auth login`, or to HF_TOKEN.
+            dtype: stored dtype, e.g. `"float16"`. Defaults to the weights' dtype.
+            message: str, the message of the commit.
+            card: str, the text of `README.md`. Defaults to one that says what the model is and how
+                it is loaded here, in Transformers and in ONNX Runtime.
+            metadata: dict of facts for the card: `"license"`, `"description"`, `"languages"`, a
+                list; `"data"`, what it was trained on; and `"scores"`, a dict.
+
+        Returns:
+            str, the address of the commit.
+
+        Raises:
+            ValueError: if the name is not one of a repository, or the task cannot be saved in the
+                format.
+            PermissionError: if the token is missing or may not write there.
+            ConnectionError: if the hub cannot be reached. Nothing is committed then.
+
+        Example:
+        ```py
+        classifier.push_to_hub(
+            "me/films", metadata={"license": "mit", "data": "SST-2", "scores": {"accuracy": 0.91}}
+        )
+        ```
+        """
+        # Read when needed, with the tables of all families.
+        from keras_transformer.checkpoints.uploading import push_to_hub
+
+        return push_to_hub(
+            self, repository, format, private=private, token=token, dtype=dtype, message=message,
+            card=card, metadata=metadata,
+        )  # fmt: skip
 
     def _repr_html_(self) -> str:
         task = {"name": type(self).__name__, **self.task_values()}

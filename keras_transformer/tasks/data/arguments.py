@@ -2,6 +2,8 @@
 
 import contextlib
 import itertools
+import os
+import sys
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -171,9 +173,23 @@ def check_labels_given(task, x, y) -> None:
                 f"{type(task).__name__} learns from labels: name their column, y=, in read()."
             )
     elif y is None and task.head.needs_labels:
+        refuse_folder(task, x)
         raise ValueError(
-            f"{type(task).__name__} learns from labels: give `y`, one for each text. For a frame "
+            f"{type(task).__name__} learns from labels: give `y`, one for each row. For a frame "
             "or rows of dicts: fit(data.read(rows, x=..., y=...)), with the names of columns."
+        )
+
+
+def refuse_folder(task, x) -> None:
+    """Raise ValueError, with the function that lists its files, if `x` is the path of a folder."""
+    lists_files = {"images": "image_folder", "recordings": "audio_folder"}
+    raw = task.processor_class.raw
+    if raw in lists_files and isinstance(x, (str, os.PathLike)) and os.path.isdir(x):
+        function = f"kt.processors.{lists_files[raw]}"
+        raise ValueError(
+            f"{shorten(os.fspath(x))} is a folder. If it has a subfolder of {raw} for each class, "
+            f"write `{raw}, labels = {function}({shorten(os.fspath(x))})`, and give both; "
+            f"otherwise give a list of the paths of {raw}."
         )
 
 
@@ -306,3 +322,11 @@ def split_rows(x, y, sample_weight, share: float) -> tuple[tuple, tuple]:
         tuple(None if rows is None else part(rows, where) for rows in (x, y, sample_weight))
         for where in (slice(first), slice(first, None))
     )
+
+
+def level_of_user() -> int:
+    """Return the `stacklevel` of the first frame outside of this package."""
+    frame, level = sys._getframe(1), 1
+    while frame.f_back is not None and frame.f_globals["__name__"].startswith("keras_transformer"):
+        frame, level = frame.f_back, level + 1
+    return level

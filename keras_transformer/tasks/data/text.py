@@ -11,6 +11,7 @@ from keras_transformer.config import TransformerConfig
 from keras_transformer.data import BucketedDataset, Records, TokenRows
 from keras_transformer.data.packing import packed_inputs
 from keras_transformer.data.record_objects import elements_of
+from keras_transformer.data.records import check_texts
 from keras_transformer.data.token_store import Stored, fingerprint, tokenize
 from keras_transformer.processors.processor import Processor
 from keras_transformer.support.checking import check_int, check_text, describe, shorten
@@ -54,6 +55,8 @@ class TextProcessor(Processor):
     def checked(cls, given: Any) -> "TextProcessor | None":
         if given is None or isinstance(given, cls):
             return given
+        if isinstance(given, TextProcessor):
+            given = given.tokenizer
         if not isinstance(given, Tokenizer):
             raise ValueError(
                 f"`tokenizer` must be a Tokenizer or None, received {describe(given)}."
@@ -192,13 +195,14 @@ def encode_rows(
     encode: Callable,
     with_labels: bool = False,
     check_label: Callable | None = None,
+    check: Callable = check_texts,
     **recipe,
 ) -> Stored:
     """Encode texts to rows of ids by column: lists in memory, records through a store on disk.
 
     `encode` maps the lists of texts, and a function `place(row)` for errors, to a dict of lists of
     ids. The ids depend on the texts, the tokenizer, the task's class and `recipe`, a dict of JSON
-    values.
+    values. `check` checks a column of texts of records, as `check_texts` does.
     """
     if not isinstance(texts, Records):
         encoded = encode(texts, lambda index: f"`x[{index}]`")
@@ -208,9 +212,10 @@ def encode_rows(
     dtype = "uint8" if size <= 2**8 else "uint16" if size <= 2**16 else "int32"
     # An empty input shows which names `encode` returns.
     names = encode(([],) * (len(texts.columns) - with_labels), str)
-    dtypes = {name: "uint8" if name == "segment_ids" else dtype for name in names}
+    small = ("segment_ids", "counted")
+    dtypes = {name: "uint8" if name in small else dtype for name in names}
     recipe |= {"task": type(task).__name__, "tokenizer": fingerprint(tokenizer)}
-    return tokenize(texts, encode, recipe, dtypes, with_labels, check_label)
+    return tokenize(texts, encode, recipe, dtypes, with_labels, check_label, check)
 
 
 def check_said(

@@ -13,8 +13,16 @@ from keras_transformer.support.checking import check_int, shorten
 from keras_transformer.tasks.base.head import PER_TOKEN, Head
 from keras_transformer.tasks.base.task import Task
 from keras_transformer.tasks.data.class_weights import ClassWeights
-from keras_transformer.training.losses.linear_cross_entropy import linear_cross_entropy, mean_of
-from keras_transformer.training.losses.losses import TokenCrossEntropy
+from keras_transformer.training.losses.linear_cross_entropy import (
+    linear_cross_entropy,
+    linear_log_probabilities,
+    mean_of,
+)
+from keras_transformer.training.losses.losses import (
+    TokenCrossEntropy,
+    checked_targets,
+    token_cross_entropy,
+)
 from keras_transformer.training.metrics import Perplexity, TokenAccuracy, TokenMean
 
 # A task that overrides one of these methods expects logits, so `TokenLoss` cannot be used.
@@ -37,14 +45,13 @@ class TokenLoss(TrainingLoss):
 
     def loss(self, states, x, y, sample_weight, training):
         task = self.model
-        biases = [layer.bias for layer in task.head.biases if layer is not None]
         sums = linear_cross_entropy(
             *task.head.output_projection(states),
             y,
             sample_weight,
-            sum(map(ops.convert_to_tensor, biases[1:]), biases[0]) if biases else None,
+            task.head.summed_bias(),
             task.loss.label_smoothing,
-            gradient=training,
+            gradient="states" if training and not task.head.projection_learns else training,
         )
         for metric in self.metrics:
             metric.update_from_sums(sums)
@@ -127,9 +134,53 @@ class VocabularyHead(Head):
         """Whether `logits` are the product of `output_projection`, plus a bias."""
         return self.task.backbone.logits_are_a_product
 
+    @property
+    def projection_learns(self) -> bool:
+        """Whether the kernel or a bias of the projection is trained."""
+        layers = (self.task.backbone.token_embedding, *self.biases)
+        return any(layer.trainable_variables for layer in layers if layer is not None)
+
     def output_projection(self, states):
         """Return states and the kernel `(vocabulary_size, width)` that maps them to logits."""
         return self.task.backbone.output_projection(states)
+
+    def summed_bias(self):
+        """Return the sum of the `biases`, `(vocabulary_size,)`, or None."""
+        biases = [ops.convert_to_tensor(x.bias) for x in self.biases if x is not None]
+        return sum(biases[1:], biases[0]) if biases else None
+
+    @property
+    def projects_last(self) -> bool:
+        """Whether the task's logits are the head's, a product of states plus a bias."""
+        kind = type(self.task)
+        own = any(getattr(kind, name) is not getattr(Task, name) for name in _OF_LOGITS)
+        return self.logits_are_a_product and not own
+
+    def log_probabilities(self, states, inputs, targets, mask=None, temperature: float = 1.0):
+        """Compute the log-probability of each target, without all logits if they are a product.
+
+        Args:
+            states: float `(batch, length, hidden_dim)`, of the backbone.
+            inputs: dict of the backbone's inputs.
+            targets: int `(batch, length)`.
+            mask: bool or float `(batch, length)`, the targets to compute; others give 0.
+            temperature: float above 0, divides the logits.
+
+        Returns:
+            float32 `(batch, length)`.
+        """
+        if self.logits_are_a_product:
+            states, kernel = self.output_projection(self.projected_states(states, inputs))
+            bias = self.summed_bias()
+            if temperature != 1:
+                states = states / temperature
+                bias = None if bias is None else bias / temperature
+            return linear_log_probabilities(states, kernel, targets, mask, bias)
+        targets = checked_targets(targets, self.number_of_targets, mask)
+        logits = self(states, inputs)
+        logits = logits if temperature == 1 else ops.cast(logits, "float32") / temperature
+        found = -token_cross_entropy(targets, logits)
+        return found if mask is None else ops.where(ops.cast(mask, "bool"), found, 0.0)
 
     def __call__(self, states, inputs, training: bool = False):
         states = self.projected_states(states, inputs)
@@ -157,11 +208,6 @@ class VocabularyHead(Head):
         self._loss_metrics = given if suffices else None
 
     def training_loss(self) -> TokenLoss | None:
-        kind = type(self.task)
-        from_logits = (
-            any(getattr(kind, name) is not getattr(Task, name) for name in _OF_LOGITS)
-            or not self.logits_are_a_product
-        )
-        if from_logits or self._loss_metrics is None:
+        if not self.projects_last or self._loss_metrics is None:
             return None
         return TokenLoss(self.task, self._loss_metrics)

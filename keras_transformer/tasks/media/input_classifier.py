@@ -15,12 +15,13 @@ from keras_transformer.layers.normalization import make_normalization
 from keras_transformer.models.backbone import Backbone
 from keras_transformer.models.runtime.read_write_lock import reads
 from keras_transformer.processors.processor import Processor
-from keras_transformer.support.checking import check_bool, check_choice, check_int, describe
+from keras_transformer.support.checking import check_bool, check_choice, check_int
 from keras_transformer.support.sizes import round_rows_down
 from keras_transformer.tasks.base.pooling import pool_stem, pooled_width
 from keras_transformer.tasks.base.task import Task
 from keras_transformer.tasks.data.labels import check_weights
 from keras_transformer.tasks.heads.class_head import RowHead
+from keras_transformer.tasks.media.augmentation import augmentation_of, layers_of
 
 POOLINGS = ("first", "mean", "first_and_mean", "tokens", "attention", "pooler")
 
@@ -204,6 +205,7 @@ class InputClassifier(Task):
 
     backbone_kinds = ("encoder",)
     stem_example: ClassVar[str]  # A stem config, for the error if the backbone has no stem.
+
     augmentation: keras.Sequential | None
 
     # Values of the head.
@@ -280,17 +282,11 @@ class InputClassifier(Task):
                 f"{self.head.row_unit}s do not have: leave it out."
             )
         if augmentation is not None:
-            wrong = [x for x in augmentation if not isinstance(x, keras.layers.Layer)]
-            if wrong:
-                raise ValueError(
-                    f"`augmentation` must be a list of Keras layers, received {describe(wrong[0])}."
-                )
-            self.augmentation = keras.Sequential(augmentation) if augmentation else None
+            self.augmentation = augmentation_of(augmentation)
         super().compile(*args, **kwargs)
 
     def compile_values(self) -> dict:
-        layers = [] if self.augmentation is None else self.augmentation.layers
-        return {**super().compile_values(), "augmentation": list(layers)}
+        return {**super().compile_values(), "augmentation": layers_of(self.augmentation)}
 
     def call(self, inputs, collect: tuple[str, ...] = (), training: bool = False):
         if training and self.augmentation is not None:

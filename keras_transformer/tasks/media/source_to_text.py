@@ -185,6 +185,29 @@ class SourceToText(Task):
         """
         return {self.backbone.id_inputs[0]: self._require_processor().source(sources, places)}
 
+    @property
+    def source_inputs(self) -> tuple[str, ...]:
+        """Names of the arrays that `arrays_of` returns."""
+        prefix, (stem, _) = next(iter(self.backbone.sides.items()))
+        return tuple(f"{prefix}{each.name}" for each in stem.inputs)
+
+    def asked(self, sources: Any, prompts: Any, **options) -> tuple[Sequence, list, bool]:
+        """Return the sources, the prompt of each as ids, and whether one source was given alone.
+
+        `options` are those of `prompt_rows`.
+        """
+        processor, sources = self._require_processor(), self.held_inputs(sources, {})
+        alone = processor.source.is_one(sources)
+        sources = [sources] if alone else processor.source.rows(sources)
+        return *self.prompted(sources, prompts, **options), alone
+
+    def prompted(self, sources: Sequence, prompts: Any, **options) -> tuple[Sequence, list]:
+        """Return the sources as `arrays_of` takes them, and the prompt of each as ids.
+
+        `options` are those of `prompt_rows`.
+        """
+        return sources, self.prompt_rows(prompts, len(sources), **options)
+
     def prompt_rows(self, prompts: Any, count: int, **options) -> list[list[int]]:
         """Return the ids that the decoder starts from, for each of `count` sources.
 
@@ -241,7 +264,7 @@ class SourceToText(Task):
         check_equal(sources, texts, (f"{self.source_unit}s", "texts"))
         max_length = take_max_length(self, options, at_least=2)
         own = {name: options.pop(name) for name in processor.options if name in options}
-        starts, asked = self.prompt_rows(prompts, len(sources), **own), {}
+        (sources, starts), asked = self.prompted(sources, prompts, **own), {}
         if self.asks_encoder:
             for place, row in enumerate(starts):
                 self.backbone.check_ids(**{f"prompts[{place}]": np.asarray(row)})
@@ -338,10 +361,7 @@ class SourceToText(Task):
             ValueError: if a source cannot be read (names its index), or the model does not support
                 an option.
         """
-        processor, sources = self._require_processor(), self.held_inputs(sources, {})
-        alone = processor.source.is_one(sources)
-        sources = [sources] if alone else processor.source.rows(sources)
-        rows = self.prompt_rows(prompts, len(sources), **options)
+        sources, rows, alone = self.asked(sources, prompts, **options)
         given = {
             "max_new_tokens": max_new_tokens, "sampler": sampler, "batch_size": batch_size,
             "max_length": max_length, "stop": stop, "rules": rules, "constraint": constraint,
@@ -381,10 +401,7 @@ class SourceToText(Task):
             return super().explain(sources, **options)
         asked = {name: options.pop(name) for name in ExplainOptions.names if name in options}
         how = ExplainOptions.checked(**asked)
-        processor, sources = self._require_processor(), self.held_inputs(sources, {})
-        alone = processor.source.is_one(sources)
-        sources = [sources] if alone else processor.source.rows(sources)
-        rows = self.prompt_rows(prompts, len(sources), **options)
+        sources, rows, alone = self.asked(sources, prompts, **options)
         if output is None:
             found = self.written(sources, rows, {"batch_size": 8}, explain=how)
             found = [each.explanation for each in found]
@@ -411,14 +428,11 @@ class SourceToText(Task):
         Raises:
             ValueError: if the numbers of sources and targets differ.
         """
-        processor, sources = self._require_processor(), self.held_inputs(sources, {})
-        alone = processor.source.is_one(sources)
-        sources = [sources] if alone else processor.source.rows(sources)
+        sources, starts, alone = self.asked(sources, prompts, **options)
         texts = [targets] if isinstance(targets, str) else text_rows(targets, "targets")
         check_equal(sources, texts, (f"{self.source_unit}s", "targets"))
-        starts = self.prompt_rows(prompts, len(sources), **options)
         end = self.end_ids[0] if self.end_ids else None
-        rows = with_end(processor.tokenizer.encode_targets(texts), end)
+        rows = with_end(self._require_processor().tokenizer.encode_targets(texts), end)
         further = SourceRows.by_name(self, sources)
         return self.generator.scores(
             list(zip(starts, rows, strict=True)), per_token, alone, further

@@ -8,6 +8,10 @@ from typing import Any, ClassVar
 import numpy as np
 
 from keras_transformer.config import TransformerConfig
+from keras_transformer.data import Conversation, as_conversations
+from keras_transformer.data.conversations import conversation_columns
+from keras_transformer.data.pictured import is_messages
+from keras_transformer.data.record_objects import column_names
 from keras_transformer.processors import AudioProcessor, ImageProcessor
 from keras_transformer.processors.processor import Processor
 from keras_transformer.support.checking import describe
@@ -83,6 +87,9 @@ class SourceProcessor(Processor):
         if self.tokenizer is not None:
             self.tokenizer.save(directory)
 
+    def config_values(self) -> dict[str, Any]:
+        return self.source.config_values()
+
     @classmethod
     def from_files(cls, directory: str) -> "SourceProcessor":
         source, tokenizer = cls.source_class.from_files(directory), None
@@ -116,15 +123,40 @@ class PictureProcessor(SourceProcessor):
     """An `ImageProcessor` and a tokenizer."""
 
     source_class = ImageProcessor
+    options = ("max_length", "train_on")
     kind = "image processor and tokenizer"
     raw = "images"
     files = ImageProcessor.files
-    reads_arrays = ("encoder_images", "source_images")
+    reads_arrays = ("encoder_images", "encoder_patches", "source_images")
+
+    @classmethod
+    def takes(cls, x: Any) -> bool:
+        return holds_chats(x) or super().takes(x)
+
+    @classmethod
+    def stream(cls, task, data, batch_size=None, steps=None, **options):
+        names = column_names(data)
+        if names is not None and conversation_columns(names) is not None:
+            return as_conversations(data)
+        return super().stream(task, data, batch_size, steps, **options)
 
 
-class PairProcessor(PictureProcessor):
+def holds_chats(x: Any) -> bool:
+    """Return whether `x` is one conversation or a list of them, or rows that hold them."""
+    if is_messages(x):
+        return True
+    first = x[0] if isinstance(x, (list, tuple)) and len(x) else None
+    rows = isinstance(first, Mapping) and conversation_columns(list(first)) is not None
+    return isinstance(first, Conversation) or is_messages(first) or rows
+
+
+class PairProcessor(SourceProcessor):
     """An `ImageProcessor`, and a tokenizer if the model also embeds texts."""
 
+    source_class = ImageProcessor
+    kind = "image processor and tokenizer"
+    raw = "images"
+    files = ImageProcessor.files
     needs_tokenizer = False
     reads_arrays = ("images",)
 
@@ -140,11 +172,12 @@ class SourceRows:
     def __init__(self, name: str, arrays: Callable[[tuple[int, ...]], Mapping[str, np.ndarray]]):
         self.name, self.arrays = name, arrays
 
-    def __getitem__(self, places) -> np.ndarray:
-        return self.arrays(tuple(map(int, places)))[self.name]
+    def __getitem__(self, places) -> np.ndarray | None:
+        """Return the rows; None if these sources have no such input."""
+        return self.arrays(tuple(map(int, places))).get(self.name)
 
     @classmethod
-    def by_name(cls, task, sources: Sequence) -> "dict[str, SourceRows]":
+    def by_name(cls, task, sources: Sequence | Mapping[int, Any]) -> "dict[str, SourceRows]":
         """Return the rows of all inputs of the backbone's first side, by name.
 
         Inputs that are indexed with the same sources in turn share one computation.
@@ -154,6 +187,4 @@ class SourceRows:
         def arrays(places):
             return task.arrays_of([sources[i] for i in places], places)
 
-        prefix, (stem, _) = next(iter(task.backbone.sides.items()))
-        names = (f"{prefix}{each.name}" for each in stem.inputs)
-        return {name: cls(name, arrays) for name in names}
+        return {name: cls(name, arrays) for name in task.source_inputs}

@@ -47,6 +47,22 @@ class Completion(NamedTuple):
     explanation: Any = None
 
 
+class Sample(NamedTuple):
+    """A drawn text as reinforcement learning needs it.
+
+    Fields:
+        completion: `Completion`.
+        drawn_ids: list of int, its `token_ids`, and the end id if one was drawn.
+        log_probabilities: float32 `(drawn,)`, see `samplers.recorded.RecordedRandom`.
+        entropies: float32 `(drawn,)`, in nats.
+    """
+
+    completion: Completion
+    drawn_ids: list[int]
+    log_probabilities: np.ndarray
+    entropies: np.ndarray
+
+
 class GenerationCall:
     """One call of `generate` with `prompts` as lists of ids; other arguments as for `generate`.
 
@@ -253,11 +269,7 @@ class GenerationCall:
 
     def completions(self, details: bool = False) -> list[list[Completion]]:
         """Return all results, `num_samples` for each prompt."""
-        found: dict[int, list] = {}
-        for event in self._events(_STEPS_TO_STOP if self.stop else None):
-            if isinstance(event, Finished):
-                found.setdefault(event.index, []).append(event)
-        completions = [self._complete(sorted(found[i])) for i in range(len(self.prompts))]
+        completions = [self._complete(found) for found in self._found()]
         if not details:
             return completions
         # One pass over all texts gives the model's log-probability of each token.
@@ -270,6 +282,26 @@ class GenerationCall:
         input_rows = np.repeat(np.arange(len(counts)), counts)
         scores = iter(self.generator.log_probabilities(pairs, self.further, input_rows))
         return [[c._replace(log_probabilities=next(scores)) for c in cs] for cs in completions]
+
+    def samples(self) -> list[list[Sample]]:
+        """Return `num_samples` `Sample`s for each prompt; the sampler is a `RecordedRandom`."""
+        results = []
+        for found in self._found():
+            several = []
+            for event, completion in zip(found, self._complete(found), strict=True):
+                count = len(completion.token_ids) + (completion.finish_reason == "end")
+                values = (event.tokens[0], event.log_probabilities, event.entropies)
+                several.append(Sample(completion, *(value[:count] for value in values)))
+            results.append(several)
+        return results
+
+    def _found(self) -> list[list[Finished]]:
+        """Run to the end, and return what was found for each prompt, in the samples' order."""
+        found: dict[int, list] = {}
+        for event in self._events(_STEPS_TO_STOP if self.stop else None):
+            if isinstance(event, Finished):
+                found.setdefault(event.index, []).append(event)
+        return [sorted(found[i], key=lambda event: event.copy) for i in range(len(self.prompts))]
 
     def pieces(self) -> Iterator[tuple[int, str]]:
         """Yield pairs of prompt index and new text; when a prompt finishes, all remaining text."""

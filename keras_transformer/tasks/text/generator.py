@@ -17,7 +17,12 @@ from keras_transformer.generation.engine import Engine
 from keras_transformer.generation.rules.rules import Rules
 from keras_transformer.generation.samplers import samplers
 from keras_transformer.generation.samplers.samplers import Sampler
-from keras_transformer.generation.scoring import TokenScores, pad_for, score_continuations
+from keras_transformer.generation.scoring import (
+    TokenScores,
+    pad_for,
+    score_continuations,
+    score_next,
+)
 from keras_transformer.models.runtime.read_write_lock import locked_stream
 from keras_transformer.support.checking import (
     MOST_TOKENS,
@@ -287,6 +292,10 @@ class Generator:
         """Return `TokenScores` of each continuation, with the `top_k` best tokens per position."""
         make, options = self.format.scoring_inputs, (further or {}, input_rows, top_k)
         return score_continuations(self.engine, make, pairs, self.pad_id, *options)
+
+    def next_scores(self, prompts: Sequence[list[int]]) -> list[np.ndarray]:
+        """Return the log-probability of each token of the vocabulary after each prompt."""
+        return score_next(self.engine, self.format.scoring_inputs, prompts, self.pad_id)
 
     @property
     def sampler(self) -> Sampler:

@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
+import numpy as np
+
 from keras_transformer.generation.constraints.constraints import TokenAutomaton
 from keras_transformer.generation.rules.rules import Rules
 from keras_transformer.generation.samplers.samplers import Sampler
@@ -53,9 +55,10 @@ class LanguageModel(Task):
             *args: as in `keras.Model.compile`.
             sampler: name or object, the default of `generate`. Initially it is the checkpoint's
                 (`backbone.generation_config`), otherwise `"greedy"`.
-            **kwargs: as in `keras.Model.compile`, and `pack_weights`, see docs/faster.md. With
-                `jit_compile=True` the steps of `generate` are compiled on PyTorch too: faster on a
-                GPU, after about ten seconds for each shape. Other backends always compile them.
+            **kwargs: as in `keras.Model.compile`, and `pack_weights`, see docs/quantization.md.
+                With `jit_compile=True` the steps of `generate` are compiled on PyTorch too: faster
+                on a GPU, after about ten seconds for each shape. Other backends always compile
+                them.
         """
         self.generator.compile(super().compile, *args, sampler=sampler, **kwargs)
 
@@ -240,6 +243,17 @@ class LanguageModel(Task):
             top_k: int, the number of best tokens.
         """
         return self.generator.token_scores(pairs, further, input_rows, top_k)
+
+    def next_scores(self, prompts: Sequence[list[int]]) -> list[np.ndarray]:
+        """Return the log-probability of each token of the vocabulary after prompts.
+
+        Args:
+            prompts: lists of ids, none of them empty.
+
+        Returns:
+            For each prompt, float32 `(vocabulary_size,)`.
+        """
+        return self.generator.next_scores(prompts)
 
     def published_rules(self) -> Rules:
         """Return the rules of the checkpoint's generation config."""

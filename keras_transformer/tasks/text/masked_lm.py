@@ -146,6 +146,10 @@ class MaskedTokenHead(VocabularyHead):
             return super().logits_are_a_product
         return self.output_dense.quantization_mode is None
 
+    @property
+    def projection_learns(self) -> bool:
+        return self.output_dense is not None or super().projection_learns
+
     def output_projection(self, states):
         if self.output_dense is None:
             return super().output_projection(states)

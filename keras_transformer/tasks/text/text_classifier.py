@@ -9,7 +9,7 @@ from keras import ops
 from keras_transformer.config import TransformerConfig
 from keras_transformer.data import BucketedDataset, Records
 from keras_transformer.models.backbone import Backbone
-from keras_transformer.models.runtime.read_write_lock import reads
+from keras_transformer.models.runtime.read_write_lock import changes, reads
 from keras_transformer.support.checking import check_choice, check_ids
 from keras_transformer.support.columns import text_alone
 from keras_transformer.tasks.base.input_adapter import shared_text_adapter
@@ -25,7 +25,9 @@ from keras_transformer.tasks.data.text import (
     token_batches,
 )
 from keras_transformer.tasks.heads.class_head import RowHead
+from keras_transformer.tasks.text.preferring import fit_preferences, preference_dataset
 from keras_transformer.tokenizers import Tokenizer
+from keras_transformer.training import BradleyTerry
 
 # Mean of the outputs of the hidden layer, which then reads the state of each token.
 MEAN_HIDDEN = "mean_hidden"
@@ -278,6 +280,86 @@ class TextClassifier(Task):
         if weights is not None and values:
             values["sample_weight"] = weights
         return token_batches(self, columns, values=values, **options)
+
+    @changes
+    def fit_preferences(
+        self,
+        prompts,
+        chosen=None,
+        rejected=None,
+        *,
+        loss: BradleyTerry | None = None,
+        batch_size: int | None = None,
+        epochs: int = 1,
+        verbose: int | str = "auto",
+        callbacks=None,
+        validation_data=None,
+        shuffle: bool = True,
+        initial_epoch: int = 0,
+        steps_per_epoch: int | None = None,
+        validation_steps: int | None = None,
+        validation_freq=1,
+        max_length: int | None = None,
+        seed: int | None = None,
+    ) -> keras.callbacks.History:
+        """Train a reward model: a text's number is larger, the better the text.
+
+        The task needs `num_classes=1`. `predict` returns the rewards of texts, which for these are
+        the prompt and its completion joined. Dropout is off.
+
+        Args:
+            prompts: as for `CausalLM.fit_preferences`.
+            chosen: list of the better completions, strings or lists of messages.
+            rejected: list of the worse completions.
+            loss: `training.BradleyTerry`. Defaults to `BradleyTerry()`.
+            batch_size: int, the number of pairs in a batch. Defaults to 32.
+            epochs: as for `fit`.
+            verbose: as for `fit`.
+            callbacks: as for `fit`.
+            validation_data: as for `CausalLM.fit_preferences`.
+            shuffle: as for `fit`.
+            initial_epoch: as for `fit`.
+            steps_per_epoch: as for `fit`.
+            validation_steps: as for `fit`.
+            validation_freq: as for `fit`.
+            max_length: int, the number of tokens that longer texts are truncated to, as for `fit`.
+            seed: as for `fit`.
+
+        Returns:
+            A `keras.callbacks.History` with `loss`; `accuracy`, the share of pairs whose chosen
+            text has the larger number; `chosen_reward` and `rejected_reward`, their means; and
+            `margin`, the difference.
+
+        Raises:
+            ValueError: if the task has several classes or is quantized, or rows are invalid.
+
+        Example:
+        ```python
+        import keras_transformer as kt
+
+        reward_model = kt.TextClassifier.from_preset("minilm_l6_en", num_classes=1)
+        history = reward_model.fit_preferences(
+            ["How was it? "] * 2, ["Good.", "Fine."], ["Go away.", "No."], verbose=0
+        )
+        rewards = reward_model.predict(["How was it? Good.", "How was it? No."], verbose=0)
+        assert rewards.shape == (2, 1) and "accuracy" in history.history
+        ```
+
+        Source: Ouyang et al. 2022, "InstructGPT", section 3.5.
+        """
+        return fit_preferences(
+            self, prompts, chosen, rejected, loss, "auto", validation_data,
+            batch_size=batch_size, max_length=max_length, shuffle=shuffle, seed=seed,
+            epochs=epochs, verbose=verbose, callbacks=callbacks, initial_epoch=initial_epoch,
+            steps_per_epoch=steps_per_epoch, validation_steps=validation_steps,
+            validation_freq=validation_freq,
+        )  # fmt: skip
+
+    def make_preference_dataset(
+        self, prompts, chosen=None, rejected=None, *, loss: BradleyTerry | None = None, **options
+    ) -> BucketedDataset:
+        """Convert preferences to batches, see `CausalLM.make_preference_dataset`."""
+        return preference_dataset(self, prompts, chosen, rejected, loss, **options)
 
     @reads
     def classify(

@@ -11,9 +11,10 @@ from keras import ops
 from keras_transformer.config import TransformerConfig
 from keras_transformer.data import BucketedDataset, TokenRows
 from keras_transformer.layers.feed_forward import get_activation
+from keras_transformer.layers.max_sim import max_sim
 from keras_transformer.layers.normalization import unit_vectors
 from keras_transformer.layers.remat import recomputed
-from keras_transformer.models.backbone import Backbone
+from keras_transformer.models.backbone import Backbone, as_mask
 from keras_transformer.models.runtime.read_write_lock import reads
 from keras_transformer.support.checking import (
     check_bool,
@@ -41,11 +42,21 @@ from keras_transformer.tasks.data.text import (
     token_batches,
     tokenizer_of,
 )
+from keras_transformer.tasks.text.late_interaction import (
+    DOCUMENT,
+    MULTI_VECTOR,
+    QUERY,
+    SCORED,
+    LateInteraction,
+    joined,
+    padded,
+)
 from keras_transformer.tokenizers import Tokenizer
-from keras_transformer.training import FineTuningAdamW
+from keras_transformer.training import FineTuningAdamW, MultipleNegativesRankingLoss
 from keras_transformer.training.losses.embedding_losses import EmbeddingLoss, embedding_loss
 
 _PROMPTS = "prompt_lengths"  # the number of tokens of each text that pooling leaves out
+_MOST_PRODUCTS = 2**26  # products of tokens that `similarity` computes at once
 _LABELS = ("score", "scores", "label", "labels")  # column names of sentence-transformers
 
 
@@ -61,13 +72,15 @@ class VectorHead(Head):
     takes_records = False
     most_texts = None
     predicts_by_tokens = True
-    further_inputs = (_PROMPTS,)
+    further_inputs = (_PROMPTS, SCORED)
 
     def __init__(self, task, pooling: str | None, normalize: bool, dense, include_prompt: bool):
         super().__init__(task)
         config = task.backbone.config
         pooling = self.weight_values(config, {"pooling": pooling})["pooling"]
-        self.pooling = check_choice("pooling", pooling, (*POOLINGS, "pooler"))
+        self.pooling = check_choice("pooling", pooling, (*POOLINGS, "pooler", MULTI_VECTOR))
+        if self.pooling == MULTI_VECTOR:
+            self.predict_options = {"max_buckets": 1}  # rows of one length are one array
         self.normalize = check_bool("normalize", normalize)
         check_pooler(config, self.pooling, include_prompt)
         first = self.pooling == "first" and include_prompt
@@ -91,6 +104,8 @@ class VectorHead(Head):
         if self.pooling == "pooler":
             vectors = pool_by(self.task.backbone, states, inputs["token_ids"])
             vectors = ops.cast(vectors, "float32")
+        elif self.pooling == MULTI_VECTOR:
+            vectors = ops.cast(states, "float32")
         else:
             states, prompts = ops.cast(states, "float32"), inputs.get(_PROMPTS)
             vectors = pool(states, inputs.get("padding_mask"), self.pooling, prompts)
@@ -99,10 +114,18 @@ class VectorHead(Head):
             if values["activation"] is not None:
                 vectors = get_activation(values["activation"])(vectors)
         vectors = ops.cast(vectors, "float32")
-        return unit_vectors(vectors) if self.normalize else vectors
+        vectors = unit_vectors(vectors) if self.normalize else vectors
+        if self.pooling != MULTI_VECTOR:
+            return vectors
+        there = inputs.get(SCORED)
+        there = as_mask(vectors[..., 0], inputs.get("padding_mask") if there is None else there)
+        return ops.where(ops.expand_dims(there, -1), vectors, ops.zeros_like(vectors))
 
     def usual(self) -> dict[str, Any]:
-        return {"optimizer": FineTuningAdamW(), "loss": "multiple_negatives_ranking"}
+        loss: Any = "multiple_negatives_ranking"
+        if self.pooling == MULTI_VECTOR:  # a score is a sum over the tokens of a query
+            loss = MultipleNegativesRankingLoss(scale=1.0)
+        return {"optimizer": FineTuningAdamW(), "loss": loss}
 
     @property
     def learns_labels(self) -> bool:
@@ -111,6 +134,12 @@ class VectorHead(Head):
 
     def check_training_set(self, dataset: BucketedDataset) -> None:
         loss = self.task.loss
+        if self.pooling == MULTI_VECTOR and not getattr(loss, "takes_tokens", False):
+            raise ValueError(
+                f"{type(loss).__name__} takes one vector for each text, and pooling="
+                f"{MULTI_VECTOR!r} gives one for each token: compile with loss="
+                '"multiple_negatives_ranking".'
+            )
         if getattr(loss, "takes_scores", False) and "scores" not in dataset.values:
             raise ValueError(
                 f"{type(loss).__name__} learns from scores: give `y`, one number for each pair. "
@@ -162,7 +191,8 @@ class TextEmbedder(Task):
         pooling: str, how the states of the real tokens become a vector: `"mean"`, `"max"` (of each
             feature), `"mean_sqrt_len"` (their sum divided by the square root of their number) or
             `"weighted_mean"` (weighted by position, counted from 1); the state of the `"first"` or
-            `"last"` real token; or `"pooler"`, the output of the backbone's `pool`. Defaults to
+            `"last"` real token; `"pooler"`, the output of the backbone's `pool`; or
+            `"multi_vector"`, a vector for each token, for late interaction (ColBERT). Defaults to
             `"pooler"` if the config has a `vector_pooling` (CLIP's text tower), otherwise to
             `"mean"`.
         normalize: bool, scale vectors to length 1: their dot product is then the cosine similarity.
@@ -174,6 +204,9 @@ class TextEmbedder(Task):
         default_prompt_name: str, the name of the prompt to use if none is named. Defaults to no
             prompt.
         include_prompt: bool, whether the tokens of a prompt are pooled too.
+        interaction: `tasks.LateInteraction` or a dict of its values, for `"multi_vector"` only: how
+            queries and documents are read. The texts of `encode` are queries if `prompt_name` is
+            `"query"`, otherwise documents; in rows of `fit` the first text is the query.
 
     Call arguments:
         inputs: dict with `token_ids` and `padding_mask`, as for `Encoder`; or, for rows of several
@@ -181,7 +214,8 @@ class TextEmbedder(Task):
 
     Returns:
         Float `(batch, width)`, or `(batch, texts, width)`. The width is the `hidden_dim`, or the
-        `units` of the last layer of `dense`.
+        `units` of the last layer of `dense`. With `"multi_vector"` there is an axis of tokens
+        before the last one; places without a token hold zeros.
 
     Raises:
         ValueError: if the pooling is unknown, `max_length` exceeds the model's, layers or prompts
@@ -211,7 +245,7 @@ class TextEmbedder(Task):
     head_class = VectorHead
     task_options = (
         "pooling", "normalize", "max_length", "dense", "prompts", "default_prompt_name",
-        "include_prompt",
+        "include_prompt", "interaction",
     )  # fmt: skip
 
     pooling: str  # values of the head
@@ -230,6 +264,7 @@ class TextEmbedder(Task):
         prompts: Mapping[str, str] | None = None,
         default_prompt_name: str | None = None,
         include_prompt: bool = True,
+        interaction: LateInteraction | Mapping | None = None,
     ):
         super().__init__(backbone, tokenizer, name=name)
         limit = backbone.config.max_sequence_length
@@ -238,7 +273,13 @@ class TextEmbedder(Task):
             hint="The model's `max_sequence_length` is the longest.",
         )  # fmt: skip
         self.max_length = max_length
-        self.prompts = _checked_prompts(prompts)
+        self.prompts, self.interaction, self._reading = _checked_prompts(prompts), None, None
+        if pooling == MULTI_VECTOR:
+            self._reading = LateInteraction.given(interaction)
+            self.interaction = self._reading.values()
+            self.prompts = {QUERY: "", DOCUMENT: "", **self.prompts}
+        elif interaction is not None:
+            raise ValueError(f"`interaction` needs pooling={MULTI_VECTOR!r}, received {pooling!r}.")
         self.default_prompt_name = default_prompt_name
         self.default_prompt = self._prompt_named(default_prompt_name)
         self.include_prompt = check_bool("include_prompt", include_prompt)
@@ -298,7 +339,7 @@ class TextEmbedder(Task):
         if not _is_deep(inputs):
             return found
         vectors, *collected = found if collect else (found,)
-        vectors = ops.reshape(vectors, (-1, inputs["token_ids"].shape[1], self.width))
+        vectors = ops.reshape(vectors, (-1, inputs["token_ids"].shape[1], *ops.shape(vectors)[1:]))
         return (vectors, *collected) if collect else vectors
 
     def make_dataset(self, x, y=None, sample_weight=None, **options) -> BucketedDataset:
@@ -310,7 +351,8 @@ class TextEmbedder(Task):
             y: one number for each row, if the loss takes scores; or the label of each text.
             sample_weight: one number for each row.
             **options: as for `Task.make_dataset`; and `prompt`, put before each text instead of the
-                prompt that `default_prompt_name` names.
+                prompt that `default_prompt_name` names; and, for `"multi_vector"`, `role`, whether
+                a list of texts holds those of the kind `"query"` or `"document"`, the default.
         """
         tokenizer = tokenizer_of(self)
         max_length = take_max_length(self, options, default=self.max_length)
@@ -318,6 +360,13 @@ class TextEmbedder(Task):
         prompt = self.default_prompt if prompt is None else prompt
         several = is_tuple(x)
         parts = tuple_rows(x) if several else [text_rows(x)]
+        if self._reading is not None:
+            values = (self._scores_and_weights if several else self._labels_and_weights)(
+                y, sample_weight, len(parts[0])
+            )
+            roles = [QUERY, *[DOCUMENT] * (len(parts) - 1)]
+            roles = roles if several else [options.pop("role", DOCUMENT)]
+            return self._interacting(parts, roles, max_length, values, **options)
         ids = [
             tokenizer.encode_batch([prompt + t for t in part], max_length=max_length)
             for part in parts
@@ -331,7 +380,7 @@ class TextEmbedder(Task):
                 check_ends(self.backbone.config, rows)
         skipped = 0 if self.include_prompt or not prompt else self._prompt_length(prompt)
 
-        def further(rows):
+        def further(rows, *_):
             return {_PROMPTS: np.full((*rows.shape, 1), skipped, "int32")} if skipped else {}
 
         if not several:
@@ -348,6 +397,30 @@ class TextEmbedder(Task):
             )
         values = self._scores_and_weights(y, sample_weight, len(parts[0]))
         return tuple_batches(self, ids, further, values=values, **options)
+
+    def _interacting(
+        self, parts: list[list[str]], roles: list[str], max_length: int, values, **options
+    ) -> BucketedDataset:
+        """Batch texts of these roles, or rows of them, for late interaction."""
+        tokenizer, reading = tokenizer_of(self), self._reading
+        read = [
+            reading.read(tokenizer, part, role, self.prompts[role], max_length)
+            for part, role in zip(parts, roles, strict=True)
+        ]
+        every = joined(read)
+
+        def masks(rows, ids, mask):
+            return reading.masks(tokenizer, every, rows, ids, mask)
+
+        if len(parts) > 1:
+            ids = [part.ids for part in read]
+            return tuple_batches(self, ids, masks, values=values, **options)
+
+        def finish(inputs, arrays):
+            found = masks(arrays["row"], inputs["token_ids"], inputs["padding_mask"])
+            return {**inputs, **found}, *(arrays[name] for name in values)
+
+        return token_batches(self, {"token_ids": every.ids}, finish, values=values, **options)
 
     def _labels_and_weights(self, y, sample_weight, count: int) -> dict[str, np.ndarray]:
         """Return the values of a data set of single texts."""
@@ -427,7 +500,8 @@ class TextEmbedder(Task):
                 a GPU to as many texts as have about `kernels.device.device().batch_tokens` tokens.
 
         Returns:
-            Float `(texts, width)`; `(width,)` for one string.
+            Float `(texts, width)`; `(width,)` for one string. With pooling `"multi_vector"` a list
+            of arrays `(tokens, width)`, or one of them.
 
         Raises:
             ValueError: if the model does not have the prompt.
@@ -460,8 +534,50 @@ class TextEmbedder(Task):
         """
         prompt = self._prompt_named(prompt_name or self.default_prompt_name)
         made = {**self.to_predict(batch_size), "prompt": prompt}
+        if self._reading is not None:
+            role = QUERY if (prompt_name or self.default_prompt_name) == QUERY else DOCUMENT
+            made |= {"role": role, **self.head.predict_options}
         make = functools.partial(self.make_dataset, **made)
-        return self._predicted(texts, make, {"verbose": 0})
+        vectors, count = self._predicted(texts, make, {"verbose": 0})
+        if self._reading is not None:
+            vectors = [row[(row != 0).any(axis=-1)] for row in vectors]
+        return vectors, count
+
+    def similarity(self, first, second) -> np.ndarray:
+        """Return how similar each of the first texts is to each of the second, by their vectors.
+
+        With pooling `"multi_vector"` it is the sum, over the tokens of a query, of the largest
+        product with a token of the document (MaxSim); otherwise the product of two vectors, which
+        is their cosine if they have length 1.
+
+        Args:
+            first: the result of `encode` for a list of texts, the queries.
+            second: the result for another list, the documents.
+
+        Returns:
+            Float32 `(first, second)`.
+
+        Example:
+        ```python
+        import keras_transformer as kt
+
+        embedder = kt.TextEmbedder.from_preset("minilm_l6_en")
+        vectors = embedder.encode(["a cat", "a kitten", "a car"])
+        scores = embedder.similarity(vectors[:1], vectors[1:])
+        assert scores.shape == (1, 2) and scores[0, 0] > scores[0, 1]
+        ```
+        """
+        if self._reading is None:
+            return np.asarray(first, "float32") @ np.asarray(second, "float32").T
+        if not len(first) or not len(second):
+            return np.zeros((len(first), len(second)), "float32")
+        queries, scores = padded(first), []
+        longest = max(1, *map(len, second))
+        step = max(1, _MOST_PRODUCTS // (queries.shape[0] * queries.shape[1] * longest))
+        for start in range(0, len(second), step):
+            documents = padded(second[start : start + step])
+            scores.append(ops.convert_to_numpy(max_sim(queries, documents)))
+        return np.concatenate(scores, axis=1)
 
     def encode_ids(
         self, rows: Sequence[Sequence[int]], prompt_name: str | None = None
@@ -490,6 +606,10 @@ class TextEmbedder(Task):
         assert (embedder.encode_ids([ids])[0] == embedder.encode("where is Rome?")).all()
         ```
         """
+        if self._reading is not None:
+            raise ValueError(
+                f"pooling={MULTI_VECTOR!r} reads texts, as queries or documents: call `encode`."
+            )
         for place, row in enumerate(rows):
             if not len(row):
                 raise ValueError(f"`rows[{place}]` is empty: there must be at least one id.")
@@ -587,11 +707,12 @@ def tuple_rows(x: tuple) -> list[list[str]]:
 
 
 def tuple_batches(
-    task, ids: list[list[list[int]]], further: Callable[[np.ndarray], dict], **options
+    task, ids: list[list[list[int]]], further: Callable[..., dict], **options
 ) -> BucketedDataset:
     """Batch inputs `(batch, texts, length)`: all texts of a row are padded to one length.
 
-    `further` maps row indices `(batch, texts)` to additional inputs.
+    `further` maps the numbers of texts `(batch, texts)`, their token ids and their mask `(batch,
+    texts, length)` to additional inputs.
     """
     if options.get("pack_length") is not None:
         raise ValueError("`pack_length` needs single texts, received a tuple of lists of texts.")
@@ -610,7 +731,7 @@ def tuple_batches(
         rows = arrays["row"][:, None] + count * np.arange(len(ids))
         mask = places < every.lengths[rows][..., None]
         found = np.where(mask, every.ids_at(rows[..., None], places), pad_id)
-        inputs = {"token_ids": found, "padding_mask": mask, **further(rows)}
+        inputs = {"token_ids": found, "padding_mask": mask, **further(rows, found, mask)}
         scores = arrays.get("scores", np.ones(len(rows), "float32"))
         weights = (arrays["sample_weight"],) if "sample_weight" in arrays else ()
         return inputs, scores, *weights

@@ -7,6 +7,7 @@ import keras
 from keras import ops
 
 from keras_transformer.distribution.replicas import mean_over_replicas, share_of_weight
+from keras_transformer.layers.max_sim import max_sim
 from keras_transformer.layers.normalization import unit_vectors
 from keras_transformer.support.checking import (
     check_bool,
@@ -31,6 +32,7 @@ class EmbeddingLoss(keras.losses.Loss):
     takes_scores = False
     takes_margins = False  # whether a row may have several scores
     takes_labels = False  # whether the targets are labels of single texts
+    takes_tokens = False  # whether a text may have a vector for each of its tokens
     most_texts: int | None = None
     least_texts = 2
     # Number of rows whose texts are embedded at a time in training; None means all.
@@ -63,7 +65,8 @@ class EmbeddingLoss(keras.losses.Loss):
     def __call__(self, y_true, y_pred, sample_weight=None):
         vectors = ops.convert_to_tensor(y_pred, dtype="float32")
         vectors = vectors[:, None] if len(vectors.shape) == 2 else vectors
-        texts = vectors.shape[1] if len(vectors.shape) == 3 else 0
+        axes = (3, 4) if self.takes_tokens else (3,)
+        texts = vectors.shape[1] if len(vectors.shape) in axes else 0
         if texts < self.least_texts or texts > (self.most_texts or texts):
             least = self.least_texts
             count = f"{least}" if self.most_texts == least else f"{least} or more"
@@ -79,7 +82,7 @@ class EmbeddingLoss(keras.losses.Loss):
         scores = ops.cast(y_true, "int32" if self.takes_labels else "float32")
         if not self.takes_margins:
             scores = ops.reshape(scores, (-1,))
-        rows = vectors[:, 0, 0]
+        rows = ops.reshape(vectors, (ops.shape(vectors)[0], -1))[:, 0]
         weights = ops.ones_like(rows) if sample_weight is None else sample_weight
         weights = ops.reshape(ops.convert_to_tensor(weights, dtype="float32"), (-1,))
         dims = self.matryoshka_dims or [width]
@@ -113,10 +116,11 @@ class MultipleNegativesRankingLoss(EmbeddingLoss):
     """Cross-entropy that brings each anchor nearer to its positive than to other texts of a batch.
 
     The logits of an anchor are its cosines, times `scale`, to all positives and negatives of the
-    batch; its own positive is the target. A row is an anchor, a positive and any number of
-    negatives. A positive that occurs twice in a batch is also a negative of its own anchor, as in
-    sentence-transformers: let anchors and positives differ from row to row. Larger batches have
-    more negatives.
+    batch; its own positive is the target. For texts with a vector for each token (`"multi_vector"`
+    of a `TextEmbedder`, with zeros in other places) they are the MaxSim scores, times `scale`. A
+    row is an anchor, a positive and any number of negatives. A positive that occurs twice in a
+    batch is also a negative of its own anchor, as in sentence-transformers: let anchors and
+    positives differ from row to row. Larger batches have more negatives.
 
     Args:
         scale: float, the cosine is multiplied by it.
@@ -142,6 +146,8 @@ class MultipleNegativesRankingLoss(EmbeddingLoss):
     Kusupati et al. 2022, "Matryoshka Representation Learning", equation 1.
     """
 
+    takes_tokens = True
+
     def __init__(
         self,
         scale: float = 20.0,
@@ -153,11 +159,15 @@ class MultipleNegativesRankingLoss(EmbeddingLoss):
         self.scale = check_number("scale", scale, above=0)
 
     def of_units(self, units, scores, weights):
-        texts, width = units.shape[1:]
-        candidates = ops.reshape(ops.swapaxes(units[:, 1:], 0, 1), (-1, width))
-        cosines = ops.matmul(units[:, 0], ops.transpose(candidates))
+        texts, *shape = units.shape[1:]
+        candidates = ops.reshape(ops.swapaxes(units[:, 1:], 0, 1), (-1, *shape))
+        if len(shape) == 1:
+            cosines = ops.matmul(units[:, 0], ops.transpose(candidates))
+            own = ops.sum(units[:, 0] * units[:, 1], axis=-1)
+        else:
+            cosines = max_sim(units[:, 0], candidates)
+            own = ops.diagonal(cosines)
         there = ops.tile(weights > 0, texts - 1)
-        own = ops.sum(units[:, 0] * units[:, 1], axis=-1)
         logits = ops.where(there, self.scale * cosines, _HIDDEN)
         largest = ops.stop_gradient(ops.max(logits, axis=-1))
         above = ops.log(ops.sum(ops.exp(logits - largest[:, None]), axis=-1))

@@ -1,4 +1,4 @@
-"""Cross-entropy fused with the projection to the vocabulary, a few positions at a time."""
+"""Cross-entropy fused with the projection to the vocabulary, some of the positions at a time."""
 
 from typing import Any, NamedTuple
 
@@ -32,7 +32,7 @@ def linear_cross_entropy(
     weights=None,
     bias=None,
     label_smoothing: float = 0.0,
-    gradient: bool = True,
+    gradient: bool | str = True,
     chunk_bytes: int | None = None,
 ) -> TokenSums:
     """Sum the cross-entropy of `states @ kernel.T + bias` without the whole product in memory.
@@ -44,7 +44,8 @@ def linear_cross_entropy(
         weights: float `(batch, length)`, at least 0. Defaults to 1 each.
         bias: float `(vocabulary_size,)`, or None.
         label_smoothing: float in [0, 1), see `TokenCrossEntropy`.
-        gradient: bool, whether `loss` will be differentiated. False saves two matrix products.
+        gradient: whether `loss` will be differentiated. False saves two matrix products. `"states"`
+            stands for a kernel and a bias that are not trained: their gradients are not computed.
         chunk_bytes: int, approximate size of the logits that a device holds at a time. Defaults to
             16 MiB on a CPU, which fits into its caches, else to a share of the device's memory.
 
@@ -68,67 +69,145 @@ def linear_cross_entropy(
     Source: the gradient is computed in the forward pass, as in Hsu et al. 2024, "Liger Kernel",
     section 3.2.
     """
+    arguments, targets, weights, width = _prepared(
+        states, kernel, targets, weights, bias, chunk_bytes
+    )
+
+    def forward(*arguments):
+        # Gradients are computed in this pass, so nothing has to be kept or computed again for
+        # another.
+        values, gradients = _of_tokens(
+            arguments, targets, weights, label_smoothing, width, gradient
+        )
+        sums = [ops.sum(ops.where(weights > 0, value * weights, 0.0)) for value in values]
+        return (*sums, ops.sum(weights)), gradients
+
+    if not gradient:
+        return TokenSums(*forward(*arguments)[0])
+
+    @ops.custom_gradient
+    def differentiated(*arguments):
+        sums, gradients = forward(*arguments)
+        # Not the arguments, which would stay in memory for the whole backward pass.
+        dtypes = [argument.dtype for argument in arguments]
+
+        def backward(*args, upstream=None):
+            upstream = args[0] if upstream is None else upstream  # PyTorch passes it by name
+            # In float32: a sum over tokens, or a loss scale, may overflow float16.
+            scale = ops.cast(upstream[0], "float32")
+            scaled = [g if g is None else scale * ops.cast(g, "float32") for g in gradients]
+            return _like(dtypes, scaled)
+
+        return ops.stack(sums), backward  # stacked: PyTorch allows a single tensor only
+
+    stacked = differentiated(*map(tensor_of, arguments))
+    return TokenSums(stacked[0], *(ops.stop_gradient(stacked[i]) for i in range(1, 4)))
+
+
+def linear_log_probabilities(
+    states, kernel, targets, mask=None, bias=None, chunk_bytes: int | None = None
+):
+    """Compute the log-probability of each target without the whole `states @ kernel.T` in memory.
+
+    The gradient with respect to states, kernel and bias computes the logits again, some of them at
+    a time.
+
+    Args:
+        states: float `(batch, length, dim)`.
+        kernel: float `(vocabulary_size, dim)`, with the dtype of `states`.
+        targets: int `(batch, length)`.
+        mask: bool or float `(batch, length)`, the targets to compute; others give 0. Defaults to
+            all.
+        bias: float `(vocabulary_size,)`, or None.
+        chunk_bytes: int, as for `linear_cross_entropy`.
+
+    Returns:
+        float32 `(batch, length)`, in nats. Within a compiled program a target outside the
+        vocabulary is NaN.
+
+    Raises:
+        ValueError: if a target within the mask is outside the vocabulary, where values are known.
+
+    Example:
+    ```python
+    import numpy as np
+    from keras_transformer.training import linear_log_probabilities
+
+    states, kernel = np.zeros((2, 3, 4), "float32"), np.ones((10, 4), "float32")
+    found = linear_log_probabilities(states, kernel, np.zeros((2, 3), "int32"))
+    assert np.allclose(found, -np.log(10))
+    ```
+    """
+    arguments, targets, weights, width = _prepared(states, kernel, targets, mask, bias, chunk_bytes)
+    counted = ops.not_equal(weights, 0.0)
+
+    @ops.custom_gradient
+    def differentiated(*arguments):
+        values, _ = _of_tokens(arguments, targets, weights, 0.0, width, gradient=False)
+
+        def backward(*args, upstream=None):
+            upstream = ops.cast(args[0] if upstream is None else upstream, "float32")
+            # The gradient of cross-entropies that are weighted with what arrives from above.
+            weights = ops.where(counted, -upstream, 0.0)
+            _, gradients = _of_tokens(arguments, targets, weights, 0.0, width, gradient=True)
+            return _like([argument.dtype for argument in arguments], gradients)
+
+        return ops.where(counted, -values[1], 0.0), backward
+
+    return differentiated(*map(tensor_of, arguments))
+
+
+def _prepared(states, kernel, targets, weights, bias, chunk_bytes):
+    """Return states, kernel and bias; the checked targets, their weights, the width of a chunk."""
     states, kernel = ops.convert_to_tensor(states), ops.convert_to_tensor(kernel)
     targets = checked_targets(targets, kernel.shape[0], weights)
     if weights is None:
         weights = ops.ones(ops.shape(targets), "float32")
-    weights = ops.cast(weights, "float32")
     arguments = (states, kernel, *([] if bias is None else [ops.convert_to_tensor(bias)]))
     # The kernel's gradient is summed over devices in each chunk: use as few chunks as possible.
     chunk_bytes = (
         device().logits_bytes if chunk_bytes is None else chunk_bytes
     ) * devices_of_model()
     width = positions_at_a_time(ops.shape(states), kernel.shape[0], chunk_bytes)
-
-    def forward(states, kernel, bias=None):
-        # Gradients are computed in this pass, so nothing has to be kept or computed again for
-        # another.
-        with no_inner_remat(), onednn_matmul_scope(states):
-            return _sums(states, kernel, bias, targets, weights, label_smoothing, width, gradient)
-
-    if not gradient:
-        return TokenSums(*forward(*arguments)[0])
-    stacked = _with_gradients(forward, arguments)
-    return TokenSums(stacked[0], *(ops.stop_gradient(stacked[i]) for i in range(1, 4)))
+    return arguments, targets, ops.cast(weights, "float32"), width
 
 
-def _with_gradients(forward, arguments):
-    """Return the sums of `forward`, the first with the gradients that `forward` returns too."""
-
-    @ops.custom_gradient
-    def differentiated(*arguments):
-        sums, gradients = forward(*arguments)
-
-        def backward(*args, upstream=None):
-            upstream = args[0] if upstream is None else upstream  # PyTorch passes it by name
-            # In float32: a sum over tokens, or a loss scale, may overflow float16.
-            scale = ops.cast(upstream[0], "float32")
-            return tuple(
-                ops.cast(scale * ops.cast(g, "float32"), argument.dtype)
-                for g, argument in zip(gradients, arguments, strict=True)
-            )
-
-        return ops.stack(sums), backward  # stacked: PyTorch allows a single tensor only
-
-    return differentiated(*map(tensor_of, arguments))
+def _like(dtypes, gradients) -> tuple:
+    pairs = zip(gradients, dtypes, strict=True)
+    return tuple(None if g is None else ops.cast(g, dtype) for g, dtype in pairs)
 
 
-def _sums(states, kernel, bias, targets, weights, label_smoothing, width, gradient):
-    """Return the sums, and the gradients of the first with respect to states, kernel and bias.
+def _of_tokens(arguments, targets, weights, label_smoothing, width, gradient):
+    """Return loss, cross-entropy and correctness of tokens, and the gradients of the loss.
+
+    The gradients are those of the weighted sum of the losses with respect to states, kernel and
+    bias; one that is not wanted is None.
 
     With p the softmax of the logits, w the weight and s the smoothing, the gradient with respect to
     the logits of a token is w (p - (1 - s) onehot(target) - s / V). Each pass over all logits costs
     as much as a tenth of a product, so w and the last term, equal for all words, are applied to
     smaller tensors.
     """
+    with no_inner_remat(), onednn_matmul_scope(arguments[0]):
+        return _in_chunks(
+            *arguments[:2],
+            arguments[2] if len(arguments) > 2 else None,
+            targets, weights, label_smoothing, width, gradient,
+        )  # fmt: skip
+
+
+def _in_chunks(states, kernel, bias, targets, weights, label_smoothing, width, gradient):
     batch, length, dim = ops.shape(states)
+    of_kernel = gradient is True
     vocabulary_size = kernel.shape[0]
     count = -(-length // width)
     # At a padded position neither infinite states nor a target outside the vocabulary matters.
-    states = ops.where(weights[..., None] > 0, states, ops.zeros((), states.dtype))
+    states = ops.where(weights[..., None] != 0, states, ops.zeros((), states.dtype))
     known, targets = within(targets, vocabulary_size)
-    total, weights = ops.sum(weights), ops.where(known, weights, 0.0)
-    means = [ops.mean(ops.cast(x, "float32"), axis=0) for x in (kernel, bias) if x is not None]
+    weights = ops.where(known, weights, 0.0)
+    means = []  # of kernel and bias over the vocabulary: a pass over all of it, as float32
+    if label_smoothing:
+        means = [ops.mean(ops.cast(x, "float32"), axis=0) for x in (kernel, bias) if x is not None]
 
     def in_chunks(x):
         x = ops.pad(x, [(0, 0), (0, count * width - length)] + [(0, 0)] * (len(x.shape) - 2))
@@ -136,47 +215,54 @@ def _sums(states, kernel, bias, targets, weights, label_smoothing, width, gradie
         return ops.moveaxis(x, 1, 0)
 
     def step(i, carry):
-        sums, by_states, by_kernel, by_bias = carry
+        found, by_states, by_kernel, by_bias = carry
         states, targets, weights = (x[i] for x in chunks)
         states = ops.reshape(states, (-1, dim))
         targets, weights = ops.reshape(targets, (-1, 1)), ops.reshape(weights, (-1, 1))
-        values, p = _of_tokens(states, kernel, bias, targets, label_smoothing, means)
-        added = zip(sums, values, strict=True)
-        sums = tuple(old + ops.sum(value * weights) for old, value in added)
+        values, p = _of_chunk(states, kernel, bias, targets, label_smoothing, means)
+        new = ops.reshape(ops.stack(values), (1, 3, batch, width))
+        found = put(found, new, i, axis=0)
         if not gradient:
-            return sums, by_states, by_kernel, by_bias
+            return found, by_states, by_kernel, by_bias
         # Computed before the cast to fewer bits, in which p of an almost certain word rounds to 1.
         by_target = ops.exp(-values[1]) - (1.0 - label_smoothing)
         by_logits = with_one_replaced(p, targets, by_target)
-        if bias is not None:
+        if of_kernel and bias is not None:
             by_bias = by_bias + ops.matmul(weights[:, 0], by_logits)
         by_logits = ops.cast(by_logits, states.dtype)
         new = ops.reshape(ops.matmul(by_logits, kernel), (1, batch, width, dim))
         by_states = put(by_states, new, i, axis=0)
-        return sums, by_states, by_kernel + _by_kernel(by_logits, states, weights), by_bias
+        if of_kernel:
+            by_kernel = by_kernel + _by_kernel(by_logits, states, weights)
+        return found, by_states, by_kernel, by_bias
 
     chunks = tuple(map(in_chunks, (states, targets, weights)))
-    zero, nothing = ops.zeros((), "float32"), ops.zeros((0,), "float32")
+    nothing = ops.zeros((0,), "float32")
     carry = (
-        (zero, zero, zero),
+        ops.zeros((count, 3, batch, width), "float32"),
         ops.zeros_like(chunks[0]) if gradient else nothing,
-        ops.zeros(kernel.shape, "float32") if gradient else nothing,
-        ops.zeros((vocabulary_size,), "float32") if gradient and bias is not None else nothing,
+        ops.zeros(kernel.shape, "float32") if of_kernel else nothing,
+        ops.zeros((vocabulary_size,), "float32") if of_kernel and bias is not None else nothing,
     )
-    sums, by_states, by_kernel, by_bias = ops.fori_loop(0, count, step, carry)
+    found, by_states, by_kernel, by_bias = ops.fori_loop(0, count, step, carry)
+    found = ops.reshape(ops.moveaxis(found, 0, 2), (3, batch, count * width))[..., :length]
     # A target outside the vocabulary makes the loss NaN, as in `token_cross_entropy`.
-    loss, cross_entropy, correct = sums
-    right = ops.where(ops.all(known), 0.0, np.nan)
-    sums = (loss + right, cross_entropy + right, correct, total)
+    right = ops.where(known, 0.0, np.nan)
+    values = (found[0] + right, found[1] + right, ops.where(known, found[2], 0.0))
     if not gradient:
-        return sums, None
+        return values, None
     by_states = ops.reshape(ops.moveaxis(by_states, 0, 1), (batch, count * width, dim))
-    by_states = ops.cast(by_states[:, :length], "float32") - label_smoothing * means[0]
-    total = ops.sum(weights)
-    weights, each = weights[..., None], label_smoothing / vocabulary_size
-    by_kernel = by_kernel - each * ops.sum(weights * ops.cast(states, "float32"), axis=(0, 1))
-    by_bias = [] if bias is None else [by_bias - each * total]
-    return sums, [weights * by_states, by_kernel, *by_bias]
+    by_states = ops.cast(by_states[:, :length], "float32")
+    if label_smoothing:
+        by_states = by_states - label_smoothing * means[0]
+    total, weights = ops.sum(weights), weights[..., None]
+    if not of_kernel:
+        return values, [weights * by_states, None, *([] if bias is None else [None])]
+    if label_smoothing:
+        each = label_smoothing / vocabulary_size
+        by_kernel = by_kernel - each * ops.sum(weights * ops.cast(states, "float32"), axis=(0, 1))
+        by_bias = None if bias is None else by_bias - each * total
+    return values, [weights * by_states, by_kernel, *([] if bias is None else [by_bias])]
 
 
 def _by_kernel(by_logits, states, weights):
@@ -187,7 +273,7 @@ def _by_kernel(by_logits, states, weights):
     return ops.cast(ops.matmul(ops.transpose(by_logits), weighted), "float32")
 
 
-def _of_tokens(states, kernel, bias, targets, label_smoothing, means):
+def _of_chunk(states, kernel, bias, targets, label_smoothing, means):
     """Return loss, cross-entropy and correctness of tokens, each `(tokens, 1)`, and the softmax."""
     logits = ops.cast(ops.matmul(states, ops.transpose(kernel)), "float32")
     if bias is not None:

@@ -4,7 +4,8 @@
 """
 
 import dataclasses
-from collections.abc import Callable, Mapping
+import operator
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import numpy as np
@@ -53,6 +54,30 @@ class PublishedHead:
     prefix: str | None = None  # prefix of the backbone's tensors; default: the first of `names`
 
 
+@dataclasses.dataclass(frozen=True)
+class PartsWithoutKeywords:
+    """Conversion of parts of a config that no keyword describes."""
+
+    # The config with these parts, of the published values and of the config by keywords.
+    read: Callable[[Values, TransformerConfig], TransformerConfig]
+    # The config by keywords, without these parts, and the published values that state them.
+    write: Callable[[TransformerConfig], tuple[TransformerConfig, dict[str, Any]]]
+
+
+class Inexpressible(ValueError):
+    """A config that checkpoints of a family cannot express.
+
+    Args:
+        message: str, the error's text.
+        reasons: int, number of values that the family cannot express. None if they were not
+            compared, since the config is of another kind.
+    """
+
+    def __init__(self, message: str, reasons: int | None = None):
+        super().__init__(message)
+        self.reasons = reasons
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Family:
     """One published architecture: how its config and its weights map to ours."""
@@ -64,6 +89,7 @@ class Family:
     fields: Mapping[str, ConfigField]  # config values with a counterpart, by published name
     constants: Values  # our values that are the same for the whole family
     conversions: tuple[Conversion, ...] = ()  # all other values
+    parts: PartsWithoutKeywords | None = None
     required: Values = dataclasses.field(default_factory=dict)  # published, with the supported one
     activations: Mapping[str, str] = dataclasses.field(default_factory=lambda: ACTIVATIONS)
     weights: tuple[WeightLine, ...]
@@ -100,6 +126,7 @@ class Family:
         for conversion in self.conversions:
             ours |= conversion.read(values)
         config = TransformerConfig.from_dict(ours)
+        config = config if self.parts is None else self.parts.read(values, config)
         seen = {} if tensors is None else self._seen_in(tensors, config, values)
         return config.replace(**seen) if seen else config
 
@@ -170,50 +197,52 @@ class Family:
     ) -> dict[str, Any]:
         """Return the published config for one of ours: the reverse of `config` and `task`."""
         cannot = f"A {self.model_type} checkpoint cannot express"
-        if not config.by_keywords:
-            raise ValueError(f"{cannot} the parts of this config.")
+        try:
+            plain, stated = (config, {}) if self.parts is None else self.parts.write(config)
+            if not plain.by_keywords:
+                raise Inexpressible(f"{cannot} the parts of this config.")
+            theirs = self._written(plain) | stated
+            back = self.config(theirs)
+        except Inexpressible:
+            raise
+        except ValueError as error:
+            raise Inexpressible(f"{cannot} this config: {error}") from error
+        headed = {name for own in self.heads for name in self.classes(own)}
+        alone = task is None and config.kind != self.constants["kind"]
+        if config.kind != back.kind:
+            raise Inexpressible(f"{cannot} kind={config.kind!r}, only {back.kind!r}.")
+        if alone and headed.intersection(theirs["architectures"]):
+            raise Inexpressible(f"{cannot} kind={config.kind!r} without a head.")
+        if (config.source is None) != (back.source is None):
+            raise Inexpressible(
+                f"{cannot} source={shorten(config.source)}, only {shorten(back.source)}."
+            )
+        free = [name for name in ("pooler", "output_bias") if getattr(self, name)]
+        reasons = differences(config, back, {*free, *_LEFT_OUT, *self.silent})
+        if not reasons and self.parts is not None and not _same_parts(config, back):
+            raise Inexpressible(f"{cannot} the parts of this config.")
+        if reasons:
+            raise Inexpressible(f"{cannot} {'; '.join(reasons)}.", len(reasons))
+        return _merged(theirs, self._published_task(config, task, theirs)) if task else theirs
+
+    def _written(self, config: TransformerConfig) -> dict[str, Any]:
+        """Return the published config of a bare model, before it is compared with ours."""
         model_type = self.published_type or self.model_type
-        theirs = {"model_type": model_type, "architectures": [self.architecture]}
-        theirs |= self.required
+        theirs = {"model_type": model_type, "architectures": [self.architecture], **self.required}
         for name, field in self.fields.items():
             if field.ours not in config.flat:
-                raise ValueError(f"{cannot} a model without attention, and so no {field.ours}.")
+                raise ValueError(f"a model without attention has no {field.ours}.")
             value = getattr(config, field.ours)
             if field.ours == "activation":
                 names = [theirs for theirs, known in self.activations.items() if known == value]
                 if not names:
-                    raise ValueError(f"{cannot} activation={value!r}.")
+                    raise ValueError(f"activation={value!r} is unknown there.")
                 value = field.default if field.default in names else names[0]
             if value is not None or field.ours not in _LEFT_OUT:
                 theirs[name] = value
         for conversion in self.conversions:
             theirs |= conversion.write(config)
-        try:
-            back = self.config(theirs)
-        except ValueError as error:
-            raise ValueError(f"{cannot} this config: {error}") from error
-        headed = {name for own in self.heads for name in self.classes(own)}
-        alone = task is None and config.kind != self.constants["kind"]
-        if config.kind != back.kind:
-            raise ValueError(f"{cannot} kind={config.kind!r}, only {back.kind!r}.")
-        if alone and headed.intersection(theirs["architectures"]):
-            raise ValueError(f"{cannot} kind={config.kind!r} without a head.")
-        if (config.source is None) != (back.source is None):
-            raise ValueError(
-                f"{cannot} source={shorten(config.source)}, only {shorten(back.source)}."
-            )
-        free = [name for name in ("pooler", "output_bias") if getattr(self, name)]
-        both = [(config, back, {"model"})]
-        parts = {"side", "layer", "overrides"}
-        both += [(*side, parts) for side in zip(config.sides, back.sides, strict=True)]
-        for mine, read, compared in both:
-            for name, known in OPTIONS.items():
-                # A model without attention has no values of it.
-                own, value = getattr(mine, name, None), getattr(read, name, None)
-                skipped = known["of"] not in compared or name in (*free, *_LEFT_OUT, *self.silent)
-                if not skipped and name not in SIDES and own != value:
-                    raise ValueError(f"{cannot} {name}={own!r}, only {value!r}.")
-        return _merged(theirs, self._published_task(config, task, theirs)) if task else theirs
+        return theirs
 
     def task(self, values: Values) -> dict[str, Any] | None:
         """Return the task of a checkpoint's head, or `None` if the model is bare."""
@@ -243,6 +272,8 @@ class Family:
 
     def _within_vocabulary(self, task: dict[str, Any], values: Values) -> dict[str, Any]:
         """Remove token ids that are not in the vocabulary: small models keep the published ids."""
+        if not {"end_ids", "start_id"} & set(task):
+            return task
         sizes = (
             values.get(name, field.default)
             for name, field in self.fields.items()
@@ -303,6 +334,36 @@ class Family:
                     f"only {back[value]!r}."
                 )
         return theirs
+
+
+def _same_parts(config: TransformerConfig, other: TransformerConfig) -> bool:
+    """Return whether the layers of two configs are equal, and what the layers are given."""
+    both = (config.last_side, other.last_side)
+    one, two = ((tuple(side.blocks), side.layer_inputs) for side in both)
+    return one == two
+
+
+def differences(
+    config: TransformerConfig,
+    back: TransformerConfig,
+    skipped: Collection[str],
+    alike: Callable[[Any, Any], bool] = operator.eq,
+) -> list[str]:
+    """Return the values in which a config differs from the one that was read back, as texts.
+
+    Values whose names are `skipped` are not compared; `alike` says whether two values are the same.
+    """
+    both = [(config, back, {"model"})]
+    parts = {"side", "layer", "overrides"}
+    both += [(*side, parts) for side in zip(config.sides, back.sides, strict=True)]
+    reasons = []
+    for mine, read, compared in both:
+        for name, known in OPTIONS.items():
+            # A model without attention has no values of it.
+            own, value = getattr(mine, name, None), getattr(read, name, None)
+            if known["of"] in compared and name not in (*SIDES, *skipped) and not alike(own, value):
+                reasons.append(f"{name}={shorten(own)}, only {shorten(value)}")
+    return list(dict.fromkeys(reasons))
 
 
 def _merged(values: Values, further: Values) -> dict[str, Any]:

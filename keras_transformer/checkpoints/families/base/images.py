@@ -46,7 +46,7 @@ def patches(image_size: int, patch_size: int, channels: str = "num_channels", **
 
     def read(values: Values) -> dict[str, Any]:
         size, patch = values.get("image_size", image_size), values.get("patch_size", patch_size)
-        if isinstance(patch, (list, tuple)) and len(set(patch)) == 1:
+        if isinstance(patch, (list, tuple)) and patch and all(side == patch[0] for side in patch):
             patch = patch[0]
         sizes = size if isinstance(size, (list, tuple)) else (size, size)
         stem = {
@@ -68,6 +68,19 @@ def patches(image_size: int, patch_size: int, channels: str = "num_channels", **
             "patch_size": stem.patch_size,
             channels: stem.num_channels,
         }
+
+    return Conversion(read, write)
+
+
+def registers(stem: Conversion, usual: int) -> Conversion:
+    """Return the conversion of a stem of patches with registers, given their published number."""
+
+    def read(values: Values) -> dict[str, Any]:
+        found = stem.read(values)["stem"]
+        return {"stem": {**found, "num_registers": number(values, "num_register_tokens", usual)}}
+
+    def write(config: TransformerConfig) -> dict[str, Any]:
+        return {**stem.write(config), "num_register_tokens": config.stem.num_registers}
 
     return Conversion(read, write)
 

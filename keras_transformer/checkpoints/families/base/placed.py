@@ -26,7 +26,7 @@ def read_text(values: Values, *families: Family) -> TransformerConfig:
     text = nested(values, "text_config")
     known = {family.model_type: family for family in families}
     kind = text.get("model_type", families[0].model_type)
-    if kind not in known:
+    if not isinstance(kind, str) or kind not in known:
         raise ValueError(
             f"The text model {kind!r} is not supported, only {', '.join(map(repr, known))}."
         )

@@ -13,6 +13,7 @@ from keras_transformer.checkpoints.families.base.family import (
 from keras_transformer.checkpoints.heads import END_IDS, START_ID
 from keras_transformer.checkpoints.weights.tables import WeightLine, layers
 from keras_transformer.config import MOST_LAYERS, ROTARY_SCALINGS, SIDES, TransformerConfig
+from keras_transformer.support.checking import shorten
 
 # BERT's block, with learned positions.
 ENCODER = {
@@ -191,7 +192,7 @@ def rotary(
         }
         if config.rotary_dim is not None or default_share != 1:
             rotated = config.head_dim if config.rotary_dim is None else config.rotary_dim
-            options["partial_rotary_factor"] = _share(rotated, config.head_dim, default_share)
+            options["partial_rotary_factor"] = rotary_share(rotated, config.head_dim, default_share)
         if config.rotary_scaling is not None:
             options["factor"] = config.rotary_factor
         if config.rotary_scaling == "longrope":
@@ -213,7 +214,7 @@ def rotary(
     return Conversion(read, write)
 
 
-def _share(rotated: int, head_dim: int, usual: float) -> float:
+def rotary_share(rotated: int, head_dim: int, usual: float) -> float:
     """Return a share of `head_dim` that rounds down to `rotated` features, if possible `usual`."""
     exact = rotated / head_dim
     shares = (usual, exact, math.nextafter(exact, 2.0))  # a product may be just below an integer
@@ -318,6 +319,16 @@ def number_of_layers(values: Values, default: int) -> int:
     if not 0 < count <= MOST_LAYERS:
         raise ValueError(f"num_hidden_layers={count} is not from 1 to {MOST_LAYERS:,}.")
     return count
+
+
+def listed_layers(values: Values, name: str) -> frozenset[int] | None:
+    """Return the numbers of layers that a published value lists, or None without the value."""
+    found = values.get(name)
+    if found is None:
+        return None
+    if not isinstance(found, (list, tuple)) or not all(type(i) is int for i in found):
+        raise ValueError(f"{name} must be a list of whole numbers, received {shorten(found)}.")
+    return frozenset(found)
 
 
 def cycle_of_layers(kinds: Sequence[Any], values: Mapping[Any, Values]) -> dict[str, Any]:

@@ -210,18 +210,6 @@ def _write_scale(mixer: LatentAttention) -> dict[str, Any]:
     return {_ALL_DIM: next(fitting, exact)}
 
 
-def _refuse_bytes(values: Values) -> dict[str, Any]:
-    if values.get("quantization_config"):
-        raise ValueError(
-            "quantization_config is not supported: the weights are stored in blocks of few bits, "
-            "such as FP8. Take a checkpoint in bfloat16."
-        )
-    return {}
-
-
-NOT_QUANTIZED = Conversion(_refuse_bytes, lambda config: {})
-
-
 def first_dense(default_layers: int, default: int) -> Conversion:
     """Return a conversion of `first_k_dense_replace` to and from a list: which layers have experts.
 
@@ -346,7 +334,6 @@ DEEPSEEK_V2 = Family(
     constants={**_CONSTANTS, "normalize_expert_weights": False},
     conversions=(
         latent(interleaved=True),
-        NOT_QUANTIZED,
         experts(64, 1407, 2, first_dense(32, 0)),
         router(1.0, by=_is_limited),
         _PER_TOKEN,
@@ -384,7 +371,6 @@ DEEPSEEK_V3 = dataclasses.replace(
     constants=_CONSTANTS,
     conversions=(
         latent(num_attention_heads=128),
-        NOT_QUANTIZED,
         experts(256, 2048, 1, first_dense(61, 3)),
         router(2.5, 8, 4, **V3_ROUTER),
         NO_FURTHER_TOKENS,

@@ -2,7 +2,7 @@
 
 Hybrids, most of whose layers have the gated delta rule of Yang and others (2024, arXiv 2412.06464)
 in place of attention, which is gated, rotates a quarter of each head, and normalizes queries and
-keys by 1 + weight. Qwen3.5 is read without its images.
+keys by 1 + weight. Qwen3.5, with and without experts, is read without its images.
 """
 
 import dataclasses
@@ -12,12 +12,14 @@ from typing import Any
 from keras_transformer.checkpoints.families.base.family import (
     ConfigField,
     Conversion,
+    PublishedHead,
     Values,
 )
 from keras_transformer.checkpoints.families.base.shared import (
     FULL,
     cycle_of_layers,
     decoder_heads,
+    listed_layers,
     number,
     number_of_layers,
     rotary,
@@ -81,12 +83,17 @@ def write_mixers(config: TransformerConfig) -> dict[str, Any]:
     return {**sizes, "layer_types": [LINEAR if each else FULL for each in linear]}
 
 
-def _read_layers(values: Values) -> dict[str, Any]:
-    kinds = kinds_of_layers(values, 32)
-    own = {FULL: {"mixer": None}}
-    if LINEAR in kinds:
-        own[LINEAR] = {"mixer": read_mixer(values)}
-    return cycle_of_layers(kinds, own)
+def delta_layers(default_layers: int) -> Conversion:
+    """Return a conversion of layers with attention and with the gated delta rule."""
+
+    def read(values: Values) -> dict[str, Any]:
+        kinds = kinds_of_layers(values, default_layers)
+        own = {FULL: {"mixer": None}}
+        if LINEAR in kinds:
+            own[LINEAR] = {"mixer": read_mixer(values)}
+        return cycle_of_layers(kinds, own)
+
+    return Conversion(read, write_mixers)
 
 
 def _read_sparse_layers(values: Values) -> dict[str, Any]:
@@ -94,12 +101,10 @@ def _read_sparse_layers(values: Values) -> dict[str, Any]:
     kinds = kinds_of_layers(values, 48)
     named = "num_local_experts" if "num_local_experts" in values else "num_experts"
     found = number(values, named, 512)
-    step, dense = number(values, "decoder_sparse_step", 1), values.get("mlp_only_layers") or []
-    if step < 1 or not isinstance(dense, list):
-        raise ValueError(
-            "decoder_sparse_step must be at least 1 and mlp_only_layers a list, received "
-            f"{step} and {dense!r}."
-        )
+    step = number(values, "decoder_sparse_step", 1)
+    if step < 1:
+        raise ValueError(f"decoder_sparse_step must be at least 1, received {step}.")
+    dense = listed_layers(values, "mlp_only_layers") or frozenset()
     mixers = {FULL: None, LINEAR: read_mixer(values) if LINEAR in kinds else None}
     own = {
         (kind, has): {"mixer": mixer, "num_experts": found if has else 0}
@@ -248,7 +253,7 @@ QWEN3_5_TEXT = dataclasses.replace(
         "max_position_embeddings": ConfigField("max_sequence_length", 32768),
     },
     constants=_QWEN,
-    conversions=(rotary(0.25, 256), Conversion(_read_layers, write_mixers)),
+    conversions=(rotary(0.25, 256), delta_layers(32)),
     weights=(
         *_without_queries(LLAMA.weights),
         *_MIXER_NORM,
@@ -258,4 +263,29 @@ QWEN3_5_TEXT = dataclasses.replace(
     ),
     of_config=_lines_of_3_5,
     heads=decoder_heads("Qwen3_5ForCausalLM"),
+)
+
+_OF_EXPERTS = ("expert_", "router", "shared")
+
+QWEN3_5_MOE_TEXT = dataclasses.replace(
+    QWEN3_5_TEXT,
+    model_type="qwen3_5_moe_text",
+    architecture="Qwen3_5MoeTextModel",
+    fields={
+        **{n: each for n, each in QWEN3_5_TEXT.fields.items() if n != "intermediate_size"},
+        "hidden_size": ConfigField("hidden_dim", 2048),
+        "num_hidden_layers": ConfigField("num_layers", 40),
+        "num_key_value_heads": ConfigField("num_key_value_heads", 2),
+        "num_experts": ConfigField("num_experts", 256),
+        "num_experts_per_tok": ConfigField("experts_per_token", 8),
+        "moe_intermediate_size": ConfigField("intermediate_dim", 512),
+        "shared_expert_intermediate_size": ConfigField("shared_expert_dim", 512),
+        "router_aux_loss_coef": ConfigField("load_balancing_factor", 0.001),
+    },
+    conversions=(rotary(0.25, 256), delta_layers(40)),
+    weights=(
+        *(line for line in QWEN3_5_TEXT.weights if ".mlp." not in line.theirs),
+        *(line for line in QWEN2_MOE.weights if any(x in line.ours for x in _OF_EXPERTS)),
+    ),
+    heads={"CausalLM": PublishedHead(architectures=("Qwen3_5MoeForCausalLM",))},
 )

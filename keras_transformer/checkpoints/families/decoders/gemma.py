@@ -134,7 +134,9 @@ def _write_layers(config: TransformerConfig) -> dict[str, Any]:
 
 
 # Only lines for Gemma 3's normalization: the condition `when` is then free for the kind.
-_LINES = [x for x in GEMMA2.weights if x.when in (None, ("normalization", "rms_norm_plus_one"))]
+GEMMA3_LINES = [
+    x for x in GEMMA2.weights if x.when in (None, ("normalization", "rms_norm_plus_one"))
+]
 
 
 GEMMA3 = dataclasses.replace(
@@ -153,7 +155,7 @@ GEMMA3 = dataclasses.replace(
     weights=tuple(
         dataclasses.replace(line, ours=line.ours.replace("decoder", kind), when=("kind", kind))
         for kind in ("decoder", "encoder")
-        for line in _LINES
+        for line in GEMMA3_LINES
     ),
     heads=decoder_heads("Gemma3ForCausalLM"),
 )

@@ -13,7 +13,6 @@ from keras_transformer.checkpoints.families.decoders.deepseek import (
     CORRECTION,
     DEEPSEEK_V3,
     NO_FURTHER_TOKENS,
-    NOT_QUANTIZED,
     SHARED,
     V3_ROUTER,
     experts,
@@ -72,7 +71,6 @@ GLM4_MOE_LITE = dataclasses.replace(
     },
     conversions=(
         latent(num_attention_heads=20, q_lora_rank=768, qk_nope_head_dim=192, v_head_dim=256),
-        NOT_QUANTIZED,
         experts(64, 1536, 1, _TYPES),
         router(1.8, 1, 1, **V3_ROUTER),
     ),
@@ -106,7 +104,6 @@ GLM4_MOE = dataclasses.replace(
     conversions=(
         rotary(0.5, 42),
         _HEAD_DIM,
-        NOT_QUANTIZED,
         experts(128, 1408, 1, first_dense(46, 1)),
         router(1.0, 1, 1, **V3_ROUTER),
         NO_FURTHER_TOKENS,

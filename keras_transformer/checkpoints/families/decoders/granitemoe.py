@@ -1,6 +1,7 @@
 """GraniteMoE: Granite Team 2024, https://github.com/ibm-granite/granite-3.0-language-models.
 
-A Granite with a mixture of experts instead of the feed-forward layer.
+A Granite with a mixture of experts instead of the feed-forward layer; in `granitemoeshared` one
+more expert is for all tokens.
 """
 
 import dataclasses
@@ -10,6 +11,7 @@ from keras_transformer.checkpoints.families.decoders.granite import GRANITE
 from keras_transformer.checkpoints.weights.tables import fused, layers
 
 _OURS, _THEIRS = "decoder/layer_{i}/feed_forward/", "layers.{i}.block_sparse_moe."
+_SHARED = "layers.{i}.shared_mlp."
 _EXPERTS = (
     *layers({"router": "router.layer"}, _OURS, _THEIRS),
     *fused((f"{_OURS}expert_gate", f"{_OURS}expert_intermediate"), f"{_THEIRS}input_linear"),
@@ -28,4 +30,21 @@ GRANITEMOE = dataclasses.replace(
     },
     constants={**GRANITE.constants, "use_bias": False},
     weights=(*GRANITE.weights, *_EXPERTS),
+)
+
+SHARED = (
+    *fused((f"{_OURS}shared/gate", f"{_OURS}shared/intermediate"), f"{_SHARED}input_linear"),
+    *layers({"shared/output": "output_linear"}, _OURS, _SHARED),
+)
+
+GRANITEMOESHARED = dataclasses.replace(
+    GRANITEMOE,
+    model_type="granitemoeshared",
+    architecture="GraniteMoeSharedModel",
+    fields={
+        **GRANITEMOE.fields,
+        "shared_intermediate_size": ConfigField("shared_expert_dim", 0),
+    },
+    constants={**GRANITEMOE.constants, "shared_expert_gate": False},
+    weights=(*GRANITEMOE.weights, *SHARED),
 )

@@ -1,7 +1,8 @@
-"""LFM2: Liquid AI 2025, https://arxiv.org/abs/2511.23404.
+"""LFM2: Liquid AI 2025, https://arxiv.org/abs/2511.23404, with and without experts.
 
 A Llama in which most layers have a gated short convolution instead of attention; the others
-normalize each head's queries and keys.
+normalize each head's queries and keys. `lfm2_moe` has experts behind the first layers, chosen as in
+DeepSeek-V3.
 """
 
 import dataclasses
@@ -16,6 +17,7 @@ from keras_transformer.checkpoints.families.base.family import (
 from keras_transformer.checkpoints.families.base.shared import (
     FULL,
     cycle_of_layers,
+    listed_layers,
     number,
     number_of_layers,
     rotary,
@@ -27,7 +29,8 @@ from keras_transformer.checkpoints.weights.tables import (
     layers,
     output_matrix,
 )
-from keras_transformer.config import ShortConvolution, TransformerConfig
+from keras_transformer.config import Router, ShortConvolution, TransformerConfig
+from keras_transformer.support.checking import shorten
 
 _CONVOLUTION = "conv"
 _ONCE = {"token_embedding": "embed_tokens", "decoder/final_norm": "embedding_norm"}
@@ -53,26 +56,34 @@ _TENSORS = (
 )
 
 
-def _read_layers(values: Values) -> dict[str, Any]:
-    """Return which layers have a convolution in place of attention."""
+def _kinds_of_layers(values: Values) -> list[str]:
+    """Return the kind of each layer."""
     count, kinds = number_of_layers(values, 32), values.get("layer_types")
     if kinds is None:
-        full = values.get("full_attn_idxs")
-        full = range(count) if full is None else full
-        kinds = [FULL if i in full else _CONVOLUTION for i in range(count)]
+        full = listed_layers(values, "full_attn_idxs")
+        kinds = [FULL if full is None or i in full else _CONVOLUTION for i in range(count)]
     if not isinstance(kinds, list) or len(kinds) != count:
         raise ValueError(f"layer_types must be a list of {count} names, one a layer.")
     unknown = next((kind for kind in kinds if kind not in (FULL, _CONVOLUTION)), None)
     if unknown is not None or FULL not in kinds:
         raise ValueError(
-            f"layer_types={kinds!r} is not supported, only {FULL!r}, for one layer or more, and "
-            f"{_CONVOLUTION!r}."
+            f"layer_types={shorten(kinds)} is not supported, only {FULL!r}, for one layer or "
+            f"more, and {_CONVOLUTION!r}."
         )
-    own: dict[str, dict[str, Any]] = {FULL: {"mixer": None}}
-    if _CONVOLUTION in kinds:
-        size, bias = number(values, "conv_L_cache", 3), bool(values.get("conv_bias", False))
-        own[_CONVOLUTION] = {"mixer": ShortConvolution(size=size, bias=bias)}
-    return cycle_of_layers(kinds, own)
+    return kinds
+
+
+def _mixers_of(values: Values) -> dict[str, ShortConvolution | None]:
+    """Return the mixer of each kind of layer: for attention None, which is the usual one."""
+    size, bias = number(values, "conv_L_cache", 3), bool(values.get("conv_bias", False))
+    return {FULL: None, _CONVOLUTION: ShortConvolution(size=size, bias=bias)}
+
+
+def _read_layers(values: Values) -> dict[str, Any]:
+    """Return which layers have a convolution in place of attention."""
+    mixers = _mixers_of(values)
+    own = {kind: {"mixer": mixer} for kind, mixer in mixers.items()}
+    return cycle_of_layers(_kinds_of_layers(values), own)
 
 
 def _write_layers(config: TransformerConfig) -> dict[str, Any]:
@@ -83,6 +94,46 @@ def _write_layers(config: TransformerConfig) -> dict[str, Any]:
         "layer_types": [_CONVOLUTION if mixer in found else FULL for mixer in mixers],
         "conv_L_cache": first.size,
         "conv_bias": first.bias,
+    }
+
+
+def _read_sparse_layers(values: Values) -> dict[str, Any]:
+    """Return which layers have a convolution in place of attention, and which have experts."""
+    kinds, first = _kinds_of_layers(values), number(values, "num_dense_layers", 2)
+    found = number(values, "num_experts", 32)
+    own = {
+        (kind, sparse): {"mixer": mixer, "num_experts": found if sparse else 0}
+        for sparse in (True, False)
+        for kind, mixer in _mixers_of(values).items()
+    }
+    return cycle_of_layers([(kind, i >= first) for i, kind in enumerate(kinds)], own)
+
+
+def _write_sparse_layers(config: TransformerConfig) -> dict[str, Any]:
+    each = [layer.num_experts for layer in config.layers]
+    return {
+        **_write_layers(config),
+        "num_experts": max(each) or 32,
+        "num_dense_layers": each.count(0),
+    }
+
+
+def _read_router(values: Values) -> dict[str, Any]:
+    router = Router(
+        activation="sigmoid",
+        correction_bias=bool(values.get("use_expert_bias", True)),
+        weight_scale=number(values, "routed_scaling_factor", 1.0, float),
+        epsilon=1e-6,
+    )
+    return {"router": router}
+
+
+def _write_router(config: TransformerConfig) -> dict[str, Any]:
+    experts = (block.feed_forward for block in config.last_side.every_block)
+    router = next((each.router for each in experts if getattr(each, "router", None)), Router())
+    return {
+        "use_expert_bias": router.correction_bias,
+        "routed_scaling_factor": router.weight_scale,
     }
 
 
@@ -145,4 +196,39 @@ LFM2 = dataclasses.replace(
         *_TENSORS,
     ),
     heads={"CausalLM": PublishedHead()},
+)
+
+_SPARSE = {
+    "feed_forward/router": "feed_forward.gate",
+    "feed_forward/expert_gate": "feed_forward.experts.*.w1",
+    "feed_forward/expert_intermediate": "feed_forward.experts.*.w3",
+    "feed_forward/expert_output": "feed_forward.experts.*.w2",
+}
+
+LFM2_MOE = dataclasses.replace(
+    LFM2,
+    model_type="lfm2_moe",
+    architecture="Lfm2MoeModel",
+    fields={
+        **LFM2.fields,
+        "hidden_size": ConfigField("hidden_dim", 2048),
+        "intermediate_size": ConfigField("intermediate_dim", 7168),
+        "moe_intermediate_size": ConfigField("expert_dim", 1792),
+        "num_experts_per_tok": ConfigField("experts_per_token", 4),
+        "norm_topk_prob": ConfigField("normalize_expert_weights", True),
+    },
+    conversions=(
+        rotary(default_base=1000000.0),
+        Conversion(_read_sparse_layers, _write_sparse_layers),
+        Conversion(_read_router, _write_router),
+        _TIES,
+    ),
+    weights=(
+        *LFM2.weights,
+        *layers(_SPARSE, "decoder/layer_{i}/", "layers.{i}."),
+        WeightLine(
+            "decoder/layer_{i}/feed_forward/correction_bias",
+            "layers.{i}.feed_forward.expert_bias",
+        ),
+    ),
 )

@@ -18,10 +18,14 @@ from keras_transformer.checkpoints.families.base.family import (
     Values,
 )
 from keras_transformer.checkpoints.families.base.shared import (
+    FULL,
     cycle_of_layers,
+    listed_layers,
     number,
+    number_of_layers,
     rotary,
 )
+from keras_transformer.checkpoints.families.decoders.gated_delta import LINEAR
 from keras_transformer.checkpoints.families.decoders.llama import LLAMA
 from keras_transformer.checkpoints.weights.tables import (
     Names,
@@ -42,13 +46,9 @@ _SIZES = {
     "conv_kernel": ("convolution_size", 4),
     "chunk_size": ("chunk_size", 256),
 }
-# Infinity as JSON has it, and as Transformers writes it.
-_UNLIMITED = (float("inf"), {"__float__": "Infinity"})
 _BIASES = {"use_conv_bias": ("convolution_bias", True), "use_bias": ("bias", False)}
-
-
-# The same of Bamba, whose names differ.
-_BAMBA_SIZES = {
+# The same for Bamba, whose names differ.
+BAMBA_SIZES = {
     "mamba_n_heads": ("num_heads", 128),
     "mamba_d_head": ("head_dim", 64),
     "mamba_d_state": ("state_dim", 256),
@@ -56,15 +56,37 @@ _BAMBA_SIZES = {
     "mamba_d_conv": ("convolution_size", 4),
     "mamba_chunk_size": ("chunk_size", 256),
 }
-_BAMBA_BIASES = {"mamba_conv_bias": ("convolution_bias", True), "mamba_proj_bias": ("bias", False)}
+BAMBA_BIASES = {"mamba_conv_bias": ("convolution_bias", True), "mamba_proj_bias": ("bias", False)}
+# Infinity as JSON has it, and as Transformers writes it.
+_UNLIMITED = (float("inf"), {"__float__": "Infinity"})
 
 
-def _mixer_of(values: Values, sizes: _Table, biases: _Table, width: int) -> StateSpace:
-    """Return the state space that published values describe, whose heads have `width` together."""
-    mixer = StateSpace(
+_OLDER = {"mamba": LINEAR, "attention": FULL}
+
+
+def current_kinds(kinds: list[Any]) -> list[Any]:
+    """Return the kinds of layers of a config by their current names."""
+    return [_OLDER.get(kind, kind) if isinstance(kind, str) else kind for kind in kinds]
+
+
+def read_state_space(values: Values, sizes: _Table, biases: _Table, **further: Any) -> StateSpace:
+    """Return the state space that published values describe, by tables of their names."""
+    return StateSpace(
         **{ours: number(values, name, default) for name, (ours, default) in sizes.items()},
         **{ours: values.get(name, default) for name, (ours, default) in biases.items()},
+        **further,
     )
+
+
+def state_space_of(config: TransformerConfig) -> StateSpace | None:
+    """Return the state space of the first layer that has one."""
+    mixers = (block.mixer for block in config.last_side.every_block)
+    return next((mixer for mixer in mixers if isinstance(mixer, StateSpace)), None)
+
+
+def expanded(values: Values, sizes: _Table, biases: _Table, width: int) -> StateSpace:
+    """Return the state space that published values describe, whose heads have `width` together."""
+    mixer = read_state_space(values, sizes, biases)
     if mixer.inner_dim != width:
         raise ValueError(
             f"The heads of a state space must be as wide together as the expanded states, {width}, "
@@ -81,25 +103,27 @@ def _mixer_of(values: Values, sizes: _Table, biases: _Table, width: int) -> Stat
 
 def _read_mixer(values: Values) -> dict[str, Any]:
     width = number(values, "hidden_size", 4096) * number(values, "expand", 2)
-    return {"mixer": _mixer_of(values, _SIZES, _BIASES, width)}
+    return {"mixer": expanded(values, _SIZES, _BIASES, width)}
 
 
 def _write_mixer(config: TransformerConfig) -> dict[str, Any]:
-    mixer = config.last_side.block.mixer
-    if not isinstance(mixer, StateSpace):
+    return _written(config, {**_SIZES, **_BIASES}, "expand")
+
+
+def _written(config: TransformerConfig, names: _Table, expand: str) -> dict[str, Any]:
+    """Return the published values of the state space; `expand` is the name of its width."""
+    mixer = state_space_of(config)
+    if mixer is None:
         return {}
-    names = {**_SIZES, **_BIASES}
-    return {
-        **{name: getattr(mixer, ours) for name, (ours, _) in names.items()},
-        "expand": mixer.inner_dim // config.hidden_dim,
-    }
+    theirs = {name: getattr(mixer, ours) for name, (ours, _) in names.items()}
+    return {**theirs, expand: mixer.inner_dim // config.hidden_dim}
 
 
 _ONCE = {"token_embedding": "embeddings", "decoder/final_norm": "norm_f"}
 _OURS, _THEIRS = "decoder/layer_{i}/mixer/", "layers.{i}."
 
 
-def _state_lines(name: str) -> tuple[WeightLine, ...]:
+def state_lines(name: str) -> tuple[WeightLine, ...]:
     """Return the lines of a state space, which the published layers call `name`."""
     theirs = f"{_THEIRS}{name}."
     return (
@@ -138,7 +162,7 @@ MAMBA2 = Family(
         *layers(_ONCE),
         output_matrix("lm_head.weight"),
         *layers({"mixer_norm": "norm"}, "decoder/layer_{i}/", _THEIRS),
-        *_state_lines("mixer"),
+        *state_lines("mixer"),
     ),
     heads={"CausalLM": PublishedHead()},
     names=Names(prefixes=("backbone.",)),
@@ -154,15 +178,24 @@ _ATTENTION = {
 _ROTARY = rotary(0.5)
 
 
-def _read_bamba(values: Values) -> dict[str, Any]:
-    count, width = number(values, "num_hidden_layers", 32), number(values, "hidden_size", 4096)
-    inner, heads = width * number(values, "mamba_expand", 2), number(values, "mamba_n_heads", 128)
+def read_bamba_mixer(values: Values) -> StateSpace:
+    """Return the state space that a config of Bamba, or one with the same names, describes."""
+    inner = number(values, "hidden_size", 4096) * number(values, "mamba_expand", 2)
     if values.get("mamba_d_head", "auto") == "auto":
-        values = {**values, "mamba_d_head": inner // max(heads, 1)}
-    mixer = _mixer_of(values, _BAMBA_SIZES, _BAMBA_BIASES, inner)
-    found = values.get("attn_layer_indices") or []
-    if not isinstance(found, list) or not all(isinstance(i, int) for i in found):
-        raise ValueError(f"attn_layer_indices must be a list of numbers, received {found!r}.")
+        width = inner // max(number(values, "mamba_n_heads", 128), 1)
+        values = {**values, "mamba_d_head": width}
+    return expanded(values, BAMBA_SIZES, BAMBA_BIASES, inner)
+
+
+def write_bamba_mixer(config: TransformerConfig) -> dict[str, Any]:
+    """Return the published values of the state space of the first layer that has one."""
+    return _written(config, {**BAMBA_SIZES, **BAMBA_BIASES}, "mamba_expand")
+
+
+def _read_bamba(values: Values) -> dict[str, Any]:
+    count, width = number_of_layers(values, 32), number(values, "hidden_size", 4096)
+    mixer = read_bamba_mixer(values)
+    found = listed_layers(values, "attn_layer_indices") or frozenset()
     if not any(0 <= i < count for i in found):
         return {"mixer": mixer, "position": "none"}
     given = values.get("rope_parameters") or {}
@@ -178,15 +211,11 @@ def _read_bamba(values: Values) -> dict[str, Any]:
 
 
 def _write_bamba(config: TransformerConfig) -> dict[str, Any]:
-    mixers = [layer.only_side.block.mixer for layer in config.layers]
-    mixer = next((each for each in mixers if isinstance(each, StateSpace)), None)
+    mixers = [block.mixer for block in config.last_side.blocks]
     theirs: dict[str, Any] = {
-        "attn_layer_indices": [i for i, each in enumerate(mixers) if each.kind == "attention"]
+        "attn_layer_indices": [i for i, each in enumerate(mixers) if each.kind == "attention"],
+        **write_bamba_mixer(config),
     }
-    if mixer is not None:
-        names = {**_BAMBA_SIZES, **_BAMBA_BIASES}
-        theirs |= {name: getattr(mixer, ours) for name, (ours, _) in names.items()}
-        theirs["mamba_expand"] = mixer.inner_dim // config.hidden_dim
     if theirs["attn_layer_indices"]:
         theirs |= {name: getattr(config, ours) for name, (ours, _) in _ATTENTION.items()}
         theirs |= _ROTARY.write(config)
@@ -226,7 +255,7 @@ BAMBA = dataclasses.replace(
         *layers({"token_embedding": "embed_tokens", "decoder/final_norm": "final_layernorm"}),
         output_matrix("lm_head.weight"),
         *layers(_LAYERS, "decoder/layer_{i}/", _THEIRS),
-        *_state_lines("mamba"),
+        *state_lines("mamba"),
     ),
     heads={"CausalLM": PublishedHead()},
 )

@@ -1,12 +1,20 @@
 """Ministral3: Mistral AI 2025, https://huggingface.co/mistralai/Ministral-3-8B-Base-2512.
 
-A Mistral whose queries are multiplied by a factor that grows with the position.
+Ministral: Mistral AI 2024, https://huggingface.co/mistralai/Ministral-8B-Instruct-2410.
+
+A Mistral whose queries are multiplied by a factor that grows with the position. The older Ministral
+is a Mistral with a window in some layers.
 """
 
 import dataclasses
 
 from keras_transformer.checkpoints.families.base.family import ConfigField, Conversion, Values
-from keras_transformer.checkpoints.families.base.shared import NO_PADDING, number, rotary
+from keras_transformer.checkpoints.families.base.shared import (
+    NO_PADDING,
+    number,
+    rotary,
+    windows,
+)
 from keras_transformer.checkpoints.families.decoders.llama import MISTRAL
 from keras_transformer.config import TransformerConfig
 
@@ -59,4 +67,12 @@ MINISTRAL3 = dataclasses.replace(
         "sliding_window": ConfigField("window", None),
     },
     conversions=(Conversion(_read_rotary, _write_rotary), NO_PADDING),
+)
+
+MINISTRAL = dataclasses.replace(
+    MISTRAL,
+    model_type="ministral",
+    architecture="MinistralModel",
+    fields={name: field for name, field in MISTRAL.fields.items() if name != "sliding_window"},
+    conversions=(rotary(), windows(32, 4096, lambda values, i: True)),
 )

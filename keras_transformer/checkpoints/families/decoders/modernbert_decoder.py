@@ -93,12 +93,13 @@ class ModernBertDecoderFamily(Family):
     def published_config(
         self, config: TransformerConfig, task: Mapping[str, Any] | None = None
     ) -> dict[str, Any]:
+        theirs = super().published_config(config, task)
         if task is not None and task["name"] == "CausalLM" and config.output_transform is None:
             raise ValueError(
                 f"A {self.model_type} checkpoint of a CausalLM cannot express "
                 "output_transform=None, only an activation."
             )
-        return super().published_config(config, task)
+        return theirs
 
 
 MODERNBERT_DECODER = ModernBertDecoderFamily(

@@ -14,6 +14,7 @@ from keras_transformer.checkpoints.families.base.shared import (
     SLIDING,
     cycle_of_layers,
     layer_kinds,
+    listed_layers,
     number,
     rotary,
     write_windows,
@@ -45,12 +46,10 @@ def _layers(experts: int, kinds_of: Any) -> Conversion:
         # Release 5 of Transformers writes another name for Qwen 3.
         named = "num_local_experts" if "num_local_experts" in values else "num_experts"
         found = number(values, named, experts)
-        step, dense = number(values, "decoder_sparse_step", 1), values.get("mlp_only_layers") or []
-        if step < 1 or not isinstance(dense, list):
-            raise ValueError(
-                "decoder_sparse_step must be at least 1 and mlp_only_layers a list, received "
-                f"{step} and {dense!r}."
-            )
+        step = number(values, "decoder_sparse_step", 1)
+        if step < 1:
+            raise ValueError(f"decoder_sparse_step must be at least 1, received {step}.")
+        dense = listed_layers(values, "mlp_only_layers") or frozenset()
         sparse = [i not in dense and (i + 1) % step == 0 for i in range(len(kinds))]
         own = {
             (has, kind): {"num_experts": found if has else 0, "window": window}

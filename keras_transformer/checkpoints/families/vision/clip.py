@@ -90,7 +90,6 @@ def _projected(name: str) -> Conversion:
 
 
 _TEXT = {"vector_pooling": "end"}
-_END = Conversion(_read_end, _write_end)
 _NORM = "vision_model.post_layernorm"  # norm of the vector only, if states have no final norm
 _WEIGHTS = (
     *IMAGE_WEIGHTS,
@@ -98,46 +97,63 @@ _WEIGHTS = (
     *layers({"decoder/vector_projection": "text_projection"}),
 )
 
-CLIP_VISION = tower_family(
-    "clip_vision_model",
-    "CLIPVisionModel",
-    (
-        _IMAGES,
-        {
-            **IMAGES[1],
-            "kind": "encoder",
-            "vocabulary_size": 0,
-            "final_normalization": False,
-            "vector_pooling": "first",
-            "vector_normalization": True,
-        },
-        (*IMAGES[2], _projected("CLIPVisionModelWithProjection")),
-    ),
-    weights=tower_weights(_WEIGHTS, "encoder"),
-)
-CLIP_TEXT = tower_family(
-    "clip_text_model",
-    "CLIPTextModel",
-    (_TEXTS, {**_TEXT, "kind": "decoder"}, (_END, _projected("CLIPTextModelWithProjection"))),
-    weights=tower_weights(_WEIGHTS, "decoder"),
-)
-CLIP = Family(
-    model_type="clip",
-    architecture="CLIPModel",
-    fields={},
-    constants={"kind": "dual"},
-    conversions=(
-        or_classifier(
-            CLIP_VISION,
-            "CLIPForImageClassification",
-            towers(
-                images=(_IMAGES, {**IMAGES[1], "vector_pooling": "first"}, IMAGES[2]),
-                texts=(_TEXTS, _TEXT, (_END,)),
-            ),
-            Conversion(_read_width, _write_width),
+
+def clip_families(model_type: str, prefix: str, end: Conversion) -> tuple[Family, Family, Family]:
+    """Return the families of both towers, of the image tower and of the text tower.
+
+    Args:
+        model_type: the value of the model of both towers in `config.json`.
+        prefix: the beginning of the published class names.
+        end: the conversion of the token that ends a text.
+    """
+    images = tower_family(
+        f"{model_type}_vision_model",
+        f"{prefix}VisionModel",
+        (
+            _IMAGES,
+            {
+                **IMAGES[1],
+                "kind": "encoder",
+                "vocabulary_size": 0,
+                "final_normalization": False,
+                "vector_pooling": "first",
+                "vector_normalization": True,
+            },
+            (*IMAGES[2], _projected(f"{prefix}VisionModelWithProjection")),
         ),
-    ),
-    weights=(*_WEIGHTS, WeightLine("similarity_scale", "logit_scale")),
-    heads=classifier("CLIPForImageClassification"),
-    names=Names(),
-)
+        weights=tower_weights(_WEIGHTS, "encoder"),
+    )
+    texts = tower_family(
+        f"{model_type}_text_model",
+        f"{prefix}TextModel",
+        (
+            _TEXTS,
+            {**_TEXT, "kind": "decoder"},
+            (end, _projected(f"{prefix}TextModelWithProjection")),
+        ),
+        weights=tower_weights(_WEIGHTS, "decoder"),
+    )
+    both = Family(
+        model_type=model_type,
+        architecture=f"{prefix}Model",
+        fields={},
+        constants={"kind": "dual"},
+        conversions=(
+            or_classifier(
+                images,
+                f"{prefix}ForImageClassification",
+                towers(
+                    images=(_IMAGES, {**IMAGES[1], "vector_pooling": "first"}, IMAGES[2]),
+                    texts=(_TEXTS, _TEXT, (end,)),
+                ),
+                Conversion(_read_width, _write_width),
+            ),
+        ),
+        weights=(*_WEIGHTS, WeightLine("similarity_scale", "logit_scale")),
+        heads=classifier(f"{prefix}ForImageClassification"),
+        names=Names(),
+    )
+    return both, images, texts
+
+
+CLIP, CLIP_VISION, CLIP_TEXT = clip_families("clip", "CLIP", Conversion(_read_end, _write_end))

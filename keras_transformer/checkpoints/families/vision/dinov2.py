@@ -55,8 +55,10 @@ def _write_width(config: TransformerConfig) -> dict[str, Any]:
     return {**theirs, "hidden_act": "gelu"} if config.gated else theirs
 
 
-# Used in masked pre-training only.
+# The vector of masks is used in masked pre-training only.
+MASK = "embeddings.mask_token"
 _NO_MASK = Conversion(lambda values: {}, lambda config: {"use_mask_token": False})
+WIDTH = Conversion(_read_width, _write_width)
 
 DINOV2 = Family(
     model_type="dinov2",
@@ -73,7 +75,7 @@ DINOV2 = Family(
         "qkv_bias": ConfigField("attention_bias", True),
     },
     constants={**IMAGE_ENCODER, "trained_residual_scale": True},
-    conversions=(patches(224, 14), Conversion(_read_width, _write_width), _NO_MASK),
+    conversions=(patches(224, 14), WIDTH, _NO_MASK),
     weights=(
         *patch_weights("embeddings.", "patch_embeddings.projection", "position_embeddings"),
         WeightLine("encoder/input_class_token", "embeddings.cls_token", row=2),
@@ -89,5 +91,5 @@ DINOV2 = Family(
             weights=layers({"output": "classifier"}), values={"pooling": "first_and_mean"}
         )
     },
-    names=Names(prefixes=("dinov2.",), ignored=("embeddings.mask_token",)),
+    names=Names(prefixes=("dinov2.",), ignored=(MASK,)),
 )

@@ -1,0 +1,189 @@
+"""Qwen3-VL: Bai et al. 2025, https://arxiv.org/abs/2511.21631, and Qwen3.5 with images.
+
+A Qwen2-VL whose image tower also adds trained positions, interpolated to the patches of an image.
+The states of some of its layers are merged too, and added behind the first layers of a Qwen 3. The
+axes of the rotary positions take turns. Qwen3.5 has no such states, and another text model.
+"""
+
+import functools
+from typing import Any
+
+from keras_transformer.checkpoints.families.base.family import (
+    ConfigField,
+    Conversion,
+    Family,
+    PublishedHead,
+    Values,
+)
+from keras_transformer.checkpoints.families.base.placed import TEXT_END, nested
+from keras_transformer.checkpoints.families.base.shared import number, rotary
+from keras_transformer.checkpoints.families.decoders.gated_delta import (
+    QWEN3_5_TEXT,
+    delta_layers,
+)
+from keras_transformer.checkpoints.families.decoders.llama import QWEN3
+from keras_transformer.checkpoints.families.vision.qwen2_vl import (
+    merged,
+    merger_lines,
+    named_texts,
+    of_axes,
+    stem_values,
+    text_lines,
+    text_values,
+    tower,
+    tower_lines,
+    written,
+    written_tower,
+)
+from keras_transformer.checkpoints.weights.tables import Names, WeightLine
+from keras_transformer.config import TransformerConfig
+from keras_transformer.support.checking import shorten
+
+_DEFAULTS = {
+    "hidden_size": 1152,
+    "hidden_act": "gelu_pytorch_tanh",
+    "depth": 27,
+    "patch_size": 16,
+}
+# More than any published tower has.
+_MOST_STACKED = 16
+
+
+def _grid(vision: Values) -> int:
+    """Return the rows of the grid of trained positions."""
+    places = number(vision, "num_position_embeddings", 2304)
+    side = int(max(places, 0) ** 0.5 + 0.5)
+    if side < 1 or side**2 != places:
+        raise ValueError(
+            f"num_position_embeddings={places} must be the number of places of a square grid."
+        )
+    return side
+
+
+def _stacked(vision: Values) -> tuple[int, ...]:
+    found = vision.get("deepstack_visual_indexes", (8, 16, 24))
+    if not isinstance(found, (list, tuple)) or len(found) > _MOST_STACKED:
+        raise ValueError(
+            f"deepstack_visual_indexes must be a list of at most {_MOST_STACKED} layers, received "
+            f"{shorten(found)}."
+        )
+    return tuple(found)
+
+
+def _read(values: Values, text: Family, **further: Any) -> dict[str, Any]:
+    vision = {**_DEFAULTS, **nested(values, "vision_config")}
+    encoder = tower(
+        vision,
+        "hidden_size",
+        intermediate_dim=number(vision, "intermediate_size", 4304),
+        stem={**stem_values(vision), "use_bias": True, "position_grid": _grid(vision)},
+    )
+    decoder = text.config(text_values(values))
+    if number(vision, "out_hidden_size", decoder.hidden_dim) != decoder.hidden_dim:
+        raise ValueError(
+            f"out_hidden_size={vision['out_hidden_size']} must be the width of the text model, "
+            f"{decoder.hidden_dim}."
+        )
+    return merged(values, encoder, decoder, **further)
+
+
+def _write(config: TransformerConfig, text: Family, **further: Any) -> dict[str, Any]:
+    side = config.side("encoder")
+    vision = written_tower(config, text.model_type.replace("_text", "_vision"), "hidden_size")
+    vision |= {
+        "intermediate_size": side.intermediate_dim,
+        "out_hidden_size": config.side("decoder").hidden_dim,
+        "num_position_embeddings": (side.stem.position_grid or 0) ** 2,
+    }
+    return {"vision_config": vision | further, **written(config, text)}
+
+
+def _read_stacked(values: Values) -> dict[str, Any]:
+    stacked = _stacked(nested(values, "vision_config"))
+    return _read(values, QWEN3_VL_TEXT, stacked_layers=stacked)
+
+
+def _write_stacked(config: TransformerConfig) -> dict[str, Any]:
+    return _write(config, QWEN3_VL_TEXT, deepstack_visual_indexes=list(config.stacked_layers))
+
+
+QWEN3_VL_TEXT = of_axes(
+    QWEN3,
+    rotary(default_base=5e5),
+    usual=(24, 20, 20),
+    order="alternating",
+    model_type="qwen3_vl_text",
+    architecture="Qwen3VLTextModel",
+    fields={
+        **QWEN3.fields,
+        "max_position_embeddings": ConfigField("max_sequence_length", 128000),
+    },
+)
+_MERGER = ("norm", "linear_fc1", "linear_fc2")
+_POSITIONS = WeightLine("encoder/input_positions", "pos_embed.weight")
+_STACKED = tuple(
+    line
+    for i in range(_MOST_STACKED)
+    for line in merger_lines(f"stacked_projector_{i}/", f"deepstack_merger_list.{i}.", *_MERGER)
+)
+_TOWER = {"intermediate": "linear_fc1", "output": "linear_fc2"}
+_NAMES = ("model.visual.", "model.language_model.")
+_ASKED = (
+    "<|im_start|>user\n<|vision_start|><|image_pad|><|vision_end|>{prompt}<|im_end|>\n"
+    "<|im_start|>assistant\n"
+)
+
+QWEN3_VL = Family(
+    model_type="qwen3_vl",
+    architecture="Qwen3VLModel",
+    fields={},
+    constants={"kind": "seq2seq"},
+    conversions=(Conversion(_read_stacked, _write_stacked),),
+    weights=(
+        *tower_lines(_TOWER, _MERGER, _POSITIONS, *_STACKED, name=_NAMES[0]),
+        *text_lines(QWEN3, _NAMES[1]),
+    ),
+    heads={
+        "ImageToText": PublishedHead(
+            architectures=("Qwen3VLForConditionalGeneration",),
+            values={"template": _ASKED},
+            options=(TEXT_END,),
+        )
+    },
+    names=Names(),
+)
+
+_QWEN3_5_TEXT = of_axes(
+    QWEN3_5_TEXT, rotary(0.25, 256), delta_layers(32), usual=(11, 11, 10), order="alternating"
+)
+
+
+def _lines_of_3_5(config: TransformerConfig) -> tuple[WeightLine, ...]:
+    return named_texts(QWEN3_5_TEXT.of_config(config.side("decoder")), _NAMES[1])
+
+
+QWEN3_5 = Family(
+    model_type="qwen3_5",
+    architecture="Qwen3_5Model",
+    fields={},
+    constants={"kind": "seq2seq"},
+    conversions=(
+        Conversion(
+            functools.partial(_read, text=_QWEN3_5_TEXT, image_token=248056),
+            functools.partial(_write, text=_QWEN3_5_TEXT),
+        ),
+    ),
+    weights=(
+        *tower_lines(_TOWER, _MERGER, _POSITIONS, name=_NAMES[0]),
+        *text_lines(QWEN3_5_TEXT, _NAMES[1]),
+    ),
+    of_config=_lines_of_3_5,
+    heads={
+        "ImageToText": PublishedHead(
+            architectures=("Qwen3_5ForConditionalGeneration",),
+            values={"template": f"{_ASKED}<think>\n\n</think>\n\n"},
+            options=(TEXT_END,),
+        )
+    },
+    names=Names(ignored=("mtp.*",)),  # layers that predict further tokens
+)

@@ -1,0 +1,76 @@
+"""Backbones of KerasHub 0.32 that are not read in its form: what reads them, or why nothing does.
+
+Together with the families that are read they are all transformers of `keras_hub.models`, and all
+other backbones: a test compares the list with the installed release.
+"""
+
+from collections.abc import Mapping
+
+# The `model_type` under which checkpoints of the same architecture load in Hugging Face's form.
+PUBLISHED_FORM: Mapping[str, tuple[str, ...]] = {
+    "BloomBackbone": ("bloom",),
+    "CLIPBackbone": ("clip",),
+    "DINOV2Backbone": ("dinov2",),
+    "DebertaV3Backbone": ("deberta-v2",),
+    "DeiTBackbone": ("deit",),
+    "DepthAnythingBackbone": ("depth_anything",),
+    "ESMBackbone": ("esm",),
+    "FalconBackbone": ("falcon",),
+    "Gemma3Backbone": ("gemma3", "gemma3_text"),
+    "Gemma3nBackbone": ("gemma3n_text",),
+    "Gemma4Backbone": ("gemma4_text",),
+    "GemmaBackbone": ("gemma", "gemma2"),
+    "GptOssBackbone": ("gpt_oss",),
+    "MixtralBackbone": ("mixtral",),
+    "MoonshineBackbone": ("moonshine",),
+    "OPTBackbone": ("opt",),
+    "PaliGemmaBackbone": ("paligemma",),
+    "Phi3Backbone": ("phi3",),
+    "Qwen3MoeBackbone": ("qwen3_moe",),
+    "Qwen3_5MoeBackbone": ("qwen3_5_moe_text",),
+    "QwenMoeBackbone": ("qwen2_moe",),
+    "SigLIPBackbone": ("siglip",),
+    "SmolLM3Backbone": ("smollm3",),
+    "T5GemmaBackbone": ("t5gemma",),
+    "ViTBackbone": ("vit",),
+    "WhisperBackbone": ("whisper",),
+    "XLNetBackbone": ("xlnet",),
+}
+# Transformers that this library does not compute, with the reason.
+NOT_COMPUTED: Mapping[str, str] = {
+    "BLIP2Backbone": "a transformer of learned queries reads the image for the language model.",
+    "DFineBackbone": "detection of objects is not a task here.",
+    "DINOV3Backbone": "its rotary positions are those of two axes of a grid.",
+    "EdRecBackbone": "its encoder-decoder has not been compared, and has no published weights.",
+    "FluxBackbone": "diffusion of images is not a task here.",
+    "MetaCLIP2Backbone": "its text tower has not been compared with that of CLIP.",
+    "MiTBackbone": "its attention reads keys of a grid that a convolution has made smaller.",
+    "PARSeqBackbone": "it writes the characters of an image in permuted orders.",
+    "SAM3PromptableConceptBackbone": "segmentation by prompts is not a task here.",
+    "SAMBackbone": "segmentation by prompts is not a task here.",
+    "SegFormerBackbone": "its attention reads keys of a grid that a convolution has made smaller.",
+    "StableDiffusion3Backbone": "diffusion of images is not a task here.",
+    "SwinTransformerBackbone": "its windows lie on a grid that moves and shrinks with the layers.",
+    "T5Gemma2Backbone": "a decoder attends to itself and to the encoder in one softmax.",
+    "ViTDetBackbone": "its windows lie on a grid, with a bias of each axis.",
+    "VideoPrismBackbone": "its layers alternate between the frames and the patches of a video.",
+}
+# Convolutional networks, and the base class.
+NO_TRANSFORMER = (
+    "BASNetBackbone", "Backbone", "CSPNetBackbone", "DeepLabV3Backbone", "DenseNetBackbone",
+    "EfficientNetBackbone", "FeaturePyramidBackbone", "HGNetV2Backbone", "MobileNetBackbone",
+    "MobileNetV5Backbone", "ResNetBackbone", "RetinaNetBackbone", "VGGBackbone", "XceptionBackbone",
+)  # fmt: skip
+
+
+def what_else(name: str) -> str:
+    """Return a sentence for an error about a backbone that is not read in KerasHub's form."""
+    if name in PUBLISHED_FORM:
+        types = " or ".join(map(repr, PUBLISHED_FORM[name]))
+        return (
+            f"Its published checkpoints load in Hugging Face's form, as model_type {types}: "
+            '`from_preset("hf://org/name")`.'
+        )
+    if name in NOT_COMPUTED:
+        return f"It is not covered: {NOT_COMPUTED[name]}"
+    return ""

@@ -1,0 +1,111 @@
+"""The stem of images of any size, as sequences of patches."""
+
+import keras
+from keras import ops
+
+from keras_transformer.config import TransformerConfig
+from keras_transformer.kernels.products import by_rows, onednn_matmul_scope
+from keras_transformer.layers.initializers import kernel_initializer
+from keras_transformer.layers.stems.positioned import PositionedStem
+from keras_transformer.layers.stems.stem import Embedded, Input
+
+
+@keras.saving.register_keras_serializable(package="keras_transformer")
+class PatchSequenceStem(PositionedStem):
+    """Patches of images of any size, each projected linearly, with its row and column.
+
+    The images of a batch have as many patches as the largest: the others are padded. Which patches
+    follow each other is up to the caller, see `processors.PatchSequenceProcessor`.
+
+    Args:
+        config: `TransformerConfig` of a side whose `stem` is a `PatchSequenceStemConfig`.
+        initializer: initializer of all weights. Defaults to the config's initializers.
+        **kwargs: as in `keras.layers.Layer`.
+
+    Call arguments:
+        inputs: dict of `patches`, float `(images, length, values)`, the values of a patch by frame,
+            row, column and channel; and `patch_positions`, int `(images, length, 2)`, the row and
+            the column of each patch, -1 for padding.
+
+    Returns:
+        `Embedded`: a state for each patch, the mask of the real ones, and their rows and columns as
+        positions.
+
+    Source: Wang et al. 2024, "Qwen2-VL", section 2.1; Dehghani et al. 2023, "Patch n' Pack: NaViT";
+    trained positions: Bai et al. 2025, "Qwen3-VL Technical Report".
+    """
+
+    def __init__(self, config: TransformerConfig, initializer=None, **kwargs):
+        super().__init__(config, initializer, **kwargs)
+        stem = config.stem
+        size = (stem.num_frames, stem.patch_size, stem.patch_size)
+        self.patches = keras.layers.Conv3D(
+            config.embedding_dim,
+            size,
+            strides=size,
+            data_format="channels_last",
+            use_bias=stem.use_bias,
+            kernel_initializer=kernel_initializer(config, initializer),
+            name="input_patches",
+            dtype=self.dtype_policy,
+        )
+        self.make_rest(initializer)
+
+    @property
+    def inputs(self):
+        return (
+            Input("patches", "float32", (None, self.config.stem.num_values), required=True),
+            Input("patch_positions", "int32", (None, 2), required=True),
+        )
+
+    def build(self, input_shape=None):
+        side = self.config.stem.position_grid
+        self.patches.build((None, None, None, None, self.config.stem.num_channels))
+        self.grid = None
+        if side is not None:
+            shape = (side**2, self.config.embedding_dim)
+            self.grid = self.add_weight(shape, self._embeddings, name="input_positions")
+        super().build(input_shape)
+
+    def call(self, inputs, training=False):
+        x = ops.cast(inputs["patches"], self.compute_dtype)
+        positions = ops.cast(inputs["patch_positions"], "int32")
+        real = positions[..., 0] >= 0
+        kernel = ops.cast(self.patches.kernel, x.dtype)
+        kernel = ops.reshape(kernel, (-1, kernel.shape[-1]))
+        with onednn_matmul_scope(x):
+            x = by_rows(lambda rows: ops.matmul(rows, kernel), x)
+        if self.patches.bias is not None:
+            x = x + ops.cast(self.patches.bias, x.dtype)
+        if self.grid is not None:
+            x = x + ops.cast(self._on_grid(positions), x.dtype)
+        x = self.finished(x, training)
+        return Embedded(x, padding_mask=real, position_ids=ops.maximum(positions, 0))
+
+    def _on_grid(self, positions):
+        """Interpolate the trained positions at each patch, `(images, length, dim)`.
+
+        The first and the last patch of an image are at the ends of the grid.
+        """
+        side, table = self.config.stem.position_grid, ops.cast(self.grid, "float32")
+        last = ops.max(positions, axis=1, keepdims=True)
+        # The order of operations is that of the published models: a place may be next to a node.
+        places = ops.cast(ops.maximum(positions, 0) * (side - 1), "float32")
+        places = places / ops.cast(ops.maximum(last, 1), "float32")
+        before = ops.floor(places)
+        share, before = places - before, ops.cast(before, "int32")
+        added = 0.0
+        for down in (0, 1):
+            for right in (0, 1):
+                corner = ops.minimum(
+                    before + ops.convert_to_tensor([down, right], "int32"), side - 1
+                )
+                shares = ops.stack(
+                    [
+                        share[..., i] if step else 1 - share[..., i]
+                        for i, step in enumerate((down, right))
+                    ]
+                )
+                number = corner[..., 0] * side + corner[..., 1]
+                added += ops.take(table, number, axis=0) * ops.prod(shares, axis=0)[..., None]
+        return added

@@ -1,0 +1,64 @@
+"""Pictures of predicted maps with matplotlib."""
+
+from typing import Any
+
+import numpy as np
+
+from keras_transformer.explanations.plots import make_figure
+from keras_transformer.processors.image_files import read_image
+
+_COLOURS = "tab20"
+_OPACITY = 0.6
+
+
+def _beside(image: Any) -> tuple[Any, Any, np.ndarray]:
+    """Return a figure whose first axes show the image, its other axes, and the pixels."""
+    pixels = read_image(image)
+    height, width = pixels.shape[:2]
+    side = 4 * min(max(height / width, 0.4), 2)
+    figure, axes = make_figure(1, 2, figsize=(9, side + 0.6))
+    for axis in axes[0]:
+        axis.set_axis_off()
+    axes[0, 0].imshow(pixels)
+    return figure, axes[0, 1], pixels
+
+
+def draw_depth(image: Any, depth: np.ndarray, unit: str) -> Any:
+    """Draw an image beside its depth map.
+
+    Args:
+        image: an image that `ImageProcessor` takes.
+        depth: float `(height, width)`.
+        unit: str, the title of the color bar.
+
+    Returns:
+        A `matplotlib.figure.Figure`.
+    """
+    figure, axis, _ = _beside(image)
+    drawn = axis.imshow(depth, cmap="magma")
+    figure.colorbar(drawn, ax=axis, fraction=0.04, label=unit)
+    return figure
+
+
+def draw_segments(image: Any, classes: np.ndarray, labels: list[str]) -> Any:
+    """Draw an image beside the classes of its pixels, with a legend of those that occur.
+
+    Args:
+        image: an image that `ImageProcessor` takes.
+        classes: int `(height, width)`.
+        labels: list of str, the name of each class.
+
+    Returns:
+        A `matplotlib.figure.Figure`.
+    """
+    from matplotlib import colormaps
+    from matplotlib.patches import Patch
+
+    figure, axis, pixels = _beside(image)
+    table = np.asarray(colormaps[_COLOURS].colors)
+    colours = table[classes % len(table)]
+    axis.imshow((1 - _OPACITY) * pixels / 255 + _OPACITY * colours)
+    present = np.unique(classes)
+    patches = [Patch(color=table[n % len(table)], label=labels[n]) for n in present]
+    axis.legend(handles=patches, fontsize=8, loc="upper left", bbox_to_anchor=(1, 1))
+    return figure

@@ -1,0 +1,385 @@
+"""A small LLaVA of Transformers, with its processor, and conversations with images."""
+
+import numpy as np
+import tokenizers
+
+from tests.checkpoints.family_placed import OF_ANY_SIZE
+
+WORDS = (
+    "user", "assistant", "which", "is", "dark", "?", "the", "first", "second", "both", "cat", "a",
+    "b", ":", "or",
+)  # fmt: skip
+_EACH = "{{% for c in m['content'] | selectattr('type', 'equalto', '{}') %}}{}{{% endfor %}}"
+_TURNS = (
+    "{% for m in messages %}{{ m['role'] }} : CONTENT{% endfor %}"
+    "{% if add_generation_prompt %}assistant : {% endif %}"
+).replace(
+    "CONTENT",
+    "{% if m['role'] == 'assistant' %}{% generation %}{{ m['content'][0]['text'] }} </s>"
+    "{% endgeneration %}{% else %}CONTENT {% endif %}",
+)
+# LLaVA 1.5's order: the images of a message, then its texts.
+TEMPLATE = _TURNS.replace(
+    "CONTENT", _EACH.format("image", "<image> ") + _EACH.format("text", "{{ c['text'] }}")
+)
+# Images where they are in the message.
+IN_PLACE = _TURNS.replace(
+    "CONTENT",
+    "{% for c in m['content'] %}{% if c['type'] == 'image' %}{{ '<image> ' }}"
+    "{% else %}{{ c['text'] }}{% endif %}{% endfor %}",
+)
+
+
+# Gemma 3's, whose line breaks merge with those around an image.
+OF_GEMMA = (
+    "{{ bos_token }}{% for m in messages %}"
+    "{{ '<start_of_turn>' + m['role'].replace('assistant', 'model') + '\n' }}"
+    "{% if m['content'] is string %}{{ m['content'] }}{% else %}"
+    "{% for c in m['content'] %}{% if c['type'] == 'image' %}{{ '<start_of_image>' }}"
+    "{% else %}{{ c['text'] | trim }}{% endif %}{% endfor %}{% endif %}"
+    "{{ '<end_of_turn>\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<start_of_turn>model\n' }}{% endif %}"
+)
+_LINES = ("\n", "\n\n", "\n\n\n", " ", "user", "model")
+
+
+def tokenizer_of(*special, **roles):
+    """A tokenizer of Transformers with these special tokens, which begins texts with `<s>`."""
+    import transformers
+
+    tokens = ["<pad>", "<s>", "</s>", "<unk>", *special, *roles.values(), *WORDS, *_LINES]
+    tokens = list(dict.fromkeys(tokens))
+    vocabulary = {token: i for i, token in enumerate(tokens)}
+    backend = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocabulary, unk_token="<unk>"))
+    backend.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
+    if roles:
+        pieces = tokenizers.Regex(r"\n+|[^\s]+| +")
+        backend.pre_tokenizer = tokenizers.pre_tokenizers.Split(pieces, "isolated")
+    backend.post_processor = tokenizers.processors.TemplateProcessing(
+        single="<s> $A", special_tokens=[("<s>", 1)]
+    )
+    return transformers.PreTrainedTokenizerFast(
+        tokenizer_object=backend, bos_token="<s>", eos_token="</s>", pad_token="<pad>",
+        unk_token="<unk>", extra_special_tokens=roles or list(special),
+    )  # fmt: skip
+
+
+def llava(folder, template=IN_PLACE):
+    """A random LLaVA and its processor, saved to a folder."""
+    import torch
+    import transformers
+
+    tokenizer = tokenizer_of("<image>")
+    images = transformers.CLIPImageProcessor(
+        size={"shortest_edge": 20}, crop_size={"height": 20, "width": 20}
+    )
+    processor = transformers.LlavaProcessor(
+        images, tokenizer, patch_size=5, vision_feature_select_strategy="default",
+        chat_template=template, image_token="<image>", num_additional_image_tokens=1,
+    )  # fmt: skip
+    sizes = {"num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 20}
+    torch.manual_seed(0)
+    model = transformers.LlavaForConditionalGeneration(
+        transformers.LlavaConfig(
+            vision_config={**sizes, "model_type": "clip_vision_model", "hidden_size": 16,
+                           "image_size": 20, "patch_size": 5},
+            text_config={**sizes, "model_type": "llama", "hidden_size": 12,
+                         "vocab_size": len(tokenizer), "num_key_value_heads": 1},
+            image_token_index=4, pad_token_id=0,
+        )
+    ).eval()  # fmt: skip
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.normal_(std=0.4)
+    model.save_pretrained(folder)
+    processor.save_pretrained(folder)
+    return model, processor
+
+
+def gemma3(folder):
+    """The same of a Gemma 3, whose image is wider than its window."""
+    import torch
+    import transformers
+
+    tokenizer = tokenizer_of(
+        boi_token="<start_of_image>", eoi_token="<end_of_image>", image_token="<image_soft_token>"
+    )
+    tokenizer.add_special_tokens(
+        {"extra_special_tokens": ["<start_of_turn>", "<end_of_turn>"]},
+        replace_extra_special_tokens=False,
+    )
+    images = transformers.Gemma3ImageProcessorPil(size={"height": 20, "width": 20})
+    processor = transformers.Gemma3Processor(images, tokenizer, OF_GEMMA, image_seq_length=4)
+    sizes = {"num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 20}
+    torch.manual_seed(0)
+    model = transformers.Gemma3ForConditionalGeneration(
+        transformers.Gemma3Config(
+            vision_config={**sizes, "model_type": "siglip_vision_model", "hidden_size": 16,
+                           "image_size": 20, "patch_size": 5, "vision_use_head": False},
+            text_config={**sizes, "model_type": "gemma3_text", "hidden_size": 12, "head_dim": 6,
+                         "vocab_size": len(tokenizer), "num_key_value_heads": 1,
+                         "sliding_window": 3, "pad_token_id": 0, "bos_token_id": 1,
+                         "eos_token_id": 2, "query_pre_attn_scalar": 5,
+                         "layer_types": ["sliding_attention", "full_attention"]},
+            image_token_index=tokenizer.image_token_id, mm_tokens_per_image=4,
+            boi_token_index=tokenizer.boi_token_id, eoi_token_index=tokenizer.eoi_token_id,
+        )
+    ).eval()  # fmt: skip
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.normal_(std=0.4)
+    model.save_pretrained(folder)
+    processor.save_pretrained(folder)
+    return model, processor
+
+
+# Qwen's, whose images are in place, between two tokens.
+OF_QWEN = (
+    "{% for m in messages %}<|im_start|> {{ m['role'] }} "
+    "{% if m['content'] is string %}{{ m['content'] }}{% else %}"
+    "{% for c in m['content'] %}{% if c['type'] == 'image' %}"
+    "<|vision_start|><|image_pad|><|vision_end|>"
+    "{% else %}{{ c['text'] }}{% endif %}{% endfor %}{% endif %}<|im_end|> {% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|> assistant {% endif %}"
+)
+_OF_QWEN = (
+    "<|im_start|>", "<|im_end|>", "<|vision_start|>", "<|vision_end|>", "<|vision_pad|>",
+    "<|image_pad|>", "<|video_pad|>",
+)  # fmt: skip
+
+
+def qwen(folder, name, **sizes):
+    """The same of a Qwen-VL, for images of any size."""
+    import torch
+    import transformers
+
+    tokenizer = tokenizer_of(*_OF_QWEN)
+    sizes = {"patch_size": 4, "size": {"shortest_edge": 64, "longest_edge": 1600}, **sizes}
+    images = transformers.Qwen2VLImageProcessorPil(**sizes)
+    ids = {
+        f"{name}_token_id": tokenizer.convert_tokens_to_ids(f"<|{name}|>")
+        for name in ("vision_start", "vision_end")
+    }
+    ids |= {
+        f"{name}_token_id": tokenizer.convert_tokens_to_ids(f"<|{name}_pad|>")
+        for name in ("image", "video")
+    }
+    name, (values, *_) = OF_ANY_SIZE[name]
+
+    class Processor(transformers.Qwen2VLProcessor):
+        """Theirs for images alone: its part for videos needs torchvision."""
+
+        def check_argument_for_proper_class(self, argument_name, argument):
+            if argument is not None:
+                super().check_argument_for_proper_class(argument_name, argument)
+
+    tokenizer.chat_template = OF_QWEN
+    processor = Processor(images, tokenizer, chat_template=OF_QWEN)
+    torch.manual_seed(0)
+    config = getattr(transformers, f"{name}Config")(
+        vision_config=values["vision_config"],
+        text_config={**values["text_config"], "vocab_size": len(tokenizer)},
+        **ids,
+    )
+    model = getattr(transformers, f"{name}ForConditionalGeneration")(config).eval()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            norm = ("norm" in name or ".ln_q." in name) and name.endswith("weight")
+            parameter.normal_(mean=float(norm), std=0.3)
+    for part in (model, images, tokenizer):
+        part.save_pretrained(folder)
+    return model, processor
+
+
+# SmolVLM's.
+OF_SMOLVLM = (
+    "<|im_start|>{% for m in messages %}{{ m['role'] | capitalize }}"
+    "{% if m['content'][0]['type'] == 'image' %}{{ ':' }}{% else %}{{ ': ' }}{% endif %}"
+    "{% for c in m['content'] %}{% if c['type'] == 'text' %}{{ c['text'] }}"
+    "{% elif c['type'] == 'image' %}{{ '<image>' }}{% endif %}{% endfor %}"
+    "<end_of_utterance>\n{% endfor %}{% if add_generation_prompt %}{{ 'Assistant:' }}{% endif %}"
+)
+
+
+def with_weights(model, processor, folder):
+    """Save a model of random weights and its processor to a folder."""
+    import torch
+
+    torch.manual_seed(0)
+    with torch.no_grad():
+        for name, parameter in model.eval().named_parameters():
+            norm = "norm" in name.lower() and name.endswith("weight")
+            parameter.normal_(mean=float(norm), std=0.4)
+    model.save_pretrained(folder)
+    processor.save_pretrained(folder)
+    return model, processor
+
+
+def without_videos(processor_class):
+    """A processor class of Transformers without its part for videos, which needs more packages."""
+
+    class WithoutVideos(processor_class):
+        @classmethod
+        def get_attributes(cls):
+            return ["image_processor", "tokenizer"]
+
+    return WithoutVideos
+
+
+# Two turns as in a chat of Qwen: the images of a message before its texts.
+_IMAGES_FIRST = (
+    "{% for m in messages %}{{ m['role'] + ' ' }}"
+    "{% for c in m['content'] | selectattr('type', 'equalto', 'image') %}{{ '<image> ' }}"
+    "{% endfor %}{% for c in m['content'] | selectattr('type', 'equalto', 'text') %}"
+    "{{ c['text'] + ' ' }}{% endfor %}{{ '</s> ' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ 'assistant ' }}{% endif %}"
+)
+
+
+def llava_next(folder, name="LlavaNext"):
+    """A LLaVA-NeXT, or a LLaVA-OneVision with images of more states than it describes them with."""
+    import transformers
+
+    tokenizer = tokenizer_of("<image>", "<video>")
+    sizes = {"num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 20}
+    text = {**sizes, "hidden_size": 12, "vocab_size": len(tokenizer), "num_key_value_heads": 1,
+            "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}  # fmt: skip
+    image = {**sizes, "hidden_size": 16, "patch_size": 5}
+    if name == "LlavaNext":
+        side, tiles, kinds = 20, [(1, 2), (2, 1), (2, 2), (1, 3)], ("clip_vision_model", "mistral")
+        options = {"size": {"shortest_edge": side}, "crop_size": {"height": side, "width": side}}
+    else:
+        side, kinds = 10, ("siglip_vision_model", "qwen2")
+        tiles = [(row, column) for row in range(1, 5) for column in range(1, 5)]
+        options = {"size": {"height": side, "width": side}, "image_mean": [0.5] * 3}
+        image["vision_use_head"] = False
+    resolutions = [[side * row, side * column] for row, column in tiles]
+    images = getattr(transformers, f"{name}ImageProcessorPil")(
+        image_grid_pinpoints=resolutions, **options
+    )
+    if name == "LlavaNext":
+        processor = transformers.LlavaNextProcessor(
+            images, tokenizer, patch_size=5, vision_feature_select_strategy="default",
+            chat_template=_IMAGES_FIRST, num_additional_image_tokens=1,
+        )  # fmt: skip
+    else:
+        processor = without_videos(transformers.LlavaOnevisionProcessor)(
+            images, tokenizer, None, num_image_tokens=4, chat_template=_IMAGES_FIRST,
+            vision_feature_select_strategy="full",
+        )  # fmt: skip
+    model = getattr(transformers, f"{name}ForConditionalGeneration")(
+        getattr(transformers, f"{name}Config")(
+            vision_config={**image, "image_size": side, "model_type": kinds[0]},
+            text_config={**text, "model_type": kinds[1]},
+            image_token_index=4,
+            image_grid_pinpoints=resolutions,
+        )
+    )
+    return with_weights(model, processor, folder)
+
+
+# InternVL's.
+OF_INTERNVL = (
+    "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\n' }}"
+    "{% if m['content'] is string %}{{ m['content'] }}{% else %}{% for c in m['content'] %}"
+    "{% if c['type'] == 'image' %}{{ '<IMG_CONTEXT>\n' }}{% else %}{{ c['text'] }}{% endif %}"
+    "{% endfor %}{% endif %}{{ '<|im_end|>\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+
+
+def internvl(folder):
+    """An InternVL, whose images are up to six tiles of 20 x 20 pixels and a thumbnail."""
+    import transformers
+
+    tokenizer = tokenizer_of(
+        start_image_token="<img>", end_image_token="</img>", context_image_token="<IMG_CONTEXT>",
+        video_token="<video>",
+    )  # fmt: skip
+    tokenizer.add_special_tokens(
+        {"extra_special_tokens": ["<|im_start|>", "<|im_end|>"]},
+        replace_extra_special_tokens=False,
+    )
+    images = transformers.GotOcr2ImageProcessorPil(
+        size={"height": 20, "width": 20}, crop_to_patches=True, max_patches=6
+    )
+    processor = without_videos(transformers.InternVLProcessor)(
+        images, tokenizer, image_seq_length=4, chat_template=OF_INTERNVL
+    )
+    sizes = {"num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 20}
+    model = transformers.InternVLForConditionalGeneration(
+        transformers.InternVLConfig(
+            vision_config={**sizes, "hidden_size": 16, "image_size": [20, 20],
+                           "patch_size": [5, 5], "attention_bias": True},
+            text_config={**sizes, "model_type": "qwen2", "hidden_size": 12, "pad_token_id": 0,
+                         "vocab_size": len(tokenizer), "num_key_value_heads": 1, "bos_token_id": 1,
+                         "eos_token_id": 2},
+            image_token_id=tokenizer.context_image_token_id,
+        )
+    )  # fmt: skip
+    return with_weights(model, processor, folder)
+
+
+def smolvlm(folder, name="SmolVLM", **options):
+    """A SmolVLM or an Idefics 3, whose images are cut into tiles of 20 x 20 pixels."""
+    import transformers
+
+    tokenizer = tokenizer_of(image_token="<image>")
+    places = [f"<row_{row}_col_{column}>" for row in range(1, 4) for column in range(1, 4)]
+    tokenizer.add_special_tokens(
+        {
+            "extra_special_tokens": [
+                "<fake_token_around_image>", "<global-img>", "<end_of_utterance>", "<|im_start|>",
+                *places,
+            ]
+        },
+        replace_extra_special_tokens=False,
+    )  # fmt: skip
+    images = getattr(transformers, f"{name}ImageProcessorPil")(
+        size={"longest_edge": 48}, max_image_size={"longest_edge": 20}, **options
+    )
+    # SmolVLM's processor writes the same, and needs further packages for videos.
+    processor = transformers.Idefics3Processor(
+        images, tokenizer, image_seq_len=4, chat_template=OF_SMOLVLM
+    )
+    sizes = {"num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 20}
+    model = getattr(transformers, f"{name}ForConditionalGeneration")(
+        getattr(transformers, f"{name}Config")(
+            vision_config={**sizes, "model_type": f"{name.lower()}_vision", "hidden_size": 16,
+                           "image_size": 20, "patch_size": 5},
+            text_config={**sizes, "model_type": "llama", "hidden_size": 12, "pad_token_id": 0,
+                         "vocab_size": len(tokenizer), "num_key_value_heads": 1, "bos_token_id": 1,
+                         "eos_token_id": 2},
+            image_token_id=tokenizer.image_token_id, scale_factor=2,
+        )
+    )  # fmt: skip
+    return with_weights(model, processor, folder)
+
+
+def pictures(count=3, seed=0):
+    """Images of several sizes."""
+    random = np.random.default_rng(seed)
+    return [random.integers(0, 256, (24 + 3 * i, 30, 3), dtype="uint8") for i in range(count)]
+
+
+def user(*parts):
+    """A message of a user: strings, and images as parts."""
+    return {
+        "role": "user",
+        "content": [
+            {"type": "text", "text": p} if isinstance(p, str) else {"type": "image", "image": p}
+            for p in parts
+        ],
+    }
+
+
+def conversations():
+    """Rows with none, one, two and five images, of which some come several times."""
+    a, b, c = pictures()
+    said = {"role": "assistant", "content": [{"type": "text", "text": "the first"}]}
+    return [
+        [user("which is dark ?")],
+        [user(a, "which is dark ?")],
+        [user("a : ", b, " b : ", a, " ?"), said, user("which ?")],
+        [user(a, b, "which ?"), said, user(c, "or ", c.copy(), a, " ?")],
+    ]
