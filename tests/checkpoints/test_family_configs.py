@@ -203,6 +203,25 @@ def test_published_defaults(model_type):
     assert FAMILIES[model_type].config(possible) == said
 
 
+def _config(model_type: str, values: dict):
+    try:
+        return FAMILIES[model_type].config(values)
+    except ValueError:
+        return "refused"
+
+
+@pytest.mark.parametrize("model_type", FAMILIES)
+def test_texts_are_no_flags(model_type):
+    """The text "false" is true in Python: where it would be read as a flag, it is refused."""
+    name = _WITH_A_HEAD.get(model_type) or families.CONFIGS[model_type][0]
+    published = getattr(transformers, f"{name}Config")().to_dict()
+    values = {**published, **_POSSIBLE.get(model_type, {})}
+    for flag in [name for name, value in values.items() if isinstance(value, bool)]:
+        said = [_config(model_type, {**values, flag: value}) for value in (True, False)]
+        if said[0] != said[1]:
+            assert _config(model_type, {**values, flag: "false"}) == "refused"
+
+
 # As configs were written before release 5.
 OLDER = {
     "qwen2": {"use_sliding_window": True, "max_window_layers": 3, "rope_theta": 1e6},

@@ -15,6 +15,7 @@ import keras
 
 from keras_transformer.checkpoints.weights.safetensors_io import WEIGHTS_FILE, save_tensors
 from keras_transformer.checkpoints.weights.tables import WeightLine, export
+from keras_transformer.support.checking import check_flag
 from keras_transformer.support.files import write_text
 from keras_transformer.support.untrusted import path_inside, read_json, write_json
 
@@ -110,7 +111,8 @@ def _read_interaction(
     if values.get("model_type") == _PYLATE:
         words = values.get("skiplist_words")
         expands = values.get("do_query_expansion") is not False
-        expansion = {"attend": bool(values.get("attend_to_expansion_tokens"))} if expands else None
+        name = "attend_to_expansion_tokens"
+        expansion = {"attend": check_flag(name, values.get(name, False))} if expands else None
         found = {**values, "query_length": values.get("query_length") or _USUAL_QUERY}
         words = list(string.punctuation) if words is None else words
     else:

@@ -30,7 +30,7 @@ from keras_transformer.checkpoints.quantized.scheme import (
     whole,
 )
 from keras_transformer.checkpoints.weights.safetensors_io import Tensors
-from keras_transformer.support.checking import shorten
+from keras_transformer.support.checking import check_flag, shorten
 
 _FORMATS = ("float-quantized", "int-quantized", "naive-quantized", "pack-quantized")
 _STRATEGIES = ("tensor", "channel", "group", "block")
@@ -121,7 +121,7 @@ class CompressedTensors(Scheme):
             raise ValueError(
                 "'block_structure' must be given with the strategy 'block', and only then."
             )
-        symmetric = bool(values.get("symmetric", True))
+        symmetric = check_flag("symmetric", values.get("symmetric", True))
         return cls(skipped, kind, bits, strategy, size, block, symmetric)
 
     @property

@@ -23,7 +23,7 @@ from keras_transformer.checkpoints.quantized.scheme import (
     whole,
 )
 from keras_transformer.checkpoints.weights.safetensors_io import Tensors
-from keras_transformer.support.checking import shorten
+from keras_transformer.support.checking import check_flag, shorten
 
 _BITS = (2, 3, 4, 8)
 _FORMATS = {"gptq": 1, "gptq_v2": 0}  # what is added to the stored zeros
@@ -100,7 +100,9 @@ class GPTQ(Scheme):
                 "Take a checkpoint with one number of bits, or one that is not quantized."
             )
         size = whole(values, "group_size", default=-1, least=-1)
-        return cls(skipped, bits, size, _FORMATS[stored_as], bool(values.get("sym", False)))
+        return cls(
+            skipped, bits, size, _FORMATS[stored_as], check_flag("sym", values.get("sym", False))
+        )
 
     @property
     def name(self) -> str:

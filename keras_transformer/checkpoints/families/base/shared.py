@@ -13,7 +13,7 @@ from keras_transformer.checkpoints.families.base.family import (
 from keras_transformer.checkpoints.heads import END_IDS, START_ID
 from keras_transformer.checkpoints.weights.tables import WeightLine, layers
 from keras_transformer.config import MOST_LAYERS, ROTARY_SCALINGS, SIDES, TransformerConfig
-from keras_transformer.support.checking import shorten
+from keras_transformer.support.checking import check_flag, shorten
 
 # BERT's block, with learned positions.
 ENCODER = {
@@ -146,6 +146,12 @@ def number(values: Values, name: str, default: Any, kind: type = int) -> Any:
     if not isinstance(value, allowed) or isinstance(value, bool) or not abs(value) < 1e15:
         raise ValueError(f"{name} must be a number, received {value!r}.")
     return value
+
+
+def flag(values: Values, name: str, default: bool = False) -> bool:
+    """Return a published value that is true, false or null. Raises ValueError if it is not."""
+    value = values.get(name, default)
+    return value is not None and check_flag(name, value)
 
 
 def rotary(
@@ -298,7 +304,7 @@ def head_norms(name: str) -> Conversion:
     """Return a conversion of per-head norms of queries and keys, if `name` enables them."""
     ours = ("query_key_norm", "query_key_norm_per_head")
     return Conversion(
-        lambda values: dict.fromkeys(ours, bool(values.get(name, False))),
+        lambda values: dict.fromkeys(ours, flag(values, name, False)),
         lambda config: {name: config.query_key_norm},
     )
 

@@ -14,7 +14,7 @@ from keras_transformer.checkpoints.families.base.family import (
     Family,
     Values,
 )
-from keras_transformer.checkpoints.families.base.shared import decoder_heads, number, rotary
+from keras_transformer.checkpoints.families.base.shared import decoder_heads, flag, number, rotary
 from keras_transformer.checkpoints.weights.tables import (
     Names,
     WeightLine,
@@ -49,15 +49,15 @@ _NORMS = tuple(
 def _read(values: Values) -> dict[str, Any]:
     width, heads = number(values, "hidden_size", 4544), number(values, "num_attention_heads", 71)
     inner, grouped = values.get("ffn_hidden_size"), values.get("num_kv_heads")
-    new = bool(values.get("new_decoder_architecture"))
-    parallel = new or bool(values.get("parallel_attn", True))
+    new = flag(values, "new_decoder_architecture")
+    parallel = new or flag(values, "parallel_attn", True)
     norms = (values.get("num_ln_in_parallel_attn") or 1 + new) if parallel else None
     if not new:
-        grouped = 1 if values.get("multi_query", True) else heads
+        grouped = 1 if flag(values, "multi_query", True) else heads
         if norms == 2:
             raise ValueError("num_ln_in_parallel_attn=2 needs new_decoder_architecture=True.")
     ours = {"position": "rotary"}
-    if values.get("alibi"):
+    if flag(values, "alibi"):
         scale = 1 / math.sqrt(max(width // max(heads, 1), 1))
         ours = {"position": "alibi", "alibi_scale": scale, "alibi_rounded": True}
     return ours | {

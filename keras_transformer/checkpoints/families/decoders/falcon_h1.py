@@ -17,7 +17,7 @@ from keras_transformer.checkpoints.families.base.family import (
     PublishedHead,
     Values,
 )
-from keras_transformer.checkpoints.families.base.shared import head_dim, number, rotary
+from keras_transformer.checkpoints.families.base.shared import flag, head_dim, number, rotary
 from keras_transformer.checkpoints.families.decoders.llama import LLAMA
 from keras_transformer.checkpoints.families.decoders.mamba2 import (
     BAMBA_BIASES,
@@ -91,7 +91,7 @@ def _states(values: Values) -> StateSpace:
     if values.get("mamba_d_head", "auto") == "auto":
         width = inner // max(number(values, "mamba_n_heads", 128), 1)
         values = {**values, "mamba_d_head": width}
-    both = [bool(values.get(n, False)) for n in ("mamba_proj_bias", "projectors_bias")]
+    both = [flag(values, n, False) for n in ("mamba_proj_bias", "projectors_bias")]
     if both[0] != both[1]:
         raise ValueError(
             f"mamba_proj_bias={both[0]} and projectors_bias={both[1]} are not supported, only two "
@@ -100,7 +100,7 @@ def _states(values: Values) -> StateSpace:
     norm = "before_gate" if values.get("mamba_norm_before_gate", True) else "after_gate"
     factors = _factors(values, "ssm_multipliers", 5)
     return expanded(values, BAMBA_SIZES, BAMBA_BIASES, inner).replace(
-        gated_norm=norm if values.get("mamba_rms_norm", False) else "none",
+        gated_norm=norm if flag(values, "mamba_rms_norm") else "none",
         projection_scales=None if all(each == 1 for each in factors) else factors,
     )
 

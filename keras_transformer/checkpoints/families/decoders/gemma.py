@@ -23,6 +23,7 @@ from keras_transformer.checkpoints.families.base.shared import (
     SLIDING,
     cycle_of_layers,
     decoder_heads,
+    flag,
     layer_kinds,
     number,
     rotary,
@@ -118,7 +119,7 @@ def _read_layers(values: Values) -> dict[str, Any]:
     own = rotary_of_kinds(values, older)
     window = values.get("sliding_window", 4096)
     window = None if window is None else number(values, "sliding_window", 4096)
-    both_sides = bool(values.get("use_bidirectional_attention"))
+    both_sides = flag(values, "use_bidirectional_attention")
     if both_sides and window is not None:  # half of it on each side, plus the token itself
         window = window // 2 + 1
     own[FULL]["window"], own[SLIDING]["window"] = None, window

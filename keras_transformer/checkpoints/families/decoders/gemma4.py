@@ -21,6 +21,7 @@ from keras_transformer.checkpoints.families.base.shared import (
     FULL,
     SLIDING,
     cycle_of_layers,
+    flag,
     layer_kinds,
     number,
     rotary,
@@ -150,7 +151,7 @@ def _read_layers(values: Values) -> dict[str, Any]:
 
     def layer(kind: str, shares: bool) -> dict[str, Any]:
         heads, dim = sizes[kind]
-        equal = bool(values.get("attention_k_eq_v")) and kind == FULL
+        equal = flag(values, "attention_k_eq_v") and kind == FULL
         own = {
             "value_norm": norm.replace(type="rms_norm_no_weight"),
             "value_source": "keys" if equal else "own",

@@ -16,6 +16,7 @@ from keras_transformer.checkpoints.families.base.family import (
 from keras_transformer.checkpoints.families.base.shared import (
     cycle_of_layers,
     decoder_heads,
+    flag,
     number,
     unread,
 )
@@ -77,8 +78,8 @@ def inner_width(default: int) -> Conversion:
 
 def _read_scores(values: Values) -> dict[str, Any]:
     """Return the score factors, which in some GPT-2 models (Stanford's Mistral) fall by layer."""
-    scaled = values.get("scale_attn_weights", True)
-    if not values.get(_BY_LAYER):
+    scaled = flag(values, "scale_attn_weights", True)
+    if not flag(values, _BY_LAYER):
         return {"score": "scaled_dot" if scaled else "dot"}
     width, heads, count = (
         number(values, name, _FIELDS[name].default) for name in ("n_embd", "n_head", "n_layer")

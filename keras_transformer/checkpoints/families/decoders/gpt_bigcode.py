@@ -7,7 +7,7 @@ import dataclasses
 from typing import Any
 
 from keras_transformer.checkpoints.families.base.family import ConfigField, Conversion, Values
-from keras_transformer.checkpoints.families.base.shared import decoder_heads, number
+from keras_transformer.checkpoints.families.base.shared import decoder_heads, flag, number
 from keras_transformer.checkpoints.families.decoders.gpt import GPT2, inner_width
 from keras_transformer.checkpoints.weights.tables import Names, fused, layers, output_matrix
 from keras_transformer.config import TransformerConfig
@@ -29,7 +29,7 @@ _LAYER = {
 
 
 def _read(values: Values) -> dict[str, Any]:
-    shared, scaled = (values.get(name, True) for name in ("multi_query", "scale_attn_weights"))
+    shared, scaled = (flag(values, name, True) for name in ("multi_query", "scale_attn_weights"))
     return {
         "num_key_value_heads": 1 if shared else number(values, "n_head", 12),
         "score": "scaled_dot" if scaled else "dot",

@@ -17,6 +17,7 @@ from keras_transformer.checkpoints.families.base.family import (
 from keras_transformer.checkpoints.families.base.shared import (
     FULL,
     cycle_of_layers,
+    flag,
     listed_layers,
     number,
     number_of_layers,
@@ -75,7 +76,7 @@ def _kinds_of_layers(values: Values) -> list[str]:
 
 def _mixers_of(values: Values) -> dict[str, ShortConvolution | None]:
     """Return the mixer of each kind of layer: for attention None, which is the usual one."""
-    size, bias = number(values, "conv_L_cache", 3), bool(values.get("conv_bias", False))
+    size, bias = number(values, "conv_L_cache", 3), flag(values, "conv_bias", False)
     return {FULL: None, _CONVOLUTION: ShortConvolution(size=size, bias=bias)}
 
 
@@ -121,7 +122,7 @@ def _write_sparse_layers(config: TransformerConfig) -> dict[str, Any]:
 def _read_router(values: Values) -> dict[str, Any]:
     router = Router(
         activation="sigmoid",
-        correction_bias=bool(values.get("use_expert_bias", True)),
+        correction_bias=flag(values, "use_expert_bias", True),
         weight_scale=number(values, "routed_scaling_factor", 1.0, float),
         epsilon=1e-6,
     )
@@ -141,7 +142,7 @@ def _read_width(values: Values) -> dict[str, Any]:
     """Return the width of the feed-forward layer, two thirds of the published one if it says so."""
     width = number(values, "intermediate_size", 12288)
     width = number(values, "block_ff_dim", width)
-    if values.get("block_auto_adjust_ff_dim", True):
+    if flag(values, "block_auto_adjust_ff_dim", True):
         width = 2 * width // 3
         if values.get("block_ffn_dim_multiplier", 1.0) is not None:
             width = int(number(values, "block_ffn_dim_multiplier", 1.0, float) * width)

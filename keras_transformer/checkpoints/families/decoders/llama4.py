@@ -19,6 +19,7 @@ from keras_transformer.checkpoints.families.base.shared import (
     FULL,
     NO_PADDING,
     cycle_of_layers,
+    flag,
     listed_layers,
     number,
     number_of_layers,
@@ -94,7 +95,7 @@ def _chunked_layers(values: Values, turned: list[bool]) -> list[bool]:
 def _mixer(values: Values, turned: bool, chunked: bool) -> Attention:
     sizes = {ours: values.get(name, default) for name, (ours, default) in _ATTENTION.items()}
     position = growth = norm = None
-    if values.get("attn_temperature_tuning", True):
+    if flag(values, "attn_temperature_tuning", True):
         growth = QueryGrowth(
             rate=number(values, "attn_scale", 0.1, float),
             length=number(values, "floor_scale", 8192),
@@ -103,7 +104,7 @@ def _mixer(values: Values, turned: bool, chunked: bool) -> Attention:
         width = number(values, "head_dim", 128)
         options = _ROTARY.read({**values, "head_dim": width})
         position = rotary_part({**options, "position": "rotary", "rotary_interleaved": True})
-        if values.get("use_qk_norm", True):
+        if flag(values, "use_qk_norm", True):
             epsilon = number(values, "rms_norm_eps", 1e-5, float)
             norm = Norm(type="rms_norm_no_weight", epsilon=epsilon)
     return Attention(

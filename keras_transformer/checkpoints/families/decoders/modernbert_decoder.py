@@ -13,6 +13,7 @@ from keras_transformer.checkpoints.families.base.family import (
     PublishedHead,
     Values,
 )
+from keras_transformer.checkpoints.families.base.shared import flag
 from keras_transformer.checkpoints.families.encoders.modernbert import (
     MODERNBERT,
     NORM_BIAS,
@@ -115,7 +116,7 @@ MODERNBERT_DECODER = ModernBertDecoderFamily(
         Conversion(lambda values: {}, lambda config: {"pad_token_id": 0}),
         Conversion(_read_transform, _write_transform),
         Conversion(
-            lambda values: {"output_bias": bool(values.get("decoder_bias", True))},
+            lambda values: {"output_bias": flag(values, "decoder_bias", True)},
             lambda config: {"decoder_bias": config.output_bias},
         ),
     ),

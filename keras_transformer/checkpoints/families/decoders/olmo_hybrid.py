@@ -17,6 +17,7 @@ from keras_transformer.checkpoints.families.base.shared import (
     FULL,
     NO_PADDING,
     cycle_of_layers,
+    flag,
     number,
     rotary,
 )
@@ -53,7 +54,7 @@ def _read(values: Values) -> dict[str, Any]:
     width = int(0.75 * number(values, "hidden_size", 3840) / max(keys, 1))
     width = number(given, "linear_key_head_dim", width)
     given = {"linear_key_head_dim": width, "linear_value_head_dim": 2 * width, **given}
-    strength = _STRENGTHS[bool(values.get("linear_allow_neg_eigval", True))]
+    strength = _STRENGTHS[flag(values, "linear_allow_neg_eigval", True)]
     own = {FULL: {"mixer": None, "normalize_first": False, "normalize_output": True}}
     if LINEAR in kinds:
         mixer = read_mixer(given).replace(strength=strength, epsilon=1e-5)

@@ -11,7 +11,7 @@ from keras_transformer.checkpoints.families.base.family import (
     Family,
     Values,
 )
-from keras_transformer.checkpoints.families.base.shared import decoder_heads, unread
+from keras_transformer.checkpoints.families.base.shared import decoder_heads, flag, unread
 from keras_transformer.checkpoints.weights.tables import Names, layers, output_matrix
 from keras_transformer.config import TransformerConfig
 
@@ -40,8 +40,8 @@ _REMOVED = "_remove_final_layer_norm"
 
 def _read_width(values: Values) -> dict[str, Any]:
     width, embedded = values.get("hidden_size", 768), values.get("word_embed_proj_dim")
-    first, removed = (values.get(name) for name in ("do_layer_norm_before", _REMOVED))
-    ours = {"final_normalization": first is not False and not removed}
+    first = values.get("do_layer_norm_before") is not False
+    ours = {"final_normalization": first and not flag(values, _REMOVED)}
     if embedded in (None, width):
         return ours
     return ours | {"embedding_dim": embedded, "token_projection": True}

@@ -13,6 +13,7 @@ from keras_transformer.checkpoints.families.base.shared import (
     FULL,
     SLIDING,
     cycle_of_layers,
+    flag,
     layer_kinds,
     listed_layers,
     number,
@@ -73,7 +74,7 @@ def _layers(experts: int, kinds_of: Any) -> Conversion:
 
 def _by_layer(values: Values) -> tuple[list, dict]:
     most = number(values, "max_window_layers", 28)
-    used = bool(values.get("use_sliding_window"))
+    used = flag(values, "use_sliding_window")
     kinds = layer_kinds(values, 24, lambda i: used and i % 2 == 0 and i < most)
     window = number(values, "sliding_window", 4096) if SLIDING in kinds else None
     return kinds, {FULL: None, SLIDING: window}

@@ -11,6 +11,7 @@ from keras_transformer.checkpoints.families.base.shared import (
     NO_PADDING,
     SLIDING,
     cycle_of_layers,
+    flag,
     layer_kinds,
     number,
     rotary,
@@ -33,7 +34,7 @@ def _read_layers(values: Values) -> dict[str, Any]:
 
     window = values.get("sliding_window")
     window = None if window is None else number(values, "sliding_window", None)
-    slides = bool(values.get("use_sliding_window"))  # for configs without `layer_types`
+    slides = flag(values, "use_sliding_window")  # for configs without `layer_types`
     count = number(values, "num_hidden_layers", 36)
     if rotated and len(rotated) != count:
         raise ValueError(f"no_rope_layers has {len(rotated)} values for {count} layers.")

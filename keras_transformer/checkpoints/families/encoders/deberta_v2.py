@@ -16,6 +16,7 @@ from keras_transformer.checkpoints.families.base.family import (
 from keras_transformer.checkpoints.families.base.shared import (
     ENCODER,
     encoder_heads,
+    flag,
     hidden_activation,
     masked_lm,
     number,
@@ -47,10 +48,10 @@ _BOTH = ["c2p", "p2c"]
 
 
 def _read_positions(values: Values) -> dict[str, Any]:
-    ours = {"position": "learned" if values.get("position_biased_input", True) else "none"}
+    ours = {"position": "learned" if flag(values, "position_biased_input", True) else "none"}
     kinds = values.get("pos_att_type") or []
     kinds = kinds.lower().split("|") if isinstance(kinds, str) else kinds
-    relative = bool(values.get("relative_attention", False))
+    relative = flag(values, "relative_attention", False)
     kinds = sorted(kinds, key=str) if isinstance(kinds, list) else kinds
     wanted = {"pos_att_type": (kinds, _BOTH if relative else [])}
     if relative:

@@ -18,6 +18,7 @@ from keras_transformer.checkpoints.families.base.family import (
 from keras_transformer.checkpoints.families.base.shared import (
     ENCODER,
     encoder_heads,
+    flag,
     masked_lm,
     number,
     unread,
@@ -59,7 +60,7 @@ def _read(values: Values) -> dict[str, Any]:
         # Their default of null makes no model; 33 is the size of all published vocabularies.
         "vocabulary_size": _given(values, "vocab_size", 33),
         "max_sequence_length": number(values, "max_position_embeddings", 1026) - padding - 1,
-        "embedding_normalization": bool(values.get("emb_layer_norm_before")),
+        "embedding_normalization": flag(values, "emb_layer_norm_before"),
     }
     if values.get("token_dropout"):
         ours["dropped_token_id"] = number(values, "mask_token_id", None)

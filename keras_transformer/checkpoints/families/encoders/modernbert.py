@@ -19,6 +19,7 @@ from keras_transformer.checkpoints.families.base.shared import (
     NO_PADDING,
     SLIDING,
     cycle_of_layers,
+    flag,
     layer_kinds,
     number,
     rotary_of_kinds,
@@ -84,7 +85,7 @@ def read_head(values: Values) -> dict[str, Any]:
     name = "classifier_activation"
     return {
         "hidden_activation": MODERNBERT.activation(name, values.get(name, "gelu")),
-        "hidden_bias": bool(values.get("classifier_bias", False)),
+        "hidden_bias": flag(values, "classifier_bias", False),
     }
 
 
@@ -128,7 +129,7 @@ _POOLING = Conversion(
 
 NORM_BIAS = Conversion(
     lambda values: {
-        "normalization": "layer_norm" if values.get("norm_bias") else "layer_norm_no_bias"
+        "normalization": "layer_norm" if flag(values, "norm_bias") else "layer_norm_no_bias"
     },
     lambda config: {
         "norm_bias": config.normalization == "layer_norm",

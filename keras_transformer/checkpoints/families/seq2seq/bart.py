@@ -14,7 +14,7 @@ from keras_transformer.checkpoints.families.base.family import (
     PublishedHead,
     Values,
 )
-from keras_transformer.checkpoints.families.base.shared import seq2seq_heads, sides
+from keras_transformer.checkpoints.families.base.shared import flag, seq2seq_heads, sides
 from keras_transformer.checkpoints.weights.tables import (
     Names,
     WeightLine,
@@ -139,7 +139,7 @@ def _read_vocabulary(values: Values) -> dict[str, Any]:
     own = {} if decoder in (None, encoder) else {"vocabulary_size": decoder}
     sides = SIDES.read(values)
     own |= sides.pop("decoder", {})
-    shared = values.get("share_encoder_decoder_embeddings", True)
+    shared = flag(values, "share_encoder_decoder_embeddings", True)
     shared = shared and TIES.read(values)["share_embeddings"]
     return {**sides, "share_embeddings": shared, **({"decoder": own} if own else {})}
 

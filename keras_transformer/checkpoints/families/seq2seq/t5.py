@@ -13,7 +13,7 @@ from keras_transformer.checkpoints.families.base.family import (
     PublishedHead,
     Values,
 )
-from keras_transformer.checkpoints.families.base.shared import seq2seq_heads
+from keras_transformer.checkpoints.families.base.shared import flag, seq2seq_heads
 from keras_transformer.checkpoints.families.seq2seq import chronos
 from keras_transformer.checkpoints.weights.tables import (
     Names,
@@ -47,14 +47,18 @@ def write_feed_forward(config: TransformerConfig) -> dict[str, Any]:
     return {"feed_forward_proj": f"gated-{name}" if config.gated else name}
 
 
+_TIED = "tie_word_embeddings"
+
+
+def is_tied(values: Values) -> bool:
+    """Return whether the embedding is shared with the output: unless the config denies it."""
+    return values.get(_TIED) is None or flag(values, _TIED)
+
+
 def _read_scale(values: Values) -> dict[str, Any]:
     # In old models the states before the output are scaled if the embedding is shared, which this
     # value says.
-    tied = values.get("tie_word_embeddings") is not False
-    if values.get("tie_word_embeddings", True) not in (True, False, None):
-        raise ValueError(
-            f"tie_word_embeddings must be a boolean, received {values['tie_word_embeddings']!r}."
-        )
+    tied = is_tied(values)
     return {"scale_logits": values.get("scale_decoder_outputs", tied), "tie_embeddings": tied}
 
 

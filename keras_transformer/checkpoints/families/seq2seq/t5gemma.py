@@ -12,7 +12,7 @@ from keras_transformer.checkpoints.families.base.family import (
     PublishedHead,
     Values,
 )
-from keras_transformer.checkpoints.families.base.shared import unread
+from keras_transformer.checkpoints.families.base.shared import flag, unread
 from keras_transformer.checkpoints.families.decoders.gemma import GEMMA2
 from keras_transformer.checkpoints.weights.tables import (
     Names,
@@ -52,7 +52,7 @@ def _read_side(values: Values, name: str) -> TransformerConfig:
 
 
 def _read_sides(values: Values) -> dict[str, Any]:
-    if values.get("is_encoder_decoder") is False:
+    if not flag(values, "is_encoder_decoder", True):
         alone = _read_side(values, "encoder").flat
         kept = {name: alone[name] for name in alone if name not in ("dropout", "tie_embeddings")}
         return {**kept, "kind": "encoder", "share_embeddings": None}

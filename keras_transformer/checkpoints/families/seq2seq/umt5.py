@@ -8,7 +8,7 @@ from typing import Any
 
 from keras_transformer.checkpoints.families.base.family import ConfigField, Conversion, Values
 from keras_transformer.checkpoints.families.seq2seq.mt5 import MT5
-from keras_transformer.checkpoints.families.seq2seq.t5 import T5, encoder_alone
+from keras_transformer.checkpoints.families.seq2seq.t5 import T5, encoder_alone, is_tied
 from keras_transformer.checkpoints.weights.tables import WeightLine
 from keras_transformer.config import TransformerConfig
 
@@ -42,7 +42,7 @@ UMT5 = dataclasses.replace(
         # shared, as in release 4 of Transformers. Release 5 scales them in any case, and writes
         # configs that say so.
         Conversion(
-            lambda values: {"scale_logits": values.get("tie_word_embeddings") is not False},
+            lambda values: {"scale_logits": is_tied(values)},
             _write_scale,
         ),
         Conversion(_read_tables, lambda config: {}),

@@ -13,7 +13,7 @@ from keras_transformer.checkpoints.families.base.family import (
     PublishedHead,
     Values,
 )
-from keras_transformer.checkpoints.families.base.shared import number
+from keras_transformer.checkpoints.families.base.shared import flag, number
 from keras_transformer.checkpoints.weights.tables import Names, WeightLine, layers
 from keras_transformer.config import SeriesStemConfig, TokenMixing, TransformerConfig
 
@@ -58,12 +58,12 @@ def _read(values: Values) -> dict[str, Any]:
         num_channels=number(values, "num_input_channels", 1),
     )
     width, factor = number(values, "d_model", 8), number(values, "expansion_factor", 2)
-    gate = bool(values.get("gated_attn", True))
+    gate = flag(values, "gated_attn", True)
     mixer = TokenMixing(length=stem.num_states, dim=factor * stem.num_states, softmax_gate=gate)
     return {
         # Their norm is of a batch if its name has these letters.
         "normalization": "batch_norm" if "batch" in norm.lower() else "layer_norm",
-        "position": "learned" if values.get("use_positional_encoding", False) else "none",
+        "position": "learned" if flag(values, "use_positional_encoding") else "none",
         "stem": stem,
         "mixer": mixer,
         "intermediate_dim": factor * width,

@@ -14,7 +14,7 @@ from keras_transformer.checkpoints.families.base.family import (
     PublishedHead,
     Values,
 )
-from keras_transformer.checkpoints.families.base.shared import number
+from keras_transformer.checkpoints.families.base.shared import flag, number
 from keras_transformer.checkpoints.weights.tables import Names, WeightLine, attention, layers
 from keras_transformer.config import TransformerConfig
 
@@ -50,7 +50,7 @@ def _read_stem(values: Values) -> dict[str, Any]:
         "context_length": context,
         "patch_length": patch,
         "stride": stride,
-        "class_token": bool(values.get("use_cls_token", False)),
+        "class_token": flag(values, "use_cls_token", False),
         "num_channels": number(values, "num_input_channels", 1),
     }
     return {"normalization": _NORMS[norm], "stem": stem}

@@ -18,7 +18,7 @@ from keras_transformer.checkpoints.families.base.images import (
     patch_weights,
     patches,
 )
-from keras_transformer.checkpoints.families.base.shared import unread
+from keras_transformer.checkpoints.families.base.shared import flag, unread
 from keras_transformer.checkpoints.weights.tables import Names, WeightLine, layers
 from keras_transformer.config import TransformerConfig
 
@@ -28,7 +28,7 @@ _BIASES = ("use_relative_position_bias", "use_shared_relative_position_bias")
 
 
 def _read(values: Values) -> dict[str, Any]:
-    own, shared = (bool(values.get(name, False)) for name in _BIASES)
+    own, shared = (flag(values, name, False) for name in _BIASES)
     size = values.get("image_size", 224)
     if own and shared:
         raise ValueError(f"{' and '.join(_BIASES)} exclude each other: only one may be true.")
@@ -38,10 +38,10 @@ def _read(values: Values) -> dict[str, Any]:
             "since Transformers swaps rows and columns otherwise. Images given to the model "
             "may be of any size."
         )
-    mean = bool(values.get("use_mean_pooling", True))
+    mean = flag(values, "use_mean_pooling", True)
     return {
         "grid_bias": "own" if own else "shared" if shared else None,
-        "position": "learned" if values.get("use_absolute_position_embeddings") else "none",
+        "position": "learned" if flag(values, "use_absolute_position_embeddings") else "none",
         "trained_residual_scale": values.get("layer_scale_init_value", 0.1) > 0,
         "mean_pooler": mean,
         "final_normalization": not mean,

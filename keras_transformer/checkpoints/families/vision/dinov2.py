@@ -13,7 +13,7 @@ from keras_transformer.checkpoints.families.base.family import (
     Values,
 )
 from keras_transformer.checkpoints.families.base.images import IMAGE_ENCODER, patch_weights, patches
-from keras_transformer.checkpoints.families.base.shared import number
+from keras_transformer.checkpoints.families.base.shared import flag, number
 from keras_transformer.checkpoints.weights.tables import Names, WeightLine, attention, fused, layers
 from keras_transformer.config import TransformerConfig
 
@@ -38,7 +38,7 @@ def _width(hidden: int, ratio: float, gated: bool) -> int:
 
 
 def _read_width(values: Values) -> dict[str, Any]:
-    gated = bool(values.get("use_swiglu_ffn", False))
+    gated = flag(values, "use_swiglu_ffn", False)
     sizes = number(values, "hidden_size", 768), number(values, "mlp_ratio", 4, float)
     width = {"intermediate_dim": _width(*sizes, gated), "gated": gated}
     return {**width, "activation": "silu"} if gated else width

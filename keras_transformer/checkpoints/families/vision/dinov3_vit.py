@@ -14,7 +14,7 @@ from keras_transformer.checkpoints.families.base.family import (
     Values,
 )
 from keras_transformer.checkpoints.families.base.images import IMAGE_ENCODER, patches, registers
-from keras_transformer.checkpoints.families.base.shared import number
+from keras_transformer.checkpoints.families.base.shared import flag, number
 from keras_transformer.checkpoints.families.vision.dinov2 import MASK
 from keras_transformer.checkpoints.weights.tables import Names, WeightLine, attention, layers
 from keras_transformer.config import Attention, GridRotary, TransformerConfig
@@ -24,7 +24,7 @@ _BIASES = {"query_bias": True, "key_bias": False, "value_bias": True, "proj_bias
 
 
 def _read(values: Values) -> dict[str, Any]:
-    query, key, value, output = (bool(values.get(name, own)) for name, own in _BIASES.items())
+    query, key, value, output = (flag(values, name, own) for name, own in _BIASES.items())
     if query != value:
         raise ValueError(
             f"query_bias={query} and value_bias={value} are not supported, only equal values."

@@ -20,7 +20,7 @@ from keras_transformer.checkpoints.families.base.placed import (
     read_text,
     write_text,
 )
-from keras_transformer.checkpoints.families.base.shared import number
+from keras_transformer.checkpoints.families.base.shared import flag, number
 from keras_transformer.checkpoints.families.base.towers import (
     of_images,
     read_images,
@@ -70,7 +70,7 @@ def _read(values: Values) -> dict[str, Any]:
         projector="pooled",
         projector_pool=pool,
         projector_bias=False,
-        tie_embeddings=bool(values.get("tie_word_embeddings", True)),
+        tie_embeddings=flag(values, "tie_word_embeddings", True),
     )
 
 

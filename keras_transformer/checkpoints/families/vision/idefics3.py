@@ -23,7 +23,7 @@ from keras_transformer.checkpoints.families.base.placed import (
     read_text,
     write_text,
 )
-from keras_transformer.checkpoints.families.base.shared import number
+from keras_transformer.checkpoints.families.base.shared import flag, number
 from keras_transformer.checkpoints.families.base.towers import (
     of_images,
     read_images,
@@ -65,7 +65,7 @@ def _read(values: Values) -> dict[str, Any]:
         projector="shuffled",
         projector_pool=number(values, "scale_factor", 2),
         projector_bias=False,
-        tie_embeddings=bool(values.get("tie_word_embeddings")),
+        tie_embeddings=flag(values, "tie_word_embeddings"),
     )
 
 

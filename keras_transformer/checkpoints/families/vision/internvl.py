@@ -22,7 +22,7 @@ from keras_transformer.checkpoints.families.base.placed import (
     read_text,
     write_text,
 )
-from keras_transformer.checkpoints.families.base.shared import number
+from keras_transformer.checkpoints.families.base.shared import flag, number
 from keras_transformer.checkpoints.families.base.towers import (
     read_images,
     with_encoder,
@@ -43,8 +43,8 @@ _EPSILON = 1e-6  # of the norms of queries and keys, which no published value ch
 
 
 def _read_tower(values: Values) -> dict[str, Any]:
-    norm, mean = values.get("norm_type", "layer_norm"), values.get("use_mean_pooling", True)
-    across = bool(values.get("use_qk_norm", False))
+    norm, mean = values.get("norm_type", "layer_norm"), flag(values, "use_mean_pooling", True)
+    across = flag(values, "use_qk_norm", False)
     if norm not in _NORMS:
         raise ValueError(f"norm_type={norm!r} is not supported, only {' and '.join(_NORMS)}.")
     if norm == "rms_norm" and not mean:
@@ -60,7 +60,7 @@ def _read_tower(values: Values) -> dict[str, Any]:
         "query_key_norm": across,
         "query_key_norm_across_heads": across,
         "final_normalization": not mean,
-        "position": "learned" if values.get("use_absolute_position_embeddings", True) else "none",
+        "position": "learned" if flag(values, "use_absolute_position_embeddings", True) else "none",
     }
 
 
@@ -113,7 +113,7 @@ def _read(values: Values) -> dict[str, Any]:
         projector="shuffled_mlp",
         projector_activation=ACTIVATIONS[activation],
         projector_pool=int(1 / ratio),
-        tie_embeddings=bool(values.get("tie_word_embeddings", True)),
+        tie_embeddings=flag(values, "tie_word_embeddings", True),
     )
 
 

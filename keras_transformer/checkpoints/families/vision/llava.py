@@ -26,7 +26,7 @@ from keras_transformer.checkpoints.families.base.placed import (
     read_text,
     write_text,
 )
-from keras_transformer.checkpoints.families.base.shared import number
+from keras_transformer.checkpoints.families.base.shared import flag, number
 from keras_transformer.checkpoints.families.base.towers import (
     of_images,
     read_images,
@@ -122,7 +122,7 @@ def _read(kind: _Kind, values: Values) -> dict[str, Any]:
         projector_activation=ACTIVATIONS[activation],
         projector_bias=values.get("multimodal_projector_bias", True),
         projector_separator=kind.tiles is not None,
-        tie_embeddings=bool(values.get("tie_word_embeddings")) or text.tie_embeddings,
+        tie_embeddings=flag(values, "tie_word_embeddings") or text.tie_embeddings,
     )
 
 

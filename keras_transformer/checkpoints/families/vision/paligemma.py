@@ -22,7 +22,7 @@ from keras_transformer.checkpoints.families.base.placed import (
     read_text,
     write_text,
 )
-from keras_transformer.checkpoints.families.base.shared import number
+from keras_transformer.checkpoints.families.base.shared import flag, number
 from keras_transformer.checkpoints.families.base.towers import (
     of_images,
     read_images,
@@ -73,7 +73,7 @@ def _read(values: Values) -> dict[str, Any]:
         placeholder_id=number(values, "image_token_index", values.get("image_token_id", 256000)),
         placeholder_visibility="prompt",
         projector="linear",
-        tie_embeddings=bool(values.get("tie_word_embeddings", True)),
+        tie_embeddings=flag(values, "tie_word_embeddings", True),
     )
 
 

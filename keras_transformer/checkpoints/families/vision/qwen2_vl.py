@@ -23,7 +23,7 @@ from keras_transformer.checkpoints.families.base.placed import (
     nested,
     write_text,
 )
-from keras_transformer.checkpoints.families.base.shared import SWITCHED_WINDOW, number, rotary
+from keras_transformer.checkpoints.families.base.shared import SWITCHED_WINDOW, flag, number, rotary
 from keras_transformer.checkpoints.families.base.towers import with_encoder
 from keras_transformer.checkpoints.families.decoders.llama import QWEN2
 from keras_transformer.checkpoints.weights.tables import (
@@ -181,7 +181,7 @@ def merged(
     `image_token` is the id of the placeholder, if the config has none; `further` are more values.
     """
     vision = nested(values, "vision_config")
-    tied = values.get("tie_word_embeddings") or decoder.tie_embeddings
+    tied = flag(values, "tie_word_embeddings") or decoder.tie_embeddings
     return with_encoder(
         encoder,
         decoder,

@@ -14,7 +14,7 @@ from keras_transformer.checkpoints.families.base.family import (
     Values,
 )
 from keras_transformer.checkpoints.families.base.images import patches
-from keras_transformer.checkpoints.families.base.shared import number
+from keras_transformer.checkpoints.families.base.shared import flag, number
 from keras_transformer.checkpoints.families.base.towers import (
     STACKS,
     classifier,
@@ -54,7 +54,7 @@ def _write_width(config: TransformerConfig) -> dict[str, Any]:
 
 
 def _read_head(values: Values) -> dict[str, Any]:
-    return {"vector_pooling": "attention" if values.get("vision_use_head", True) else None}
+    return {"vector_pooling": "attention" if flag(values, "vision_use_head", True) else None}
 
 
 def _write_head(config: TransformerConfig) -> dict[str, Any]:
