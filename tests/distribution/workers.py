@@ -348,6 +348,8 @@ def torch_spread(rank: str, count: str, store: str, folder: str) -> dict:
         kt.distribution.fully_sharded(task)  # again: does nothing
         found["reading"] = readings(task, batches)
         task.save_to_preset(Path(folder, rank))
+        found["by keras"] = by_keras(task, Path(folder, rank))
+        found["groups"] = groups_of_checkpoints(Path(folder, "checkpoints"))
         found["errors"] = messages(
             {
                 "new weights": lambda: task.enable_lora(rank=2) or task.make_train_function(),
@@ -363,11 +365,44 @@ def torch_spread(rank: str, count: str, store: str, folder: str) -> dict:
     return found
 
 
+def by_keras(task, folder: Path) -> dict:
+    """Save and load weights that are spread with methods of Keras."""
+    first = task.get_weights()
+    task.save(folder / "whole.keras")
+    task.save_weights(folder / "whole.weights.h5")
+    task.set_weights([np.zeros_like(weight) for weight in first])
+    zeros = task.get_weights()
+    task.load_weights(folder / "whole.weights.h5")
+    again = task.get_weights()
+    return {
+        "shapes": [list(weight.shape) for weight in first] == [list(w.shape) for w in task.weights],
+        "zeros": max(float(abs(weight).max()) for weight in zeros),
+        "same": all(np.array_equal(one, two) for one, two in zip(first, again, strict=True)),
+        "sums": [float(abs(weight).sum()) for weight in first],
+        "still spread": sum(local_bytes(v) for v in task.weights) < sum(w.nbytes for w in first),
+    }
+
+
+def groups_of_checkpoints(folder: Path) -> list[int]:
+    """Return the number of process groups before and after checkpoints that are closed."""
+    from torch import distributed
+
+    groups = distributed.distributed_c10d._world.pg_map
+    before = len(groups)
+    for number in (1, 2):
+        checkpoints = kt.distribution.ShardedCheckpoints(folder)
+        checkpoints.save(number, {"a": keras.ops.ones((2, 3))}, {})
+        checkpoints.close()
+    return [before, len(groups)]
+
+
 def torch_read(folder: str) -> dict:
     """The same of a model that two processes have saved, read by one."""
     task = kt.CausalLM.from_preset(folder)
     compile_task(task)
-    return readings(task, Batches("decoder"))
+    whole = keras.saving.load_model(Path(folder, "whole.keras"))
+    sums = [float(abs(weight).sum()) for weight in whole.get_weights()]
+    return readings(task, Batches("decoder")) | {"sums": sums}
 
 
 def readings(task, batches) -> dict:
