@@ -26,6 +26,7 @@ from tests.distribution.models import (
     make,
     make_variant,
 )
+from tests.distribution.prepared import OPTIONS, TEXTS, make_task, prepared, trained
 from tests.thorough import THOROUGH
 
 # Whether the processes take a GPU each: `make test-gpu DEVICES=2`.
@@ -281,6 +282,44 @@ def of_a_mesh(data: int, folder: Path) -> dict:
     task.save_to_preset(folder)  # of parts that both hold: both must ask
     with open(folder / "model.safetensors", "rb") as file:
         found["saved"] = hashlib.sha256(file.read()).hexdigest()
+    return found
+
+
+def prepare(rank: str, address: str, folder: str) -> dict:
+    """One of two processes that tokenize together, and make a share of each batch."""
+    if keras.backend.backend() == "torch":
+        from torch import distributed
+
+        distributed.init_process_group("gloo", f"tcp://{address}", rank=int(rank), world_size=2)
+    else:
+        keras.distribution.initialize(address, 2, int(rank))
+    kt.distribution.setup(data=2)
+    found, parent = prepared(Path(folder)), Path(folder).parent
+    task = make_task(parent)
+
+    def share(texts):
+        return kt.distribution.shard_of(lambda: task.make_dataset(texts, **OPTIONS))
+
+    ends = "a different end" if rank == "1" else "an end"
+    errors = {
+        "other texts": lambda: share([*TEXTS, ends]),
+        "an empty text": lambda: kt.distribution.shard_of(
+            lambda: make_task(parent, kt.TextClassifier, num_classes=2).make_dataset(
+                [*TEXTS[:59], ""]
+            )
+        ),
+    }
+    found["errors"] = messages(errors)
+    if keras.backend.backend() == "torch":
+        found["history"] = trained(
+            parent,
+            lambda task: kt.distribution.shard_of(lambda: task.make_dataset(TEXTS, **OPTIONS)),
+        )
+        distributed.destroy_process_group()
+    else:
+        import jax
+
+        jax.distributed.shutdown()
     return found
 
 
