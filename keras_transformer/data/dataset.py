@@ -79,6 +79,9 @@ class BucketedDataset(keras.utils.PyDataset):
         shuffle: bool, make new batches in a new order in each epoch. If False, the default, rows
             are sorted by length; `order` and `restore_order` recover the original order.
         seed: int that, with the epoch, determines the shuffling. Defaults to 0.
+        rowwise: bool, says that `make_batch` makes each row of a batch from the arrays of that row
+            alone. A process of `distribution.shard_of` then makes only its own rows; otherwise it
+            makes the whole batch and keeps its share. Defaults to False.
 
     Raises:
         ValueError: if there are no rows, a row is empty, the numbers or lengths of rows disagree, a
@@ -123,6 +126,7 @@ class BucketedDataset(keras.utils.PyDataset):
         even: bool = False,
         shuffle: bool = False,
         seed: int = 0,
+        rowwise: bool = False,
     ):
         super().__init__()
         batch_size, batch_tokens = check_batch(batch_size, batch_tokens).values()
@@ -139,6 +143,7 @@ class BucketedDataset(keras.utils.PyDataset):
         self.shuffle = check_bool("shuffle", shuffle)
         self._even, self._sizes = even, sizes
         self.seed = check_seed("seed", seed)
+        self.rowwise = check_bool("rowwise", rowwise)
         sides = [columns] if paired_columns is None else [columns, paired_columns]
         self._sides = [{n: _token_rows(n, rows) for n, rows in side.items()} for side in sides]
         self._values = {name: np.asarray(value) for name, value in (values or {}).items()}
@@ -164,7 +169,7 @@ class BucketedDataset(keras.utils.PyDataset):
         self._composed = (None, None)
         self._fetched = None  # number of batches fetched in the running pass; None outside of one
         self._last_fetched = -1
-        self._prepared = (None, None)  # position of the next batch, and its future
+        self._prepared = (None, None)  # which batch is next, how it is made, and its future
         self._num_batches = len(self._batches())
 
     def _choose(self, max_buckets, multiple, max_length, least_saving) -> tuple:
@@ -301,33 +306,46 @@ class BucketedDataset(keras.utils.PyDataset):
         return self._num_batches - self.first_batch
 
     def __getitem__(self, index):
+        return self.fetch(index, self.make_rows)
+
+    def fetch(self, index: int, make: Callable):
+        """Return the batch `index`, as `make` makes it from its padded lengths and its rows.
+
+        `dataset[index]` is `dataset.fetch(index, dataset.make_rows)`. Another function may make
+        some of the rows only.
+        """
         if not -len(self) <= index < len(self):
             raise IndexError(f"There is no batch {index}: the dataset has {len(self)} batches.")
         self._note_fetch(index)
         place = index + self.first_batch if index >= 0 else index + self._num_batches
         batches = self._batches()
         if self._fetched is None:
-            return self._make(*batches[place])
+            return make(*batches[place])
         (ready, prepared), self._prepared = self._prepared, (None, None)
-        taken = ready == (self.epoch, place)
-        batch = prepared.result() if taken else sent(self._make(*batches[place]))
+        taken = ready == (self.epoch, place, make)
+        batch = prepared.result() if taken else sent(make(*batches[place]))
         if place + 1 < len(batches):
             # A new thread is cheap, and after a fork there is no stale pool.
             maker = concurrent.futures.ThreadPoolExecutor(1)
-            future = maker.submit(lambda next: sent(self._make(*next)), batches[place + 1])
+            future = maker.submit(lambda next: sent(make(*next)), batches[place + 1])
             maker.shutdown(wait=False)
-            self._prepared = ((self.epoch, place + 1), future)
+            self._prepared = ((self.epoch, place + 1, make), future)
         return batch
 
-    def examples_of_shapes(self) -> Iterator:
-        """Yield one batch of each shape in an epoch, in the order of first occurrence."""
+    def examples_of_shapes(self, make: Callable | None = None) -> Iterator:
+        """Yield one batch of each shape in an epoch, in the order of first occurrence.
+
+        `make` is as in `fetch`, and defaults to `make_rows`.
+        """
+        make = self.make_rows if make is None else make
         seen = set()
         for shape, rows in self._batches():
             if (shape, len(rows)) not in seen:
                 seen.add((shape, len(rows)))
-                yield self._make(shape, rows)
+                yield make(shape, rows)
 
-    def _make(self, shape, rows):
+    def make_rows(self, shape: tuple, rows: np.ndarray):
+        """Make the batch of some rows, int `(batch,)`, padded to `shape`, a length a side."""
         arrays = {"row": rows, **{name: value[rows] for name, value in self._values.items()}}
         masks = {}
         for i, (side, length, real) in enumerate(

@@ -8,13 +8,13 @@ labels: a store without it is incomplete.
 import contextlib
 import errno
 import hashlib
+import itertools
 import json
 import math
 import os
 import tempfile
 import warnings
 from collections.abc import Callable, Iterator
-from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,6 +23,8 @@ import tokenizers
 
 from keras_transformer.data.records import Chunk, Records, check_texts
 from keras_transformer.data.token_rows import TokenRows
+from keras_transformer.distribution.processes import check_processes, gather_values
+from keras_transformer.distribution.together import agreed, workers
 from keras_transformer.support.checking import describe, is_int, is_number
 from keras_transformer.support.progress import SECONDS_UNTIL_BAR, shows_bars
 from keras_transformer.support.scratch import scratch_folder
@@ -50,6 +52,9 @@ def tokenize(
 ) -> Stored:
     """Return the token ids of records, from the cache if they are there.
 
+    Processes that share the work, and see the same cache, tokenize a part of the chunks each, and
+    the first of them writes the store.
+
     Args:
         records: `Records` to tokenize.
         encode: function from the lists of texts of a chunk, and a function that names a row in
@@ -68,19 +73,23 @@ def tokenize(
     cache = records.cache
     made = {**recipe, "columns": list(map(str, records.columns)), "labels": with_labels}
     made = _digest({**made, "dtypes": dtypes, "version": _VERSION})
-    fingerprint = records.fingerprint()
-    content = fingerprint
-    if content is None:
-        rows = hashlib.sha256()
-        for part in records.chunks():
-            _add_rows(rows, part)
-        content = rows.hexdigest()
-    found = _load(cache / f"{made}-{content[:24]}.arrow", dtypes, with_labels)
+    fingerprint, content = agreed(lambda: _content(records))
+    path = cache / f"{made}-{content[:24]}.arrow"
+
+    def make_labels() -> _Labels | None:
+        return _Labels(records.y, check_label) if with_labels else None
+
+    found = _load(path, dtypes, with_labels)
+    if workers()[1] > 1:
+        check_processes(data={"recipe": made, "content": content})
+        if not all(gather_values(found is not None)):
+            _write_together(path, records, encode, dtypes, make_labels, check)
+            found = _load(path, dtypes, with_labels)
     if found is None:
         with _scratch(cache, made) as scratch:
-            labels = _Labels(records.y, check_label) if with_labels else None
+            labels = make_labels()
             digest = None if fingerprint else hashlib.sha256()
-            _write(scratch / "rows", records, encode, dtypes, labels, digest, check)
+            _write(scratch / "rows", records, encode, dtypes, labels, check, digest)
             if digest is not None and (rows := digest.hexdigest()) != content:
                 warnings.warn(
                     f"{records} gives different rows each time it is read, so each run tokenizes "
@@ -112,16 +121,79 @@ def fingerprint(tokenizer) -> str:
     return _digest({"files": files, "library": tokenizers.__version__})
 
 
+def _content(records: Records) -> tuple[str | None, str]:
+    """Return the fingerprint of records, or None, and a hash of their content."""
+    fingerprint = records.fingerprint()
+    if fingerprint is not None:
+        return fingerprint, fingerprint
+    rows = hashlib.sha256()
+    for part in records.chunks():
+        _add_rows(rows, part)
+    return None, rows.hexdigest()
+
+
+def _write_together(
+    path: Path,
+    records: Records,
+    encode: Callable,
+    dtypes: dict,
+    make_labels: Callable,
+    check: Callable,
+) -> None:
+    """Write a store by all processes: of those that see the same folder, each tokenizes a part."""
+    index, _ = workers()
+    with contextlib.ExitStack() as stack:
+        scratch = agreed(lambda: stack.enter_context(_scratch(path.parent, path.name[:24])))
+        folders = [path.parent / name for name in gather_values(scratch.name)]
+        seen = [other for other, folder in enumerate(folders) if folder.exists()]
+        place, folder = seen.index(index), folders[seen[0]]
+        agreed(lambda: _write(folder / str(place), records, encode, dtypes, make_labels(), check,
+                              share=(place, len(seen))))  # fmt: skip
+
+        def join() -> None:
+            if place == 0:
+                _join([folder / str(number) for number in range(len(seen))], folder / "rows")
+                with contextlib.suppress(PermissionError):  # Windows, if a process has it mapped.
+                    os.replace(folder / "rows", path)
+
+        agreed(join)
+
+
+def _join(paths: list[Path], target: Path) -> None:
+    """Join stores with every n-th chunk each into one with all chunks, a chunk at a time."""
+    import pyarrow as pa
+
+    with contextlib.ExitStack() as stack:
+        readers = [
+            stack.enter_context(pa.ipc.open_stream(stack.enter_context(open(path, "rb"))))
+            for path in paths
+        ]
+        file = stack.enter_context(open(target, "wb"))
+        with pa.ipc.new_stream(file, readers[0].schema) as writer:
+            for reader in itertools.cycle(readers):
+                batch, metadata = reader.read_next_batch_with_custom_metadata()
+                writer.write_batch(batch, custom_metadata=metadata)
+                if metadata is not None:  # the end, which all parts have
+                    break
+        file.flush()
+        os.fsync(file.fileno())
+
+
 def _write(
     path: Path,
     records: Records,
     encode: Callable,
     dtypes: dict,
     labels: "_Labels | None",
-    digest,
     check: Callable,
+    digest=None,
+    share: tuple[int, int] = (0, 1),
 ) -> None:
-    """Tokenize records into a store at `path`, and update the hash `digest` with their rows."""
+    """Tokenize records into a store at `path`, and update the hash `digest` with their rows.
+
+    `share` are two numbers `(i, n)`: the store gets every n-th chunk, from chunk i on. All rows
+    are read, since only reading tells where a row begins, and which label occurs first.
+    """
     import pyarrow as pa
     from tqdm.auto import tqdm
 
@@ -133,11 +205,13 @@ def _write(
                disable=not shows_bars())  # fmt: skip
     with bar, open(path, "wb") as file:
         with pa.ipc.new_stream(file, schema) as writer:
-            for part in records.chunks():
+            for number, part in enumerate(records.chunks()):
                 if digest is not None:
                     _add_rows(digest, part)
-                arrays = _arrays(part, records.columns, encode, dtypes, labels, check)
-                writer.write_batch(pa.record_batch(arrays, schema=schema))
+                numbers = [] if labels is None else [labels.indices(part)]
+                if number % share[1] == share[0]:
+                    arrays = _arrays(part, records.columns, encode, dtypes, numbers, check)
+                    writer.write_batch(pa.record_batch(arrays, schema=schema))
                 rows += len(part.columns[0])
                 bar.update((part.done if size else rows) - bar.n)
             known = [] if labels is None else labels.known()
@@ -150,16 +224,14 @@ def _write(
 
 
 def _arrays(
-    part: Chunk, columns: tuple, encode: Callable, dtypes: dict, labels, check: Callable
+    part: Chunk, columns: tuple, encode: Callable, dtypes: dict, numbers: list, check: Callable
 ) -> list:
-    """Return the columns of a chunk as Arrow arrays."""
+    """Return the columns of a chunk as Arrow arrays; `numbers` are those of the labels, if any."""
     import pyarrow as pa
 
-    texts = part.columns if labels is None else part.columns[:-1]
+    texts = part.columns[:-1] if numbers else part.columns
     for column, values in zip(columns, texts, strict=False):
         check(values, column, part.place)
-    # Labels first: an invalid one is reported before the slower encoding.
-    numbers = [] if labels is None else [labels.indices(part)]
     encoded = encode(texts, part.place)
     arrays = []
     for name, dtype in dtypes.items():
@@ -168,7 +240,7 @@ def _arrays(
             place = part.place(int(lengths.argmin()))
             raise ValueError(f"{place}: the tokenizer finds no token in this text. Remove the row.")
         ends = np.cumsum(np.append(0, lengths), dtype="int32")
-        ids = np.fromiter(chain.from_iterable(encoded[name]), dtype, ends[-1])
+        ids = np.fromiter(itertools.chain.from_iterable(encoded[name]), dtype, ends[-1])
         arrays.append(pa.ListArray.from_arrays(ends, ids))
     return [*arrays, *numbers]
 

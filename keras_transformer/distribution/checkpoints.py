@@ -68,6 +68,7 @@ class ShardedCheckpoints:
         self.directory = Path(os.path.abspath(check_path("directory", directory)))
         keep = check_int("keep", keep, at_least=1)
         self._engine = _engine()(self.directory, keep)
+        self._closed = False
 
     @property
     def latest(self) -> int | None:
@@ -88,7 +89,9 @@ class ShardedCheckpoints:
 
         Raises:
             OSError: if this or the checkpoint before cannot be written.
+            ValueError: if the number is not above the last one, or the checkpoints were closed.
         """
+        self._check_open()
         number = check_int("number", number, at_least=0)
         self.wait()
         latest = self.latest
@@ -129,8 +132,9 @@ class ShardedCheckpoints:
             The tensors by name.
 
         Raises:
-            ValueError: if a tensor is missing or has another shape.
+            ValueError: if a tensor is missing or has another shape, or after `close`.
         """
+        self._check_open()
         shapes = self.shapes(number)
         for name, tensor in like.items():
             if shapes.get(name) != tuple(tensor.shape):
@@ -153,9 +157,20 @@ class ShardedCheckpoints:
         return self._engine.read(number, name, shape)
 
     def close(self) -> None:
-        """Wait for the checkpoint that was begun, and end the threads."""
+        """Wait for the checkpoint that was begun, and end the threads and the group of processes.
+
+        All processes call it. Only `latest`, `shapes`, `values` and `read` work afterwards.
+        """
         with self._naming():
             self._engine.close()
+        self._closed = True
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ValueError(
+                f"The checkpoints in {self.directory} were closed: open them again with "
+                "ShardedCheckpoints."
+            )
 
     def _described(self, number: int) -> dict[str, Any]:
         number = check_int("number", number, at_least=0)
@@ -378,6 +393,12 @@ class _Torch(_Engine):
 
     def close(self) -> None:
         self.wait()
+        group, self._group = self._group, None
+        if group is not None:
+            from torch import distributed
+
+            if distributed.is_initialized():
+                distributed.destroy_process_group(group)
 
     def _numbers(self) -> list[int]:
         if not self._directory.is_dir():

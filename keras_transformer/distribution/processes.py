@@ -14,6 +14,7 @@ from keras_transformer.support.checking import describe, shorten
 
 _SHOWN = 8  # differences that a message lists
 _LONGEST = 120  # characters of a value in a message
+_BLOCK = 2**22  # numbers of an array that are exchanged at a time: on JAX by way of the devices
 
 
 def process_count() -> int:
@@ -54,6 +55,25 @@ def gather_values(values: Any) -> list:
     padded[: content.size] = content
     rows = _gather(padded)
     return [json.loads(row[:size].tobytes()) for row, size in zip(rows, sizes, strict=True)]
+
+
+def gather_arrays(array: np.ndarray) -> list[np.ndarray]:
+    """Return the int32 arrays `(numbers,)` of all processes, which may differ in length.
+
+    All processes call it together. Only a block of each is on its way at a time.
+    """
+    array = np.ascontiguousarray(array, "int32")
+    sizes = gather_values(len(array))
+    parts: list[list[np.ndarray]] = [[] for _ in sizes]
+    for start in range(0, max(sizes), _BLOCK):
+        # Few lengths, since JAX compiles each.
+        length = min(_BLOCK, 1 << (max(sizes) - start - 1).bit_length())
+        block = np.zeros(length, "int32")
+        mine = array[start : start + length]
+        block[: len(mine)] = mine
+        for part, other, size in zip(parts, _gather(block), sizes, strict=True):
+            part.append(other[: max(0, size - start)])
+    return [np.concatenate([array[:0], *part]) for part in parts]
 
 
 def check_processes(**values: Any) -> None:

@@ -9,6 +9,7 @@ Rajbhandari et al. 2020, "ZeRO", stage 3.
 """
 
 import contextlib
+import functools
 from collections.abc import Iterator
 from typing import Any
 
@@ -20,6 +21,10 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 
 from keras_transformer.config.structure import block_of
 from keras_transformer.distribution.spread import MODELS, PARTS
+
+# Methods of Keras's models that read all weights, or write them.
+_READING = ("get_weights", "save", "save_weights")
+_WRITING = ("load_weights", "set_weights")
 
 
 class Part(torch.nn.Module):
@@ -84,6 +89,8 @@ class FullySharded:
             layer._track_variables()
             if isinstance(layer, keras.Model):
                 MODELS[layer] = self
+                for name in (*_READING, *_WRITING):
+                    setattr(layer, name, _with_whole_weights(layer, name))
 
     def check(self, model: keras.Model) -> None:
         """Raise ValueError if the model learns other weights than when they were spread."""
@@ -135,6 +142,33 @@ class FullySharded:
             else:
                 value = torch.zeros_like(shard, dtype=value.dtype)
             state._value = torch.nn.Parameter(value, requires_grad=False)
+
+
+def _with_whole_weights(model: keras.Model, name: str):
+    """Return a method of a model that finds whole weights, and whole states of the optimizer.
+
+    Each process then has room for all of them.
+    """
+    method = getattr(model, name)
+
+    @functools.wraps(method)
+    def call(*args, **kwargs):
+        variables = [*model.variables, *getattr(model.optimizer, "variables", ())]
+        spread = [(each, each._value) for each in variables if isinstance(each._value, DTensor)]
+        try:
+            for variable, shard in spread:
+                variable._value = shard.detach().full_tensor()
+            result = method(*args, **kwargs)
+            for variable, shard in spread if name in _WRITING else ():
+                whole = variable._value.detach()
+                with torch.no_grad():
+                    shard.copy_(distribute_tensor(whole, shard.device_mesh, shard.placements))
+            return result
+        finally:
+            for variable, shard in spread:
+                variable._value = shard
+
+    return call
 
 
 def _send_first(model: keras.Model, mesh: Any) -> None:

@@ -1,11 +1,12 @@
 """Datasets of which each process reads its share of every batch."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import keras
 import numpy as np
 
 from keras_transformer.distribution.processes import process_count, process_index
+from keras_transformer.distribution.together import prepared_together
 from keras_transformer.support.checking import check_int, shorten
 
 
@@ -28,36 +29,52 @@ class DatasetShard(keras.utils.PyDataset):
         return len(self.dataset)
 
     def __getitem__(self, place):
+        if hasattr(self.dataset, "fetch"):
+            return self.dataset.fetch(place, self._made)
         return self._share(self.dataset[place])
 
     def examples_of_shapes(self) -> Iterator:
         """Yield this process's share of a batch of each shape."""
-        yield from map(self._share, self.dataset.examples_of_shapes())
+        yield from self.dataset.examples_of_shapes(self._made)
+
+    def _numbers(self, rows: int) -> np.ndarray:
+        """Return which rows of a batch the share has; those from `rows` on fill it up."""
+        size = -(-rows // self.count)
+        return np.arange(self.index * size, (self.index + 1) * size)
+
+    def _made(self, shape, rows):
+        """Make the share of a batch of a `BucketedDataset`, and no other rows if it may."""
+        if not self.dataset.rowwise:
+            return self._share(self.dataset.make_rows(shape, rows))
+        numbers = self._numbers(len(rows))
+        return self._weighed(self.dataset.make_rows(shape, rows[numbers % len(rows)]), len(rows))
 
     def _share(self, batch):
+        """Take the share out of a whole batch."""
+        rows = len(keras.tree.flatten(keras.utils.unpack_x_y_sample_weight(batch)[0])[0])
+        places = self._numbers(rows) % rows
+        batch = keras.tree.map_structure(
+            lambda array: None if array is None else np.asarray(array)[places], batch
+        )
+        return self._weighed(batch, rows)
+
+    def _weighed(self, batch, rows: int):
+        """Return a share of a batch of `rows` rows, with the weights that its rows have in it."""
         inputs, targets, weights = keras.utils.unpack_x_y_sample_weight(batch)
-        rows = len(keras.tree.flatten(inputs)[0])
-        size = -(-rows // self.count)
-        numbers = np.arange(self.index * size, (self.index + 1) * size)
-        real = numbers < rows
-
-        def share(array):
-            return np.asarray(array)[numbers % rows]
-
-        inputs = keras.tree.map_structure(share, inputs)
         if targets is None:
             return (inputs,)
-        weights = np.ones(rows, "float32") if weights is None else weights
+        numbers = self._numbers(rows)
+        real, size = numbers < rows, len(numbers)
+        weights = np.ones(size, "float32") if weights is None else weights
 
         def weigh(array):
-            array = np.asarray(share(array), "float32")
+            array = np.asarray(array, "float32")
             # A mean over rows also counts the added rows, so that real rows need a larger weight. A
             # mean over tokens divides by the sum of weights, and needs no correction.
             of_tokens = array.ndim > 1 and array.shape == targets_of_share
             scale = np.float32(1.0 if of_tokens else size * self.count / rows)
             return array * (scale * real).reshape(-1, *[1] * (array.ndim - 1)).astype("float32")
 
-        targets = keras.tree.map_structure(share, targets)
         integers = isinstance(targets, np.ndarray) and targets.dtype.kind in "iu"
         targets_of_share = targets.shape if integers else None
         return inputs, targets, keras.tree.map_structure(weigh, weights)
@@ -79,16 +96,24 @@ class DatasetShard(keras.utils.PyDataset):
 
 
 def shard_of(
-    dataset: keras.utils.PyDataset, index: int | None = None, count: int | None = None
+    dataset: keras.utils.PyDataset | Callable[[], keras.utils.PyDataset],
+    index: int | None = None,
+    count: int | None = None,
 ) -> DatasetShard:
     """Return a dataset of one process's rows of each batch.
 
     Every process makes the same dataset, with the same seed, and takes its share; together the
     shares are the whole batches. If `count` does not divide the number of rows of a batch, the
-    batch is filled up with rows of weight 0.
+    batch is filled up with rows of weight 0. Of a dataset that a task makes, a process reads and
+    pads its own rows only, and reads only its own images.
+
+    Given a function that makes the dataset, the processes of a run also tokenize together: each a
+    part of the texts, once. They exchange the ids of texts in memory, and write the ids of
+    `data.read` into one file of its cache, if they see the same folder. The batches are the same.
 
     Args:
-        dataset: a `PyDataset`, such as `make_dataset` of a task returns.
+        dataset: a `PyDataset`, such as `make_dataset` of a task returns; or a function without
+            arguments that makes it, which all processes call together, with the same texts.
         index: int, number of the share, from 0. Defaults to this process's share, according to the
             current `keras.distribution` or `torch.distributed`.
         count: int, number of shares. Defaults to the number of processes with different shares.
@@ -98,7 +123,8 @@ def shard_of(
 
     Raises:
         ValueError: if `dataset` is not a `PyDataset`, a number is out of range, or only one of
-            `index` and `count` is given.
+            `index` and `count` is given; with a function, in all processes, if they have other
+            texts, or one of them cannot prepare its part.
 
     Example:
     ```python
@@ -108,8 +134,12 @@ def shard_of(
     rows = {"ids": [[1], [2], [3], [4]]}
     dataset = BucketedDataset(rows, lambda arrays, masks: (arrays["ids"],), batch_size=4)
     assert [row[0] for row in shard_of(dataset, 1, 2)[0][0]] == [3, 4]
+    assert len(shard_of(lambda: dataset)) == 1
     ```
     """
+    if callable(dataset):
+        with prepared_together():
+            dataset = dataset()
     if not isinstance(dataset, keras.utils.PyDataset):
         raise ValueError(
             f"`dataset` must be a keras.utils.PyDataset, received {type(dataset).__name__}. "

@@ -4,9 +4,12 @@ import contextlib
 import ctypes
 import errno
 import functools
+import json
+import math
 import os
 import re
 import stat
+import struct
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -21,6 +24,7 @@ _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _EXCHANGE = 2  # RENAME_EXCHANGE on Linux, RENAME_SWAP on macOS
 _LINUX_HERE = -100  # AT_FDCWD
 _NO_RIGHT = (errno.EACCES, errno.EPERM, errno.EROFS)
+STORED = {"float16": "F16", "float32": "F32", "int64": "I64"}  # types of `stream_safetensors`
 
 
 def has_file(path: str | os.PathLike) -> bool:
@@ -113,6 +117,45 @@ def write_safetensors(
     """Write arrays to a safetensors file whole or not at all, see `atomic_file`."""
     with atomic_file(path) as scratch:
         save_file(dict(tensors), scratch, metadata and dict(metadata))
+
+
+def stream_safetensors(
+    path: str | os.PathLike,
+    headers: Mapping[str, tuple[str, tuple[int, ...]]],
+    read: Callable[[str], np.ndarray],
+    metadata: Mapping[str, str],
+) -> None:
+    """Write a safetensors file whole or not at all, one tensor after the other.
+
+    Args:
+        path: the file.
+        headers: the dtype, a key of `STORED`, and the shape of each tensor by name.
+        read: function from a name to the array, of which one is held at a time.
+        metadata: texts by name.
+    """
+    # The order of the library: wide numbers first, so that each is aligned.
+    names = sorted(headers, key=lambda name: (-np.dtype(headers[name][0]).itemsize, name))
+    entries, end = {}, 0
+    for name in names:
+        dtype, shape = headers[name]
+        start, end = end, end + math.prod(shape) * np.dtype(dtype).itemsize
+        entries[name] = {
+            "dtype": STORED[dtype],
+            "shape": list(shape),
+            "data_offsets": [start, end],
+        }
+    header = json.dumps(
+        {"__metadata__": dict(metadata), **entries}, ensure_ascii=False, separators=(",", ":")
+    ).encode()
+    header += b" " * (-len(header) % 8)
+    with atomic_file(path) as scratch, open(scratch, "wb") as file:
+        file.write(struct.pack("<Q", len(header)) + header)
+        for name in names:
+            array = np.asarray(read(name), order="C")  # `ascontiguousarray` makes scalars rows
+            if (array.dtype.name, array.shape) != (headers[name][0], tuple(headers[name][1])):
+                raise ValueError(f"The tensor {name!r} has changed while it was written.")
+            file.write(array.reshape(-1).view("u1").data)
+            del array
 
 
 class SafetensorsFile(Mapping):

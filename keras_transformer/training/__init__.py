@@ -49,6 +49,7 @@ from keras_transformer.training.optimizers import FineTuningAdamW, transformer_a
 from keras_transformer.training.reinforcement import GRPO, RLOO, DrGRPO, PolicyLoss, PPOClip
 from keras_transformer.training.resume import ResumableRun, load_run
 from keras_transformer.training.rewards import Rewards
+from keras_transformer.training.run_conversion import convert_run
 from keras_transformer.training.schedules import InverseSquareRoot, LinearDecay
 from keras_transformer.training.text_metrics import (
     BLEU,
@@ -119,6 +120,7 @@ __all__ = [
     "TripletLoss",
     "WordErrorRate",
     "average_checkpoints",
+    "convert_run",
     "distillation_loss",
     "linear_cross_entropy",
     "linear_log_probabilities",

@@ -409,15 +409,17 @@ def _permuted(ids, mask, ends, random: np.random.Generator) -> np.ndarray:
 class RowGenerator:
     """A NumPy generator that draws separately for each row, seeded by the row's number.
 
-    A row is thus corrupted in the same way in batches of any size and with any padding.
+    A row is thus corrupted in the same way in batches of any size and with any padding, and by
+    whichever process makes it.
 
     Args:
         seed: int.
         rows: int array `(batch,)`, the numbers of the rows.
+        epoch: int, on which the draws depend too. Defaults to 0.
     """
 
-    def __init__(self, seed: int, rows: np.ndarray):
-        self.seed, self.rows, self.draws = seed, rows.tolist(), 0
+    def __init__(self, seed: int, rows: np.ndarray, epoch: int = 0):
+        self.seed, self.rows, self.epoch, self.draws = seed, rows.tolist(), epoch, 0
 
     def random(self, shape: tuple[int, int]) -> np.ndarray:
         return self._draw(lambda generator: generator.random(shape[1]))
@@ -435,21 +437,20 @@ class RowGenerator:
         bits = np.random.Philox(key=[self.seed % 2**64, self.draws])
         state, generator, found = bits.state, np.random.Generator(bits), []
         for row in self.rows:
-            state["state"]["counter"][:] = [0, 0, 0, row]
+            state["state"]["counter"][:] = [0, 0, self.epoch, row]
             bits.state = state
             found.append(draw(generator))
         return np.stack(found)
 
 
-def generator_of(dataset, arrays: dict) -> np.random.Generator | RowGenerator:
+def generator_of(dataset, arrays: dict) -> RowGenerator:
     """Return the random generator for a batch; `arrays["row"]` has its row numbers.
 
-    Without `shuffle`, as in `evaluate`, the draws do not depend on the batch size.
+    The draws depend on the seed, the row and, with `shuffle`, the epoch; not on the batch that the
+    row is in, nor on the process that makes it.
     """
-    if not dataset.shuffle:
-        return RowGenerator(dataset.seed, np.asarray(arrays["row"]))
-    # Seeded by epoch and first row: a batch fetched twice, or by another thread, is the same.
-    return np.random.default_rng((dataset.seed, dataset.epoch, int(arrays["row"][0])))
+    epoch = int(dataset.epoch) if dataset.shuffle else 0
+    return RowGenerator(dataset.seed, np.asarray(arrays["row"]), epoch)
 
 
 def require_mask_id(tokenizer: Tokenizer) -> int:

@@ -1,11 +1,13 @@
 """Training runs that can be killed at any moment and resumed as if nothing had happened."""
 
+import contextlib
 import json
 import math
 import os
 import re
 import warnings
 import weakref
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -313,6 +315,17 @@ def load_run(model: keras.Model, directory: str | os.PathLike) -> None:
     again.save_to_preset(f"{folder}/preset")
     ```
     """
+    with open_run(model, directory) as (state, variables):
+        for place, variable in variables.items():
+            state.restore({place: variable})
+
+
+@contextlib.contextmanager
+def open_run(model: keras.Model, directory: str | os.PathLike) -> Iterator[tuple]:
+    """Yield the state of a run, and the variables of a model by their places in it.
+
+    Raises the errors of `load_run`.
+    """
     path = Path(check_path("directory", directory))
     states: list[StateFile | StateShards] = [StateFile(path / _FILE)]
     if (path / _SHARDS).is_dir():
@@ -322,10 +335,11 @@ def load_run(model: keras.Model, directory: str | os.PathLike) -> None:
         raise FileNotFoundError(f"{path} has no state of a run.")
     variables = {f"model/{i}/{v.path}": v for i, v in enumerate(model.variables)}
     _check_shapes(state, variables, "Make the model as in the run.")
-    for name, variable in variables.items():
-        state.restore({place_of(name): variable})
-    for each in states:
-        each.close()
+    try:
+        yield state, {place_of(name): variable for name, variable in variables.items()}
+    finally:
+        for each in states:
+            each.close()
 
 
 def _position(state: StateFile | StateShards) -> tuple[int, int]:

@@ -40,6 +40,11 @@ class StateFile:
         for place, variable in variables.items():
             variable.assign(file[names[place]])
 
+    def read(self, place: str) -> np.ndarray:
+        """Read one tensor."""
+        file = SafetensorsFile(self.path)
+        return file[next(name for name in file if place_of(name) == place)]
+
     def own(self) -> dict[str, np.ndarray]:
         """Return the arrays that belong to the process and not to the model."""
         file = SafetensorsFile(self.path)
@@ -83,6 +88,10 @@ class StateShards:
         restored = self._checkpoints.restore(self._number, like)
         for place, variable in variables.items():
             variable.assign(restored[place])
+
+    def read(self, place: str) -> np.ndarray:
+        """Read one whole tensor, in a program of one process."""
+        return self._checkpoints.read(self._number, place)
 
     def own(self) -> dict[str, np.ndarray]:
         """Return the arrays of this process; one that is new has those of process 0."""

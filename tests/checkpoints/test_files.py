@@ -2,9 +2,12 @@
 
 import os
 
+import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
 from keras_transformer.checkpoints.presets.publishing import atomic_directory
+from keras_transformer.support.files import stream_safetensors
 from keras_transformer.support.untrusted import path_inside, read_json
 
 pytestmark = pytest.mark.backend_independent
@@ -165,3 +168,25 @@ def test_a_file_is_refused(tmp_path):
     (tmp_path / "preset").write_text("")
     with pytest.raises(ValueError, match="it is a file"), atomic_directory(tmp_path / "preset"):
         pass
+
+
+def test_streamed_files_are_those_of_the_library(tmp_path):
+    """Byte for byte, also of scalars, of no numbers, of a transposed array and of any name."""
+    random = np.random.default_rng(0)
+    tensors = {
+        "b/kernel": random.normal(size=(3, 4)).astype("float32"),
+        "a": random.normal(size=5).astype("float16"),
+        "count": np.asarray(7, "int64"),
+        "scale": np.asarray(2, "float32"),
+        "none": np.zeros((0, 3), "float32"),
+        "é": random.normal(size=(2, 3)).astype("float32").T,
+    }
+    headers = {name: (array.dtype.name, array.shape) for name, array in tensors.items()}
+    stream_safetensors(tmp_path / "ours", headers, tensors.get, {"format": "np"})
+    whole = {name: array.copy(order="C") for name, array in tensors.items()}
+    save_file(whole, tmp_path / "library", {"format": "np"})
+    assert (tmp_path / "ours").read_bytes() == (tmp_path / "library").read_bytes()
+
+    with pytest.raises(ValueError, match="'count' has changed while it was written"):
+        stream_safetensors(tmp_path / "other", headers, lambda name: np.zeros(2), {})
+    assert not (tmp_path / "other").exists()

@@ -63,6 +63,21 @@ def test_calls_that_read_find_the_weights(spread):
 
 
 @on_torch
+def test_methods_of_keras_find_whole_weights(spread):
+    for found in spread[2]:
+        by_keras = found["by keras"]
+        assert by_keras["shapes"] and by_keras["same"] and by_keras["still spread"]
+        assert by_keras["zeros"] == 0.0
+        assert by_keras["sums"] == pytest.approx(spread["read"]["sums"], rel=1e-6)
+
+
+@on_torch
+def test_closed_checkpoints_leave_no_group(spread):
+    for found in spread[2]:
+        assert found["groups"][0] == found["groups"][1]
+
+
+@on_torch
 def test_setup_says_what_does_not_fit(spread):
     first, second = spread[2]
     assert first["setup"] == [1, 2, 0, 2] and second["setup"] == [1, 2, 1, 2]

@@ -26,6 +26,7 @@ from tests.distribution.models import (
     make,
     make_variant,
 )
+from tests.distribution.prepared import OPTIONS, TEXTS, make_task, prepared, trained
 from tests.thorough import THOROUGH
 
 # Whether the processes take a GPU each: `make test-gpu DEVICES=2`.
@@ -284,6 +285,44 @@ def of_a_mesh(data: int, folder: Path) -> dict:
     return found
 
 
+def prepare(rank: str, address: str, folder: str) -> dict:
+    """One of two processes that tokenize together, and make a share of each batch."""
+    if keras.backend.backend() == "torch":
+        from torch import distributed
+
+        distributed.init_process_group("gloo", f"tcp://{address}", rank=int(rank), world_size=2)
+    else:
+        keras.distribution.initialize(address, 2, int(rank))
+    kt.distribution.setup(data=2)
+    found, parent = prepared(Path(folder)), Path(folder).parent
+    task = make_task(parent)
+
+    def share(texts):
+        return kt.distribution.shard_of(lambda: task.make_dataset(texts, **OPTIONS))
+
+    ends = "a different end" if rank == "1" else "an end"
+    errors = {
+        "other texts": lambda: share([*TEXTS, ends]),
+        "an empty text": lambda: kt.distribution.shard_of(
+            lambda: make_task(parent, kt.TextClassifier, num_classes=2).make_dataset(
+                [*TEXTS[:59], ""]
+            )
+        ),
+    }
+    found["errors"] = messages(errors)
+    if keras.backend.backend() == "torch":
+        found["history"] = trained(
+            parent,
+            lambda task: kt.distribution.shard_of(lambda: task.make_dataset(TEXTS, **OPTIONS)),
+        )
+        distributed.destroy_process_group()
+    else:
+        import jax
+
+        jax.distributed.shutdown()
+    return found
+
+
 def torch_one() -> dict:
     """One process on PyTorch, which the two are held against."""
     return {"losses": odd("encoder")}
@@ -348,6 +387,8 @@ def torch_spread(rank: str, count: str, store: str, folder: str) -> dict:
         kt.distribution.fully_sharded(task)  # again: does nothing
         found["reading"] = readings(task, batches)
         task.save_to_preset(Path(folder, rank))
+        found["by keras"] = by_keras(task, Path(folder, rank))
+        found["groups"] = groups_of_checkpoints(Path(folder, "checkpoints"))
         found["errors"] = messages(
             {
                 "new weights": lambda: task.enable_lora(rank=2) or task.make_train_function(),
@@ -363,11 +404,44 @@ def torch_spread(rank: str, count: str, store: str, folder: str) -> dict:
     return found
 
 
+def by_keras(task, folder: Path) -> dict:
+    """Save and load weights that are spread with methods of Keras."""
+    first = task.get_weights()
+    task.save(folder / "whole.keras")
+    task.save_weights(folder / "whole.weights.h5")
+    task.set_weights([np.zeros_like(weight) for weight in first])
+    zeros = task.get_weights()
+    task.load_weights(folder / "whole.weights.h5")
+    again = task.get_weights()
+    return {
+        "shapes": [list(weight.shape) for weight in first] == [list(w.shape) for w in task.weights],
+        "zeros": max(float(abs(weight).max()) for weight in zeros),
+        "same": all(np.array_equal(one, two) for one, two in zip(first, again, strict=True)),
+        "sums": [float(abs(weight).sum()) for weight in first],
+        "still spread": sum(local_bytes(v) for v in task.weights) < sum(w.nbytes for w in first),
+    }
+
+
+def groups_of_checkpoints(folder: Path) -> list[int]:
+    """Return the number of process groups before and after checkpoints that are closed."""
+    from torch import distributed
+
+    groups = distributed.distributed_c10d._world.pg_map
+    before = len(groups)
+    for number in (1, 2):
+        checkpoints = kt.distribution.ShardedCheckpoints(folder)
+        checkpoints.save(number, {"a": keras.ops.ones((2, 3))}, {})
+        checkpoints.close()
+    return [before, len(groups)]
+
+
 def torch_read(folder: str) -> dict:
     """The same of a model that two processes have saved, read by one."""
     task = kt.CausalLM.from_preset(folder)
     compile_task(task)
-    return readings(task, Batches("decoder"))
+    whole = keras.saving.load_model(Path(folder, "whole.keras"))
+    sums = [float(abs(weight).sum()) for weight in whole.get_weights()]
+    return readings(task, Batches("decoder")) | {"sums": sums}
 
 
 def readings(task, batches) -> dict:

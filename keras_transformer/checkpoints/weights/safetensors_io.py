@@ -23,7 +23,7 @@ from keras_transformer.checkpoints.weights.weight_norm import DIRECTIONS, folded
 from keras_transformer.checkpoints.weights.weight_norm import DTYPE as WEIGHT_NORM
 from keras_transformer.distribution.layout import gathered
 from keras_transformer.support.checking import check_choice, load_json
-from keras_transformer.support.files import write_safetensors
+from keras_transformer.support.files import stream_safetensors
 from keras_transformer.support.untrusted import path_inside, read_json
 
 WEIGHTS_FILE = "model.safetensors"
@@ -215,21 +215,31 @@ def read_header(path: str | os.PathLike) -> dict[str, TensorInfo]:
 def save_tensors(
     path: str | os.PathLike, tensors: Mapping[str, object], dtype: str | None = None
 ) -> None:
-    """Write named tensors or Keras variables to one safetensors file, in their order."""
+    """Write named tensors or Keras variables to one safetensors file.
+
+    They are read one at a time: what spread or half precision weights need beside themselves is
+    room for one whole tensor.
+    """
     check_choice("dtype", dtype, ("float32", "float16"), none=True)
     path = Path(path)
-    arrays = {}
-    for name, tensor in tensors.items():
-        array = to_numpy(tensor)
-        if array.dtype == np.int64:  # a counter, not a weight
-            arrays[name] = array
-            continue
-        own = "float16" if array.dtype == np.float16 else "float32"
+
+    def stored(tensor) -> str:
+        own = keras.backend.standardize_dtype(tensor.dtype)
+        if own == "int64":  # a counter, not a weight
+            return own
+        return dtype or ("float16" if own == "float16" else "float32")
+
+    headers = {name: (stored(each), tuple(each.shape)) for name, each in tensors.items()}
+
+    def read(name: str) -> np.ndarray:
+        array = to_numpy(tensors[name])
         with np.errstate(over="ignore"):  # an overflow is reported with the tensor's name below
-            # Always dense and row-major, since the bytes are written as they are in memory.
-            arrays[name] = np.ascontiguousarray(array, dtype or own).reshape(array.shape)
-        check_finite(arrays[name], name, path)
-    write_safetensors(path, arrays, {"format": "np"})
+            array = np.asarray(array, headers[name][0])
+        if array.dtype.kind == "f":
+            check_finite(array, name, path)
+        return array
+
+    stream_safetensors(path, headers, read, {"format": "np"})
 
 
 def to_numpy(tensor: object) -> np.ndarray:

@@ -159,8 +159,9 @@ def encode_rows_of_conversations(
 
     given = x if isinstance(x, Records) else (as_conversations(x, y),)
     columns = encode_rows(
-        task, given, encoded, check=lambda *_: None, train_on=train_on, max_length=max_length
-    ).columns
+        task, given, encoded, check=lambda *_: None, in_parts=make_encoder is None,
+        train_on=train_on, max_length=max_length,
+    ).columns  # fmt: skip
     lengths = columns["tokens"].lengths
     cut = lengths > max_length + 1
     shown = np.minimum(lengths, max_length + 1)

@@ -1,7 +1,9 @@
 """Conversion of texts, in memory or in files, to batches of token ids and of windows."""
 
 import os
+import zlib
 from collections.abc import Callable, Iterable, Mapping
+from itertools import chain
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -13,6 +15,8 @@ from keras_transformer.data.packing import packed_inputs
 from keras_transformer.data.record_objects import elements_of
 from keras_transformer.data.records import check_texts
 from keras_transformer.data.token_store import Stored, fingerprint, tokenize
+from keras_transformer.distribution.processes import check_processes
+from keras_transformer.distribution.together import agreed, all_rows, part_of, workers
 from keras_transformer.processors.processor import Processor
 from keras_transformer.support.checking import check_int, check_text, describe, shorten
 from keras_transformer.support.columns import is_column, is_frame, plain
@@ -196,17 +200,18 @@ def encode_rows(
     with_labels: bool = False,
     check_label: Callable | None = None,
     check: Callable = check_texts,
+    in_parts: bool = True,
     **recipe,
 ) -> Stored:
     """Encode texts to rows of ids by column: lists in memory, records through a store on disk.
 
     `encode` maps the lists of texts, and a function `place(row)` for errors, to a dict of lists of
     ids. The ids depend on the texts, the tokenizer, the task's class and `recipe`, a dict of JSON
-    values. `check` checks a column of texts of records, as `check_texts` does.
+    values. `check` checks a column of texts of records, as `check_texts` does. `in_parts` is False
+    if `encode` takes all lists only, so that processes cannot encode a part each.
     """
     if not isinstance(texts, Records):
-        encoded = encode(texts, lambda index: f"`x[{index}]`")
-        return Stored({n: TokenRows.from_lists(rows, n) for n, rows in encoded.items()}, None, None)
+        return Stored(_encode_lists(texts, encode, in_parts), None, None)
     tokenizer = tokenizer_of(task)
     size = tokenizer.vocabulary_size
     dtype = "uint8" if size <= 2**8 else "uint16" if size <= 2**16 else "int32"
@@ -216,6 +221,34 @@ def encode_rows(
     dtypes = {name: "uint8" if name in small else dtype for name in names}
     recipe |= {"task": type(task).__name__, "tokenizer": fingerprint(tokenizer)}
     return tokenize(texts, encode, recipe, dtypes, with_labels, check_label, check)
+
+
+def _encode_lists(texts: tuple[list, ...], encode: Callable, in_parts: bool) -> dict:
+    """Return `TokenRows` of texts in memory; processes that share the work encode a part each."""
+    if workers()[1] > 1:
+        check_processes(data=_summary(texts))
+    part = part_of(len(texts[0])) if in_parts else range(len(texts[0]))
+
+    def encoded() -> dict[str, TokenRows]:
+        found = encode(
+            tuple(rows[part.start : part.stop] for rows in texts),
+            lambda index: f"`x[{part.start + index}]`",
+        )
+        return {name: TokenRows.from_lists(rows, name) for name, rows in found.items()}
+
+    found = agreed(encoded)
+    if not in_parts:
+        return found
+    return {name: TokenRows(*all_rows((rows.ids, rows.lengths))) for name, rows in found.items()}
+
+
+def _summary(texts: tuple[list, ...]) -> dict[str, int]:
+    """Return numbers that differ if texts differ, to compare those of processes."""
+    checksum = 0
+    for row in chain.from_iterable(texts):
+        row = row if isinstance(row, str) else repr(row)
+        checksum = zlib.crc32(row.encode(errors="surrogatepass"), checksum)
+    return {"rows": len(texts[0]), "checksum": checksum}
 
 
 def check_said(
@@ -276,7 +309,7 @@ def token_batches(
         return inputs, *(arrays[name] for name in values)
 
     pad_values = {"token_ids": tokenizer_of(task).pad_id or 0}
-    return task._bucketed(columns, make_batch, pad_values=pad_values, **options)
+    return task._bucketed(columns, make_batch, pad_values=pad_values, rowwise=True, **options)
 
 
 def with_end(rows: list[list[int]], end_id: int | None) -> list[list[int]]:

@@ -116,7 +116,8 @@ class DenseTask(Task):
             return inputs, maps, *(arrays[name] for name in values)
 
         columns = {"place": np.zeros((len(given), 1), "int32")}
-        options["max_buckets"] = 1
+        # Images without tiles have one size, whichever others are in the batch.
+        options |= {"max_buckets": 1, "rowwise": getattr(processor, "tiling", True) is None}
         return self._bucketed(columns, make_batch, values=values, **options)
 
     def _check_targets(self, images: Sequence, maps: Any) -> None:

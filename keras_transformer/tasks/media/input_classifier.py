@@ -296,7 +296,8 @@ class InputClassifier(Task):
 
     def make_dataset(self, x, y=None, sample_weight=None, **options) -> BucketedDataset:
         """Make batches of inputs, read when a batch is made. See `Task.make_dataset`."""
-        given = self._require_processor().rows(x)
+        processor = self._require_processor()
+        given = processor.rows(x)
         values = {}
         if y is not None:
             values["labels"] = self.head.targets(y, len(given))
@@ -312,7 +313,8 @@ class InputClassifier(Task):
             return inputs, *(arrays[name] for name in values)
 
         columns = {"place": np.zeros((len(given), 1), "int32")}
-        options["max_buckets"] = 1
+        # Images without tiles have one size, whichever others are in the batch.
+        options |= {"max_buckets": 1, "rowwise": getattr(processor, "tiling", True) is None}
         return self._bucketed(columns, make_batch, values=values, **options)
 
     def to_predict(self, batch_size: int | None = None) -> dict[str, Any]:

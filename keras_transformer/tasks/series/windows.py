@@ -43,7 +43,7 @@ def window_dataset(task, x, y=None, sample_weight=None, **options) -> BucketedDa
         return task.window_arrays(*windows(arrays["row"]))
 
     columns = {"place": np.zeros((count, 1), "int32")}
-    return task._bucketed(columns, make_batch, **{**options, "max_buckets": 1})
+    return task._bucketed(columns, make_batch, rowwise=True, **{**options, "max_buckets": 1})
 
 
 def plot_forecast(task, x, horizon: int | None = None, *, shown: int | None = None, **options):

@@ -172,6 +172,7 @@ class CausalLM(LanguageModel):
             columns,
             make_batch,
             pad_values={"inputs": self.pad_id, "targets": self.pad_id},
+            rowwise=True,
             **options,
         )
 

@@ -211,6 +211,7 @@ class Seq2SeqLM(LanguageModel):
             make_batch,
             paired_columns=paired,
             pad_values=dict.fromkeys(("sources", "inputs", "targets"), self.pad_id),
+            rowwise=True,
             **options,
         )
 
@@ -241,7 +242,7 @@ class Seq2SeqLM(LanguageModel):
                 counted = counted * arrays["row_weights"][:, None]
             return inputs, targets, counted
 
-        dataset = self._bucketed(columns, make_batch, values=values, **options)
+        dataset = self._bucketed(columns, make_batch, values=values, rowwise=True, **options)
         return dataset
 
     @reads
