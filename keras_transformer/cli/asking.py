@@ -29,9 +29,10 @@ def _top_k(default: int) -> Option:
 classify texts, images, recordings or videos
 
 Prints the most likely label of each text and its probability; with tsv or json all labels, the most
-likely first. With a preset that classifies images, audio or videos, each TEXT is the path of a file. With
---labels the preset is a model of images and texts, such as CLIP, which accepts any labels. Without
---labels it must be a trained and saved classifier, as written by TextClassifier.save_to_preset:
+likely first. With a preset that classifies images, audio or videos, each TEXT is the path of a
+file. With --labels the preset is a model of images and texts, such as CLIP, which accepts any
+labels. Without --labels it must be a trained and saved classifier, as written by
+TextClassifier.save_to_preset:
 
   import keras_transformer as kt
   classifier = kt.TextClassifier.from_preset("minilm_l6_en", labels=["negative", "positive"])

@@ -508,9 +508,5 @@ WHOLE = (
     SeriesStemConfig(context_length=16, residual=True, end_token=True),
     WaveformStemConfig(norm="layer", use_bias=True),
 )
-STEMS = {
-    kind: StemConfig.kinds[kind]
-    for kind in (
-        "patches", "patch_sequence", "convolutions", "tubes", "frames", "series", "waveform",
-    )  # fmt: skip
-}
+_KINDS = ("patches", "patch_sequence", "convolutions", "tubes", "frames", "series", "waveform")
+STEMS = {kind: StemConfig.kinds[kind] for kind in _KINDS}

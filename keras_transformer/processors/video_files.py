@@ -226,8 +226,8 @@ def _naming(place: str) -> Iterator[None]:
         raise
     except (module.FFmpegError, PermissionError) as error:
         raise ValueError(
-            f"`{place}` cannot be read as a video: {error}. Is the file whole, and of one of the "
-            f"formats {', '.join(_FORMATS)}?"
+            f"`{place}` cannot be read as a video: {error.strerror or error}. Is the file whole, "
+            f"and of one of the formats {', '.join(_FORMATS)}?"
         ) from None
 
 

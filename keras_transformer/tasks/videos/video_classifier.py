@@ -99,9 +99,7 @@ class VideoClassifier(InputClassifier):
     head_class = VideoClassHead
     processor_class = VideoProcessor
     task_options = VideoClassHead.options
-    stem_example = (
-        "{'kind': 'tubes', 'num_frames': 16, 'frame_size': [224, 224], 'patch_size': 16}"
-    )
+    stem_example = "{'kind': 'tubes', 'num_frames': 16, 'frame_size': [224, 224], 'patch_size': 16}"
 
     output_norm: bool  # a value of the head
 

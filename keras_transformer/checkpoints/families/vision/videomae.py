@@ -12,7 +12,7 @@ from keras_transformer.checkpoints.families.base.family import (
     Values,
 )
 from keras_transformer.checkpoints.families.base.images import FIELDS, IMAGE_ENCODER, LAYER
-from keras_transformer.checkpoints.families.base.shared import number, unread
+from keras_transformer.checkpoints.families.base.shared import number
 from keras_transformer.checkpoints.families.vision.vivit import (
     check_tubes,
     frame_size,
