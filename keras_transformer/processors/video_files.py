@@ -80,12 +80,13 @@ def read_frames(given: Any, choose: Choose, take: Take, place: str = "x") -> lis
     if isinstance(given, (bytes, bytearray, memoryview)):
         return _of_file(io.BytesIO(given), choose, take, place)
     if isinstance(given, np.ndarray) or is_tensor(given):
-        if given.ndim not in (3, 4) or 0 in given.shape:
+        image = given.ndim == 3 and given.shape[2] <= 4  # (height, width, channels)
+        if given.ndim not in (3, 4) or 0 in given.shape or image:
             raise ValueError(
                 f"`{place}` must be of shape (frames, height, width, channels), received "
                 f"{tuple(given.shape)}."
             )
-        frames = array_of(given[choose(len(given), place)])
+        frames = array_of(given)[choose(len(given), place)]
         if frames.dtype != np.uint8:  # as one array: a dark frame has small values alone
             frames = to_bytes(frames, (frames.min(), frames.max()), place)
         return [take(frame, place) for frame in frames]
@@ -207,6 +208,12 @@ def _opened(file: BinaryIO, place: str) -> Iterator[tuple[Any, Any]]:
             raise _Refused(
                 f"`{place}` is compressed in a way that the installed PyAV cannot decode. Convert "
                 "it, such as by `ffmpeg -i INPUT -c:v libx264 OUTPUT.mp4`."
+            )
+        width, height = streams[0].codec_context.width, streams[0].codec_context.height
+        if width * height > MOST_PIXELS:
+            raise _Refused(
+                f"`{place}` has frames of {width:,} x {height:,} pixels, and may have "
+                f"{MOST_PIXELS:,}. Make them smaller."
             )
         yield container, streams[0]
 
