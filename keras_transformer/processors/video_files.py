@@ -209,12 +209,6 @@ def _opened(file: BinaryIO, place: str) -> Iterator[tuple[Any, Any]]:
                 f"`{place}` is compressed in a way that the installed PyAV cannot decode. Convert "
                 "it, such as by `ffmpeg -i INPUT -c:v libx264 OUTPUT.mp4`."
             )
-        width, height = streams[0].codec_context.width, streams[0].codec_context.height
-        if width * height > MOST_PIXELS:
-            raise _Refused(
-                f"`{place}` has frames of {width:,} x {height:,} pixels, and may have "
-                f"{MOST_PIXELS:,}. Make them smaller."
-            )
         yield container, streams[0]
 
 
@@ -234,7 +228,8 @@ def _naming(place: str) -> Iterator[None]:
     except (module.FFmpegError, PermissionError) as error:
         raise ValueError(
             f"`{place}` cannot be read as a video: {error.strerror or error}. Is the file whole, "
-            f"and of one of the formats {', '.join(_FORMATS)}?"
+            f"of one of the formats {', '.join(_FORMATS)}, and with frames of at most "
+            f"{MOST_PIXELS:,} pixels?"
         ) from None
 
 

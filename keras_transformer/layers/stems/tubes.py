@@ -27,8 +27,8 @@ class TubeStem(PositionedStem):
             sinusoidal positions are interpolated if the size differs from the config's.
 
     Returns:
-        `Embedded`: a state for the class token if there is one, then one for each tube: those of
-        the first frames row by row, then those of the next.
+        `Embedded`: a state for the class token if there is one, then one for each tube: in the
+        order of the frames, and of the same frames row by row.
 
     Source: Arnab et al. 2021, "ViViT: A Video Vision Transformer", section 3.2, "tubelet
     embedding"; without a token: Tong et al. 2022, "VideoMAE", section 3.

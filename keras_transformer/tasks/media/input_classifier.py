@@ -53,7 +53,7 @@ class InputClassHead(RowHead):
 
     options = (*RowHead.options, "pooling", "distilled")
     takes_records = False
-    output_norm_epsilon: ClassVar[float | None] = None  # that of the config if None
+    output_norm_epsilon: ClassVar[float | None] = None  # None takes the config's
 
     def __init__(
         self,

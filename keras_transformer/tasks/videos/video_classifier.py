@@ -17,7 +17,7 @@ class VideoClassHead(InputClassHead):
     options = (*InputClassHead.options, "output_norm")
     published_as = ("ForVideoClassification",)
     row_unit = "video"
-    # VideoMAE's; that of the config is the one of the blocks.
+    # VideoMAE's, which differs from the epsilon of its blocks.
     output_norm_epsilon: ClassVar[float] = 1e-5
 
     @classmethod
