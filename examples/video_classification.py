@@ -5,8 +5,8 @@ python examples/video_classification.py --videos clip.mp4,other.mkv
 
 A bright disc moves over a noisy background: to the right, down, or around a circle, from any place
 and at any speed. One frame does not show which: only the order of several does. A ViT over tubes,
-patches over two frames each (Arnab et al. 2021; Tong et al. 2022), learns the three motions in less
-than a minute, and is scored on clips that it has not seen. --videos are classified afterwards.
+patches over two frames each (Arnab et al. 2021; Tong et al. 2022), is trained to tell the motions
+apart, and is scored on clips that it has not seen. --videos are classified afterwards.
 """
 
 from runs import start
