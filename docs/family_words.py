@@ -393,6 +393,9 @@ def special(family: Family) -> list[str]:
         tokens += ["registers"] * ("num_register_tokens" in family.published_config(config))
         what = "a spectrogram" if stem.num_channels == 1 else "images"
         parts.append(f"patches of {what}" + (f", behind {' and '.join(tokens)}" if tokens else ""))
+    if stem is not None and stem.kind == "tubes":
+        token = ", behind a class token" if stem.class_token else ""
+        parts.append(f"tubes of videos, patches over {stem.tube_frames} frames{token}")
     if stem is not None and stem.kind == "patch_sequence":
         windows = ", in windows in most layers" if stem.window else ""
         grid = ", with trained positions that are interpolated" if stem.position_grid else ""

@@ -7,7 +7,6 @@ _BOXES = "There is no task for boxes around objects."
 _MASKS = "There is no task for the masks of single objects."
 _SPEECH_OUT = "There is no task that writes sound."
 _CONVOLUTIONS = "A network of convolutions, without a mixer of tokens."
-_VIDEO = "No stem reads videos."
 _STAGES = "stages halve the grid of patches"
 _BELOW = "[See below](#what-is-not-covered-and-why)."
 
@@ -112,7 +111,7 @@ LOADED_TYPES: dict[str, str | None] = {
     "gemma3n": None,
     "olmo2": None,
     "granite": None,
-    "videomae": _VIDEO,
+    "videomae": None,
 }
 
 

@@ -27,6 +27,7 @@ TITLES = {
     "decoder": "Decoders",
     "seq2seq": "Encoder-decoders",
     "images": "Encoders of images",
+    "videos": "Encoders of videos",
     "captions": "Images to text",
     "sound": "Sound and speech",
     "series": "Series of numbers",
@@ -53,6 +54,8 @@ def group(family: Family) -> str:
     """The part of the page that a family is in."""
     if {"AudioClassifier", "CTCSpeechToText", "SpeechToText"} & family.heads.keys():
         return "sound"
+    if "VideoClassifier" in family.heads:
+        return "videos"
     if "ImageToText" in family.heads:
         return "captions"
     if "Forecaster" in family.heads:

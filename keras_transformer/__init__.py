@@ -20,8 +20,8 @@ What there is:
                         tasks: `from_preset`, Keras's methods on strings, and one of their own
     SequenceClassifier, SequenceLabeler
                         a class for each sequence of symbols, such as DNA, or for each symbol
-    ImageClassifier, AudioClassifier
-                        a class for each image or recording
+    ImageClassifier, AudioClassifier, VideoClassifier
+                        a class for each image, recording or video
     ImageSegmenter, DepthEstimator
                         a class or a distance for each pixel of an image
     ImageEmbedder       vectors of images and texts in one space; zero-shot classification
@@ -30,8 +30,8 @@ What there is:
     Forecaster          forecasts of numeric time series
     SampledForecaster   forecasts sampled value by value (Chronos)
     Tokenizer           text to ids and back
-    ImageProcessor, AudioProcessor
-                        images and recordings to arrays; `processors` reads their files
+    ImageProcessor, AudioProcessor, VideoProcessor
+                        images, recordings and videos to arrays; `processors` reads their files
     SeriesProcessor     data frames of series to arrays
     TransformerConfig   the options of a model; models.Encoder(config) builds it
     layers, models      the parts, to build a Keras model of your own
@@ -86,7 +86,12 @@ from keras_transformer.exporting import export  # noqa: E402
 from keras_transformer.kernels.precision import use_exact_float32  # noqa: E402
 from keras_transformer.models import Backbone  # noqa: E402
 from keras_transformer.optimizing import optimize  # noqa: E402
-from keras_transformer.processors import AudioProcessor, ImageProcessor, SeriesProcessor  # noqa: E402
+from keras_transformer.processors import (  # noqa: E402
+    AudioProcessor,
+    ImageProcessor,
+    SeriesProcessor,
+    VideoProcessor,
+)
 from keras_transformer.support.foreign_names import offer  # noqa: E402
 from keras_transformer.support.process import tune_process  # noqa: E402
 from keras_transformer.tasks import (  # noqa: E402
@@ -110,6 +115,7 @@ from keras_transformer.tasks import (  # noqa: E402
     TextClassifier,
     TextEmbedder,
     TokenClassifier,
+    VideoClassifier,
 )
 from keras_transformer.tokenizers import Tokenizer  # noqa: E402
 
@@ -141,6 +147,7 @@ register_tasks(
     TextClassifier,
     TextEmbedder,
     TokenClassifier,
+    VideoClassifier,
 )
 
 __all__ = [
@@ -170,6 +177,8 @@ __all__ = [
     "TokenClassifier",
     "Tokenizer",
     "TransformerConfig",
+    "VideoClassifier",
+    "VideoProcessor",
     "data",
     "distribution",
     "evaluate",

@@ -26,12 +26,13 @@ def _top_k(default: int) -> Option:
 @asking(
     "classify",
     """\
-classify texts, images or recordings
+classify texts, images, recordings or videos
 
 Prints the most likely label of each text and its probability; with tsv or json all labels, the most
-likely first. With a preset that classifies images or audio, each TEXT is the path of a file. With
---labels the preset is a model of images and texts, such as CLIP, which accepts any labels. Without
---labels it must be a trained and saved classifier, as written by TextClassifier.save_to_preset:
+likely first. With a preset that classifies images, audio or videos, each TEXT is the path of a
+file. With --labels the preset is a model of images and texts, such as CLIP, which accepts any
+labels. Without --labels it must be a trained and saved classifier, as written by
+TextClassifier.save_to_preset:
 
   import keras_transformer as kt
   classifier = kt.TextClassifier.from_preset("minilm_l6_en", labels=["negative", "positive"])
@@ -56,7 +57,7 @@ examples:
 )  # fmt: skip
 def _classify(options: argparse.Namespace) -> Asking:
     if options.labels is None:
-        also = ("ImageClassifier", "AudioClassifier", "SequenceClassifier")
+        also = ("ImageClassifier", "AudioClassifier", "VideoClassifier", "SequenceClassifier")
         task = load("TextClassifier", options.preset, trained=True, also=also)
         names = task.label_names
     else:

@@ -25,6 +25,7 @@ _EXTRAS = {
     "generation": "chat templates, answers by a JSON Schema",
     "gguf": "files of llama.cpp",
     "images": "files of images",
+    "video": "files of videos",
     "audio": "files of sound",
     "metrics": "ROUGE, edit distance, word error rate",
     "bleu": "BLEU and chrF",

@@ -18,7 +18,7 @@ INTERPOLATIONS = ("bicubic", "bicubic_antialiased")
 
 __all__ = [
     "ConvolutionStemConfig", "FrameStemConfig", "PatchSequenceStemConfig", "PatchStemConfig",
-    "SeriesStemConfig",
+    "SeriesStemConfig", "TubeStemConfig",
 ]  # fmt: skip
 
 
@@ -258,6 +258,76 @@ class PatchSequenceStemConfig(StemConfig, kind="patch_sequence"):
 
 
 @part
+class TubeStemConfig(StemConfig, kind="tubes"):
+    """`layers.stems.TubeStem`: a video cut into tubes, patches over several frames."""
+
+    num_frames: int = option(
+        "number of frames of the videos that positions are defined for; positions are interpolated "
+        "for other numbers.",
+        16,
+        least=1,
+        most=2**15,
+    )
+    frame_size: tuple | list = option(
+        "height and width of the frames that positions are defined for, as above.", (224, 224)
+    )
+    tube_frames: int = option("number of frames of a tube.", 2, least=1, most=2**15)
+    patch_size: int = option("height and width of a tube.", 16, least=1, most=2**15)
+    num_channels: int = option("number of channels of a frame.", 3, least=1, most=1024)
+    use_bias: bool = option("a bias in the projection.", True)
+    class_token: bool = option("a trained state before the tubes.", False)
+
+    def check(self):
+        sizes = self.frame_size
+        if len(sizes) != 2 or not all(type(n) is int and 1 <= n <= 2**15 for n in sizes):
+            raise ValueError(
+                "`frame_size` of a stem must be two integers from 1 to 32,768, height and width, "
+                f"received {describe(sizes)}."
+            )
+        if 0 in self.tube_grid(self.video_size):
+            raise ValueError(
+                f"{self.num_frames} frames of {sizes[0]} x {sizes[1]} are too few or too small for "
+                f"tubes of {self.tube_frames} frames of {self.patch_size} x {self.patch_size}."
+            )
+
+    @property
+    def video_size(self) -> tuple[int, int, int]:
+        """Frames, height and width of the usual video."""
+        return (self.num_frames, *self.frame_size)
+
+    def tube_grid(self, video_size: tuple[int, int, int]) -> tuple[int, int, int]:
+        """Return the tubes of a video in time, by row and by column; what is left over is cut."""
+        frames, height, width = video_size
+        return frames // self.tube_frames, height // self.patch_size, width // self.patch_size
+
+    @property
+    def num_tokens(self) -> int:
+        """Number of states that do not belong to a tube."""
+        return int(self.class_token)
+
+    @property
+    def num_states(self):
+        return math.prod(self.tube_grid(self.video_size)) + self.num_tokens
+
+    @property
+    def weights(self):
+        axes = ("tube_frames", "patch_size", "patch_size", "num_channels", "embedding_dim")
+        return (
+            *weight_of("input_patches/kernel", *axes),
+            *(weight_of("input_patches/bias", "embedding_dim") if self.use_bias else ()),
+            *(weight_of("input_class_token", "embedding_dim") if self.class_token else ()),
+        )
+
+    def sizes(self, width):
+        names = ("tube_frames", "patch_size", "num_channels")
+        return {name: getattr(self, name) for name in names}
+
+    @property
+    def products(self):
+        return {"input_patches/kernel": math.prod(self.tube_grid(self.video_size))}
+
+
+@part
 class FrameStemConfig(StemConfig, kind="frames"):
     """`layers.stems.FrameStem`: convolutions over frames, such as audio frames."""
 
@@ -432,12 +502,11 @@ WHOLE = (
     PatchStemConfig(distillation_token=True, num_registers=1),
     PatchSequenceStemConfig(use_bias=True, position_grid=1),
     ConvolutionStemConfig(use_bias=True),
+    TubeStemConfig(class_token=True),
     FrameStemConfig(),
     SeriesStemConfig(context_length=16, class_token=True),
     SeriesStemConfig(context_length=16, residual=True, end_token=True),
     WaveformStemConfig(norm="layer", use_bias=True),
 )
-STEMS = {
-    kind: StemConfig.kinds[kind]
-    for kind in ("patches", "patch_sequence", "convolutions", "frames", "series", "waveform")
-}
+_KINDS = ("patches", "patch_sequence", "convolutions", "tubes", "frames", "series", "waveform")
+STEMS = {kind: StemConfig.kinds[kind] for kind in _KINDS}

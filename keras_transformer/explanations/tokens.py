@@ -1,7 +1,10 @@
 """Readable tokens, and labels for non-text states such as patches and frames."""
 
+import math
 from collections.abc import Sequence
 from typing import Any
+
+import numpy as np
 
 from keras_transformer.config import TransformerConfig
 from keras_transformer.tokenizers import Tokenizer
@@ -74,6 +77,10 @@ def state_names(config: TransformerConfig, count: int) -> tuple[str, ...]:
         rows, columns = stem.grid(stem.image_size)
         if rows * columns == rest:
             return (*names, *(f"{i // columns},{i % columns}" for i in range(rest)))
+    if hasattr(stem, "tube_grid"):
+        grid = stem.tube_grid(stem.video_size)
+        if math.prod(grid) == rest:
+            return (*names, *(",".join(map(str, place)) for place in np.ndindex(grid)))
     if hasattr(stem, "patch_length"):
         length, step = stem.patch_length, stem.stride
         return (*names, *(f"{i * step}-{i * step + length - 1}" for i in range(rest)))

@@ -175,6 +175,8 @@ def _array(array: Input, config: TransformerConfig) -> Array:
     if array.name == "images":
         side = config.stem.image_size
         sizes = (*((side, side) if isinstance(side, int) else side), *sizes[2:])
+    if array.name == "videos":
+        sizes = (*config.stem.video_size, *sizes[3:])
     return Array(PUBLISHED.get(array.name, array.name), dtype, ("batch", *sizes))
 
 

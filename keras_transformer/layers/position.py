@@ -144,6 +144,16 @@ class SinusoidalPosition(ChecksCall, SavesArguments, Rematerializable, keras.lay
         table = ops.cast(ops.reshape(table, (shape[0], shape[1], dim)), inputs.dtype)
         return _for_each_row(table, inputs)
 
+    def table(self, length: int, dim: int) -> np.ndarray:
+        """Return the vectors of the first positions, float32 `(length, dim)`, from exact angles.
+
+        `call` computes the angles in float32, whose error grows with the position.
+        """
+        longest = self.max_wavelength ** (dim / (dim - 2) if self.inclusive else 1.0)
+        angles = np.outer(np.arange(length) + self.offset, _frequencies(dim, longest))
+        waves = np.stack([np.sin(angles), np.cos(angles)], axis=-1 if self.interleaved else -2)
+        return waves.reshape(length, dim).astype("float32")
+
     def compute_output_shape(self, inputs_shape, positions_shape=None):
         return inputs_shape
 

@@ -15,6 +15,8 @@ from keras_transformer.processors.tiling import (
     Thumbnail,
     Tiling,
 )
+from keras_transformer.processors.video import VideoProcessor
+from keras_transformer.processors.video_files import video_folder
 
 __all__ = [
     "AudioProcessor",
@@ -28,10 +30,12 @@ __all__ = [
     "Splitting",
     "Thumbnail",
     "Tiling",
+    "VideoProcessor",
     "audio_folder",
     "image_folder",
     "read_audio",
     "read_image",
+    "video_folder",
 ]
 
 

@@ -305,7 +305,7 @@ def _plain(image: Any, place: str) -> Any:
         extremes = min(low for low, _ in found), max(high for _, high in found)
     for top, part in _strips(image):
         if deep:
-            part = image_module.fromarray(_to_bytes(np.asarray(part), extremes, place))
+            part = image_module.fromarray(to_bytes(np.asarray(part), extremes, place))
         elif transparent:
             part = _on_white(part.convert(_BETWEEN.get(part.mode, part.mode)))
         made.paste(part.convert(made.mode), (0, top))
@@ -343,14 +343,14 @@ def _of_array(array: np.ndarray, place: str) -> np.ndarray:
         raise ValueError(f"`{place}` has no pixels: it has shape {array.shape}.")
     _check_pixels(array.shape[1], array.shape[0], place)
     if array.dtype != np.uint8:
-        array = _to_bytes(array, (array.min(), array.max()), place)
+        array = to_bytes(array, (array.min(), array.max()), place)
     array = array[..., None] if grey else array
     if array.shape[2] in (2, 4):
         return np.asarray(_on_white(pillow().fromarray(np.ascontiguousarray(array))))
     return np.repeat(array, 3, axis=2) if array.shape[2] == 1 else array
 
 
-def _to_bytes(array: np.ndarray, extremes: tuple, place: str) -> np.ndarray:
+def to_bytes(array: np.ndarray, extremes: tuple, place: str) -> np.ndarray:
     """Convert pixels of an image or a strip to uint8.
 
     `extremes` are the minimum and maximum of the whole image, which decide how it is scaled.

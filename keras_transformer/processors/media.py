@@ -3,19 +3,21 @@
 import abc
 import base64
 import binascii
+import contextlib
+import io
 import json
 import os
 import urllib.parse
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import Any, BinaryIO, ClassVar, Self
 
 import numpy as np
 
 from keras_transformer.processors.processor import Processor
 from keras_transformer.support.checking import check_path, describe, load_json, shorten
 from keras_transformer.support.columns import TableColumn, is_column, is_frame, is_table
-from keras_transformer.support.files import has_file, read_file, write_text
+from keras_transformer.support.files import has_file, opened_file, read_file, write_text
 
 FILE = "preprocessor_config.json"
 # File of Transformers 5 for models with a tokenizer, with the values of each part by name.
@@ -95,7 +97,8 @@ class MediaProcessor(Processor):
         try:
             values = _read_object(path).get(cls.part) if has_file(path) else None
             if values is None:
-                path = Path(directory, FILE)
+                own = (Path(directory, name) for name in cls.files if name != _OF_ALL_PARTS)
+                path = next(filter(has_file, own), Path(directory, FILE))
                 values = _read_object(path)
             elif not isinstance(values, dict):
                 raise ValueError(f"{cls.part!r} must be an object, but is {describe(values)}.")
@@ -128,21 +131,54 @@ def array_of(x: Any) -> np.ndarray:
     return np.asarray(x)
 
 
+@contextlib.contextmanager
+def opened_path(
+    given: str | os.PathLike, place: str, most_bytes: int
+) -> Iterator[tuple[BinaryIO, str]]:
+    """Open a file, or a data URL, and yield it with its name for error messages.
+
+    Nothing is opened but a file of this machine. A data URL may have `most_bytes`; a file may be of
+    any size.
+    """
+    if _is_data_url(given):
+        yield io.BytesIO(_of_data_url(given, place, most_bytes)), place
+        return
+    path = _local_path(given, place)
+    with contextlib.ExitStack() as stack:
+        try:
+            file = stack.enter_context(opened_file(path))
+        except FileNotFoundError:
+            raise _missing_file(path, place) from None
+        yield file, f"{place}`, the file `{path}"
+
+
 def read_path(given: str | os.PathLike, place: str, most_bytes: int) -> tuple[bytes, str]:
     """Read a file or a data URL, and return its bytes and its name for error messages."""
-    if isinstance(given, str) and given[:5].lower() == "data:":
+    if _is_data_url(given):
         return _of_data_url(given, place, most_bytes), place
+    path = _local_path(given, place)
+    try:
+        content = read_file(path, most_bytes)
+    except FileNotFoundError:
+        raise _missing_file(path, place) from None
+    return content, f"{place}`, the file `{path}"
+
+
+def _is_data_url(given: Any) -> bool:
+    return isinstance(given, str) and given[:5].lower() == "data:"
+
+
+def _local_path(given: str | os.PathLike, place: str) -> Path:
     if isinstance(given, str) and given[:8].lower().startswith(("http://", "https://")):
         raise ValueError(
             f"`{place}` is a URL, {shorten(given)}, but nothing is fetched from the network. Give "
             "a path, the bytes of the file, or a data URL."
         )
-    path = Path(check_path(place, given)).expanduser()
-    try:
-        content = read_file(path, most_bytes)
-    except FileNotFoundError:
-        raise FileNotFoundError(f"`{place}`: there is no file {path}.") from None
-    return content, f"{place}`, the file `{path}"
+    return Path(check_path(place, given)).expanduser()
+
+
+def _missing_file(path: Path, place: str) -> FileNotFoundError:
+    return FileNotFoundError(f"`{place}`: there is no file {path}.")
 
 
 def _of_data_url(url: str, place: str, most_bytes: int) -> bytes:

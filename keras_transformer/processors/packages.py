@@ -28,6 +28,15 @@ def soxr():
     return soxr
 
 
+def pyav():
+    """Return the module `av`. Raises ImportError, with what to install, if it is missing."""
+    try:
+        import av
+    except ImportError:
+        raise _missing("Videos are read by PyAV", "video") from None
+    return av
+
+
 def _missing(what: str, extra: str) -> ImportError:
     return ImportError(
         f'{what}, which is not installed. Run `pip install "keras_transformer[{extra}]"`.'

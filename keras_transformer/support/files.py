@@ -13,6 +13,7 @@ import struct
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 from safetensors import SafetensorError, safe_open
@@ -57,16 +58,23 @@ def check_file(path: str | os.PathLike) -> None:
         raise FileNotFoundError(f"There is no file {path}.")
 
 
-def read_file(path: str | os.PathLike, limit: int) -> bytes:
-    """Return the content of a file. Raises ValueError if it has more than `limit` bytes."""
+@contextlib.contextmanager
+def opened_file(path: str | os.PathLike) -> Iterator[BinaryIO]:
+    """Yield a file that is open for reading. Raises the errors of `check_file`."""
     check_file(path)
     # The path may have changed since the check: opened this way, a pipe does not wait for a writer.
     opened = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
     with open(opened, "rb") as file:
-        described = os.fstat(file.fileno())
-        _check_kind(path, described.st_mode)
-        content = file.read(limit + 1) if described.st_size <= limit else b""
-    size = max(described.st_size, len(content))
+        _check_kind(path, os.fstat(file.fileno()).st_mode)
+        yield file
+
+
+def read_file(path: str | os.PathLike, limit: int) -> bytes:
+    """Return the content of a file. Raises ValueError if it has more than `limit` bytes."""
+    with opened_file(path) as file:
+        size = os.fstat(file.fileno()).st_size
+        content = file.read(limit + 1) if size <= limit else b""
+    size = max(size, len(content))
     if size > limit:
         raise ValueError(
             f"{path} has {size:,} bytes; a file of this kind may have {limit:,}. Is it the right "

@@ -33,8 +33,8 @@ _ROWS = {
 }
 # Values of the input stem (images, sound, series) that the table shows.
 _OF_STEM = (
-    "image_size", "patch_size", "num_frames", "num_bins", "context_length", "patch_length",
-    "norm", "kernel_sizes", "strides",
+    "image_size", "frame_size", "patch_size", "num_frames", "num_bins", "context_length",
+    "patch_length", "norm", "kernel_sizes", "strides",
 )  # fmt: skip
 
 

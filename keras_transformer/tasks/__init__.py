@@ -24,6 +24,7 @@ from keras_transformer.tasks.text.sequences import SequenceClassifier, SequenceL
 from keras_transformer.tasks.text.text_classifier import TextClassifier
 from keras_transformer.tasks.text.text_embedder import TextEmbedder
 from keras_transformer.tasks.text.token_classifier import TokenClassifier
+from keras_transformer.tasks.videos.video_classifier import VideoClassifier
 
 __all__ = [
     "AudioClassifier",
@@ -54,6 +55,7 @@ __all__ = [
     "TextEmbedder",
     "TextProcessor",
     "TokenClassifier",
+    "VideoClassifier",
 ]
 
 

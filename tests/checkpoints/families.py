@@ -12,6 +12,7 @@ from tests.checkpoints import (
     family_seq2seqs,
     family_series,
     family_sound,
+    family_videos,
     family_writers,
 )
 
@@ -24,6 +25,7 @@ OF_TEXTS = {
 OF_OTHERS = {
     **family_images.CONFIGS,
     **family_sound.CONFIGS,
+    **family_videos.CONFIGS,
     **family_series.CONFIGS,
     **family_duals.CONFIGS,
     **family_duals.TEXTS,

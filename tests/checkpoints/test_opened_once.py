@@ -11,7 +11,7 @@ from keras_transformer.checkpoints.heads import TASKS
 from keras_transformer.checkpoints.presets import listing as presets
 from keras_transformer.checkpoints.presets import preset
 from tests.checkpoints.conftest import small_backbone
-from tests.tasks import audio, images, series
+from tests.tasks import audio, images, series, videos
 
 pytestmark = pytest.mark.backend_independent
 PACKAGE = Path(kt.__file__).parent
@@ -61,6 +61,7 @@ OPTIONS = {
         {"num_classes": 2, "output_norm": True},
         {"num_classes": 2, "projection_dim": 7},
     ],
+    "VideoClassifier": [{"num_classes": 4}, {"num_classes": 2, "output_norm": True}],
     "CTCSpeechToText": [{"vocabulary_size": 9}],
     "DepthEstimator": [{}, {"max_depth": 10.0}],
     "ImageSegmenter": [{"num_classes": 3}],
@@ -76,6 +77,7 @@ OPTIONS = {
 BACKBONES = {
     "ImageClassifier": lambda: kt.models.Encoder(images.patches()),
     "AudioClassifier": lambda: kt.models.Encoder(audio.frames()),
+    "VideoClassifier": lambda: kt.models.Encoder(videos.config()),
     "ImageEmbedder": lambda: kt.models.Encoder(images.patches()),
     "DepthEstimator": lambda: kt.models.Encoder(images.patches()),
     "ImageSegmenter": lambda: kt.models.Encoder(images.patches()),

@@ -192,6 +192,10 @@ SAID = {
     "xlnet_base_en": 117,
     "xlnet_large_en": 361,
     "xlm_roberta_base_multi": 270,
+    "videomae_base_finetuned_kinetics": 87,
+    "videomae_large_finetuned_kinetics": 305,
+    "videomae_huge_finetuned_kinetics": 633,
+    "vivit_b_16x2_kinetics400": 88.6,
 }
 
 

@@ -10,6 +10,7 @@ from PIL import Image
 
 from tests.examples.conftest import shares
 from tests.tasks import duals
+from tests.tasks.videos import encoded
 
 pytestmark = pytest.mark.one_backend
 
@@ -35,6 +36,19 @@ def test_images(run, tmp_path):
     printed = run("images", "--preset=classifier", "--output=seen.png")
     assert re.findall(r"^(cat|rocket).jpg +\w+ [\d.]+%, \w+ [\d.]+%", printed, re.MULTILINE)
     assert Image.open(tmp_path / "seen.png").size > (300, 200)
+
+
+def test_videos(run, tmp_path):
+    """Trained on clips that it draws, scored on unseen ones, saved, and asked about a file."""
+    pytest.importorskip("av")
+    (tmp_path / "clip.mkv").write_bytes(encoded(np.zeros((9, 40, 48, 3), "uint8")))
+    small = ["--clips=24", "--unseen=9", "--epochs=1", "--width=8", "--videos=clip.mkv"]
+    printed = run("video_classification", *small)
+    (accuracy,) = shares(re.search(r"accuracy of 9 unseen clips: .*", printed)[0])
+    assert 0 <= accuracy <= 1
+    assert re.search(r"^clip.mkv  (right|down|around) [\d.]+%", printed, re.MULTILINE)
+    saved = json.loads((tmp_path / "motions" / "config.json").read_text())
+    assert saved["task"]["labels"] == ["right", "down", "around"]
 
 
 def test_images_of_any_classes(run, tmp_path):

@@ -5,7 +5,12 @@ import pytest
 
 import keras_transformer as kt
 from keras_transformer.checkpoints import load_backbone
-from tests.checkpoints import families, test_dual_families, test_image_families
+from tests.checkpoints import (
+    families,
+    test_dual_families,
+    test_image_families,
+    test_video_families,
+)
 from tests.checkpoints import test_placed_families as placed
 from tests.checkpoints import test_series_families as series
 from tests.checkpoints import test_speech_families as speech
@@ -45,6 +50,19 @@ def test_images(tmp_path, name, number):
         layers = expected.hidden_states[:-1]  # The last are before the norm, ours behind it.
         assert_same(explanation.states[:-1], layers, states=True, row=row)
         assert len(explanation.tokens) == explanation.attention.shape[-1]
+
+
+@pytest.mark.parametrize("name", test_video_families.CONFIGS)
+def test_videos(tmp_path, name):
+    reference = families.make(name, 0, "Model")
+    backbone = load_backbone(saved(reference, tmp_path))
+    task = kt.VideoClassifier(backbone, num_classes=2)
+    ours, theirs = test_video_families.videos(reference)
+    expected = theirs_of(reference, {"pixel_values": theirs})
+    for row, explanation in enumerate(task.explain(ours)):
+        assert_same(explanation.attention, expected.attentions, row=row)
+        assert len(explanation.tokens) == explanation.attention.shape[-1]
+        assert explanation.tokens[-2:] == ("1,1,0", "1,1,1")  # in time, row and column
 
 
 @pytest.mark.parametrize("number", range(2))

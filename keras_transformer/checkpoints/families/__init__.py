@@ -147,7 +147,9 @@ from keras_transformer.checkpoints.families.vision.qwen2_5_vl import QWEN2_5_VL
 from keras_transformer.checkpoints.families.vision.qwen2_vl import QWEN2_VL
 from keras_transformer.checkpoints.families.vision.qwen3_vl import QWEN3_5, QWEN3_VL
 from keras_transformer.checkpoints.families.vision.siglip import SIGLIP, SIGLIP_TEXT, SIGLIP_VISION
+from keras_transformer.checkpoints.families.vision.videomae import VIDEOMAE
 from keras_transformer.checkpoints.families.vision.vit import DEIT, VIT
+from keras_transformer.checkpoints.families.vision.vivit import VIVIT
 from keras_transformer.checkpoints.other_formats import FAMILIES_PAGE
 
 FAMILIES = {
@@ -274,6 +276,8 @@ FAMILIES = {
         DPT,
         DEPTH_ANYTHING,
         BEIT,
+        VIDEOMAE,
+        VIVIT,
         AST,
         WHISPER,
         MOONSHINE,

@@ -59,7 +59,8 @@ def list_presets(
         task: the task whose head the preset has: a class name, such as `"Seq2SeqLM"`, or its alias,
             such as `"causal_lm"`, `"masked_lm"`, `"question_answering"`, `"seq2seq_lm"`,
             `"text_classification"`, `"text_embedding"`, `"token_classification"`.
-        modality: what the model reads: `"text"`, `"images"`, `"sound"` or `"series"`.
+        modality: what the model reads: `"text"`, `"images"`, `"videos"`, `"sound"` or
+            `"series"`.
         language: a code of ISO 639-1, such as `"de"`, which multilingual models fit too; or
             `"multilingual"`, or `"code"` for programming languages.
         parameters: one or two bounds of the number of parameters, such as `"<1B"` or

@@ -38,6 +38,7 @@ TOKENIZER_PARTS = (
     "additional_chat_templates",
     "preprocessor.json",
     "preprocessor_config.json",
+    "video_preprocessor_config.json",
     "processor_config.json",
     "processor.*",
     "series.json",

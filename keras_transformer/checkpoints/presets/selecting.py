@@ -16,6 +16,7 @@ _MODALITIES = {
     "patches": "images",
     "patch_sequence": "images",
     "convolutions": "images",
+    "tubes": "videos",
     "frames": "sound",
     "waveform": "sound",
     "series": "series",

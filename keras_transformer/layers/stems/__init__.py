@@ -7,6 +7,7 @@ from keras_transformer.layers.stems.positioned import PositionedStem
 from keras_transformer.layers.stems.series import SeriesStem
 from keras_transformer.layers.stems.stem import Embedded, Input, Stem
 from keras_transformer.layers.stems.token import TokenStem
+from keras_transformer.layers.stems.tubes import TubeStem
 from keras_transformer.layers.stems.waveform import WaveformStem
 
 # Stem classes by their kind in a config, see `config.STEMS`.
@@ -14,6 +15,7 @@ STEMS: dict[str, type[PositionedStem]] = {
     "patches": PatchStem,
     "patch_sequence": PatchSequenceStem,
     "convolutions": ConvolutionStem,
+    "tubes": TubeStem,
     "frames": FrameStem,
     "series": SeriesStem,
     "waveform": WaveformStem,
@@ -30,5 +32,6 @@ __all__ = [
     "SeriesStem",
     "Stem",
     "TokenStem",
+    "TubeStem",
     "WaveformStem",
 ]

@@ -182,7 +182,9 @@ def check_labels_given(task, x, y) -> None:
 
 def refuse_folder(task, x) -> None:
     """Raise ValueError, with the function that lists its files, if `x` is the path of a folder."""
-    lists_files = {"images": "image_folder", "recordings": "audio_folder"}
+    lists_files = {
+        "images": "image_folder", "recordings": "audio_folder", "videos": "video_folder",
+    }  # fmt: skip
     raw = task.processor_class.raw
     if raw in lists_files and isinstance(x, (str, os.PathLike)) and os.path.isdir(x):
         function = f"kt.processors.{lists_files[raw]}"

@@ -1,4 +1,4 @@
-"""Base class of classifiers of non-text inputs, such as images or audio."""
+"""Base class of classifiers of non-text inputs, such as images, audio or videos."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
@@ -42,7 +42,7 @@ def rows_to_predict(config: TransformerConfig) -> int | None:
 
 
 class InputClassHead(RowHead):
-    """A linear layer on one pooled state of each image or recording.
+    """A linear layer on one pooled state of each image, recording or video.
 
     Args:
         task: as for `Head`.
@@ -53,6 +53,7 @@ class InputClassHead(RowHead):
 
     options = (*RowHead.options, "pooling", "distilled")
     takes_records = False
+    output_norm_epsilon: ClassVar[float | None] = None  # None takes the config's
 
     def __init__(
         self,
@@ -116,7 +117,7 @@ class InputClassHead(RowHead):
         config = self.task.backbone.config
         norm = make_normalization(
             config.normalization,
-            config.normalization_epsilon,
+            self.output_norm_epsilon or config.normalization_epsilon,
             name="output_norm",
             dtype=self.task.dtype_policy,
         )
@@ -193,7 +194,7 @@ class InputClassHead(RowHead):
 
 
 class InputClassifier(Task):
-    """A backbone whose stem reads images or audio, with a linear layer on one pooled state.
+    """A backbone whose stem reads images, audio or videos, with a linear layer on one pooled state.
 
     `pooling="first"` is the state of the first token; `"mean"` the mean over the states of patches
     or frames; `"first_and_mean"` both concatenated; `"tokens"` the mean of all special tokens;
@@ -337,7 +338,7 @@ class InputClassifier(Task):
         """Return the most likely class of each input with its probability, or several.
 
         Args:
-            x: as for `predict`; or a single image or recording.
+            x: as for `predict`; or a single image, recording or video.
             batch_size: int, as for `predict`.
             top_k: int, the number of most likely classes to return for each input; `num_classes`
                 or more returns all.
