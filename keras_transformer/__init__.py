@@ -24,6 +24,7 @@ What there is:
                         a class for each image or recording
     ImageSegmenter, DepthEstimator
                         a class or a distance for each pixel of an image
+    PromptedSegmenter   masks of the objects at points and in boxes of an image
     ImageEmbedder       vectors of images and texts in one space; zero-shot classification
     ImageToText, SpeechToText, CTCSpeechToText
                         captions and answers about images; transcripts of speech

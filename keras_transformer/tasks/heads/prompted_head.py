@@ -1,6 +1,7 @@
 """The head of a `PromptedSegmenter`: neck, prompt encoder and mask decoder."""
 
 import math
+import warnings
 from collections.abc import Mapping
 from typing import Any
 
@@ -16,6 +17,10 @@ from keras_transformer.support.checking import describe
 from keras_transformer.tasks.base.head import Head
 from keras_transformer.training import FineTuningAdamW
 from keras_transformer.training.losses.mask_losses import PromptedMaskLoss
+
+# Keras would warn of layers without gradients in batches without mask prompts.
+UNUSED = r"Gradients do not exist for variables \[('[^']*prompt_encoder/mask_[^']*'(, )?)+\] "
+warnings.filterwarnings("ignore", UNUSED)
 
 POINTS, LABELS, MASKS, HAS_MASK = "points", "point_labels", "mask_prompts", "has_mask"
 STATES = "image_states"  # the output of the neck, in place of images

@@ -18,11 +18,20 @@ from keras_transformer.models.runtime.read_write_lock import reads
 from keras_transformer.processors.image_files import image_size, read_map
 from keras_transformer.processors.packages import pillow
 from keras_transformer.processors.prompted import PromptedImageProcessor
-from keras_transformer.support.checking import check_bool, describe, shorten
+from keras_transformer.support.checking import (
+    agree,
+    check_bool,
+    describe,
+    known_shape,
+    shorten,
+    show_shape,
+)
 from keras_transformer.tasks.base.task import Task
 from keras_transformer.tasks.data.labels import check_weights
 from keras_transformer.tasks.heads.prompted_head import (
+    HAS_MASK,
     LABELS,
+    MASKS,
     POINTS,
     STATES,
     PromptedMaskHead,
@@ -109,6 +118,26 @@ class EncodedImage:
         states: float32 `(rows, columns, width)`, the output of the image encoder.
         size: ints, height and width of the image.
         image: the image as it was given.
+
+    Example:
+    ```python
+    import numpy as np
+    import keras_transformer as kt
+
+    config = kt.TransformerConfig(
+        kind="encoder", vocabulary_size=0, hidden_dim=16, num_layers=1, num_heads=2,
+        intermediate_dim=32, position="learned", normalize_first=True,
+        stem={"kind": "patches", "image_size": [32, 32], "patch_size": 8, "class_token": False},
+    )
+    segmenter = kt.PromptedSegmenter(
+        kt.models.Encoder(config),
+        kt.processors.PromptedImageProcessor(size=32),
+        decoder={"width": 16, "num_heads": 2, "intermediate_dim": 16, "score_dim": 8},
+    )
+    encoded = segmenter.encode(np.zeros((20, 30, 3), "uint8"))
+    assert encoded.states.shape == (4, 4, 16) and encoded.size == (20, 30)
+    assert encoded.segment(boxes=[2, 3, 20, 15]).best.shape == (1, 20, 30)
+    ```
     """
 
     segmenter: "PromptedSegmenter" = dataclasses.field(repr=False)
@@ -247,7 +276,33 @@ class PromptedSegmenter(Task):
             named = self.backbone.checked_inputs(inputs, further=further, taker=type(self).__name__)
         if (POINTS in named) != (LABELS in named):
             raise ValueError(f"`{POINTS}` and `{LABELS}` go together: give both or neither.")
+        if (MASKS in named) != (HAS_MASK in named) or (MASKS in named and LABELS not in named):
+            raise ValueError(f"`{MASKS}` need `{HAS_MASK}`, `{POINTS}` and `{LABELS}`.")
+        self._check_shapes(named)
         return named
+
+    def _check_shapes(self, named: Mapping[str, Any]) -> None:
+        """Raise ValueError if an array beside the images has another shape."""
+        of_labels = (None,) * 3
+        if LABELS in named:
+            of_labels = known_shape(named[LABELS]) or of_labels
+        batch = (*of_labels, None, None, None)[:2]
+        wanted = {
+            STATES: (batch[0], *self.head.grid, self.head.masks.width),
+            LABELS: (None, None, None),
+            POINTS: (*of_labels, 2),
+            MASKS: (*batch, *self.low_resolution),
+            HAS_MASK: batch,
+        }
+        for name in named.keys() & wanted.keys():
+            shape = known_shape(named[name])
+            if shape is not None and not (
+                len(shape) == len(wanted[name]) and agree(shape, wanted[name])
+            ):
+                raise ValueError(
+                    f"`{name}` must be of shape {show_shape(wanted[name])}, received "
+                    f"{show_shape(shape)}."
+                )
 
     def call(self, inputs, collect: tuple[str, ...] = (), training: bool = False):
         if collect:
