@@ -80,7 +80,8 @@ class PromptEncoder(keras.layers.Layer):
 
     def call(self, points, labels):
         height, width = self.image_size
-        places = (ops.cast(points, "float32") + 0.5) / np.array([width, height], "float32")
+        sizes = ops.convert_to_tensor([width, height], "float32")
+        places = (ops.cast(points, "float32") + 0.5) / sizes
         labels = ops.cast(labels, "int32")[..., None]
         states = self._of_places(places)
         states = ops.where(labels == NO_POINT, ops.cast(self.no_point, "float32")[0], states)
@@ -102,7 +103,8 @@ class PromptEncoder(keras.layers.Layer):
         """Return what is added to the states of an image, float `(batch or 1, places or 1, width)`.
 
         Args:
-            masks: float `(batch, 4 * rows, 4 * columns)`, logits. None for prompts without masks.
+            masks: float `(batch, 4 * rows, 4 * columns)`, logits. With None no prompt has
+                a mask.
             given: bool `(batch,)`, whether each prompt has a mask.
         """
         none = ops.cast(self.no_mask, self.compute_dtype)[None]

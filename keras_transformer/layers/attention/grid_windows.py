@@ -52,7 +52,7 @@ class GridWindowsPattern(AttentionPattern):
 
         Args:
             x: float `(batch, rows * columns, heads, head_dim)`.
-            fill: float `(heads * head_dim,)`, the vector of padding. None for zeros.
+            fill: float `(heads * head_dim,)`, the vector of padding. Defaults to zeros.
 
         Returns:
             Float `(batch * windows, size * size, heads, head_dim)`.

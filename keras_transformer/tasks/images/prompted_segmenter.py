@@ -593,7 +593,7 @@ def enlarged(
 
 
 def _listed(name: str, given: Any, count: int) -> Sequence:
-    """Return a list with an entry for each image, or prompt. Raises ValueError if it is none."""
+    """Return a list with an entry for each image, or prompt. Raises ValueError if it is not one."""
     counted = isinstance(given, (list, tuple)) or (
         hasattr(given, "__len__") and hasattr(given, "shape")
     )

@@ -115,7 +115,7 @@ def _depth(given: Any) -> int:
 
 
 def _numbers(name: str, given: Any, width: int, of: str) -> np.ndarray:
-    """Return finite floats `(count, width)`. Raises ValueError if they are none."""
+    """Return finite floats `(count, width)`. Raises ValueError if they are something else."""
     try:
         array = np.asarray(array_of(given), "float64")
     except (ValueError, TypeError):
@@ -258,7 +258,7 @@ def arrays_of(
         processor: `PromptedImageProcessor` of the image.
         size: ints, height and width of the image.
         shape: ints, the numbers of prompts and of points of each.
-        low: ints, rows and columns of mask prompts; None for arrays without them.
+        low: ints, rows and columns of mask prompts; with None there are no arrays of them.
     """
     made = {
         "points": np.zeros((*shape, 2), "float32"),

@@ -37,7 +37,7 @@ _MOST = 16
 
 
 def _square(name: str, given: Any) -> int:
-    """Return the side of a square size. Raises ValueError if it is none."""
+    """Return the side of a square size. Raises ValueError if it is not one."""
     sides = list(given) if isinstance(given, (list, tuple)) else [given]
     if len(set(map(str, sides))) != 1:
         raise ValueError(f"{name}={shorten(given)} is not supported, only squares.")
