@@ -98,7 +98,7 @@ def test_same_states_masks_and_scores(both):
 
 @pytest.mark.each_backend
 def test_same_gradients(both):
-    """Gradients of kernels, tables of distances and trained vectors, through windows and both attentions."""
+    """Gradients of kernels, tables of distances and trained vectors, through both attentions."""
     reference, task, _ = both
     images = np.random.default_rng(1).normal(size=(1, 80, 80, 3)).astype("float32")
     given = {"points": POINTS[:1], "labels": LABELS[:1]}

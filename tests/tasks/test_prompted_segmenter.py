@@ -73,12 +73,13 @@ def test_images_and_prompts_of_different_numbers(task):
     assert np.abs(both[0].logits[1:2] - alone[0].logits).max() <= 1e-5
     assert np.abs(both[1].logits - alone[1].logits).max() <= 1e-5
     assert np.abs(both[0].iou_scores[1:2] - alone[0].iou_scores).max() <= 1e-5
-    many = task.segment(images[0], points=[[[x, 5]] for x in range(20)], multimask=False)
-    one = task.segment(images[0], points=[[17, 5]], multimask=False)
-    assert many.masks.shape == (20, 1, 24, 32)
-    assert np.abs(many.logits[17] - one.logits[0]).max() <= 1e-5
+    many = task.segment(images[0], points=[[[x, 5]] for x in range(17)], multimask=False)
+    one = task.segment(images[0], points=[[16, 5]], multimask=False)
+    assert many.masks.shape == (17, 1, 24, 32)
+    assert np.abs(many.logits[16] - one.logits[0]).max() <= 1e-5
 
 
+@pytest.mark.one_backend
 def test_answers_are_prompts_again_and_are_drawn(task):
     pytest.importorskip("matplotlib")
     encoded = task.encode(scene()[0])
