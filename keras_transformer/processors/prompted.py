@@ -153,8 +153,8 @@ class PromptedImageProcessor(ImageProcessor):
         size = values.get("size", {"longest_edge": 1024})
         edge = size.get("longest_edge") if isinstance(size, Mapping) else size
         padded = values.get("pad_size", {"height": edge, "width": edge})
-        sides = padded.values() if isinstance(padded, Mapping) else (padded,)
-        if edge is None or {side for side in sides if side is not None} != {edge}:
+        sides = list(padded.values()) if isinstance(padded, Mapping) else [padded]
+        if edge is None or any(side not in (edge, None) for side in sides):
             raise ValueError(
                 f"size={shorten(size)} with pad_size={shorten(padded)} is not supported, only a "
                 "longest edge and a square of it."

@@ -226,6 +226,22 @@ def test_same_pixels_and_places():
 
 @pytest.mark.backend_independent
 @pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"size": {"longest_edge": 64}, "pad_size": {"height": 80, "width": 64}}, "a square of it"),
+        ({"size": {"height": 64, "width": 64}}, "only a longest edge"),
+        ({"size": {"longest_edge": [64]}, "pad_size": {}}, "`size` must be"),
+        ({"do_pad": False}, "do_pad=False is not supported"),
+        ({"image_std": [0, 1, 1]}, "`std` must be above 0"),
+    ],
+)
+def test_wrong_values_of_the_processor_are_refused(values, message):
+    with pytest.raises(ValueError, match=message):
+        kt.ImageProcessor.from_values({"image_processor_type": "SamImageProcessor", **values})
+
+
+@pytest.mark.backend_independent
+@pytest.mark.parametrize(
     ("part", "values", "message"),
     [
         ("vision_config", {"output_channels": 24}, "output_channels=24 is not supported"),
