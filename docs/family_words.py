@@ -14,7 +14,9 @@ from keras_transformer.checkpoints.families.encoders.deberta_v2 import RELATIVE_
 from keras_transformer.config import (
     ROTARY_SCALINGS,
     Chunks,
+    DecomposedBias,
     GridRotary,
+    GridWindows,
     LatentAttention,
     QueryGrowth,
     RelativeSinusoids,
@@ -267,6 +269,10 @@ def mixer_words(config: TransformerConfig) -> list[str]:
         words.append("the largest values of gates alone, in layers that it names")
     if any(isinstance(getattr(mixer, "pattern", None), Chunks) for mixer in mixers):
         words.append("attention within chunks in layers with a rotation")
+    if any(isinstance(getattr(mixer, "pattern", None), GridWindows) for mixer in mixers):
+        words.append("attention within windows of the grid of patches in most layers")
+    if any(isinstance(getattr(mixer, "score_bias", None), DecomposedBias) for mixer in mixers):
+        words.append("distances in rows and in columns in the scores")
     if any(isinstance(position, QueryGrowth) for position in positions):
         words.append("queries that grow with the position in the others")
     return words

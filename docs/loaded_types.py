@@ -81,7 +81,7 @@ LOADED_TYPES: dict[str, str | None] = {
     "grounding-dino": _BOXES,
     "owlv2": _BOXES,
     "yolos": _BOXES,
-    "sam": _MASKS,
+    "sam": None,
     "sam2": _MASKS,
     "mask2former": _MASKS,
     "depth_anything": None,

@@ -24,6 +24,7 @@ What there is:
                         a class for each image, recording or video
     ImageSegmenter, DepthEstimator
                         a class or a distance for each pixel of an image
+    PromptedSegmenter   masks of the objects at points and in boxes of an image
     ImageEmbedder       vectors of images and texts in one space; zero-shot classification
     ImageToText, SpeechToText, CTCSpeechToText
                         captions and answers about images; transcripts of speech
@@ -105,6 +106,7 @@ from keras_transformer.tasks import (  # noqa: E402
     ImageSegmenter,
     ImageToText,
     MaskedLM,
+    PromptedSegmenter,
     QuestionAnswerer,
     SampledForecaster,
     Seq2SeqLM,
@@ -138,6 +140,7 @@ register_tasks(
     ImageSegmenter,
     ImageToText,
     MaskedLM,
+    PromptedSegmenter,
     QuestionAnswerer,
     SampledForecaster,
     Seq2SeqLM,
@@ -164,6 +167,7 @@ __all__ = [
     "ImageSegmenter",
     "ImageToText",
     "MaskedLM",
+    "PromptedSegmenter",
     "QuestionAnswerer",
     "SampledForecaster",
     "Seq2SeqLM",

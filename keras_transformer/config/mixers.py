@@ -7,9 +7,10 @@ from typing import ClassVar
 from keras_transformer.config.feed_forward import ACTIVATIONS, Dense
 from keras_transformer.config.norm import Norm
 from keras_transformer.config.options import Part, option, part
-from keras_transformer.config.pattern import Pattern
+from keras_transformer.config.pattern import GridWindows, Pattern
 from keras_transformer.config.positions import Rotation
 from keras_transformer.config.score_bias import (
+    DecomposedBias,
     Disentangled,
     GatedRelativeBias,
     RelativeSinusoids,
@@ -242,6 +243,8 @@ class Attention(Mixer, kind="attention"):
                     "`RelativeSinusoids` need score='scaled_dot', no pattern and as many heads of "
                     f"keys as of queries, received {self}."
                 )
+        if isinstance(self.score_bias, DecomposedBias) or isinstance(self.pattern, GridWindows):
+            self._check_on_grid()
         plain = self.has_values or self.pattern is None
         if not plain and (self.pattern.weights("", True, True)):
             raise ValueError(
@@ -252,6 +255,34 @@ class Attention(Mixer, kind="attention"):
             raise ValueError(f"A gated relative bias and {self.pattern} cannot be combined.")
         if self.position is not None and getattr(self.pattern, "global_projection", False):
             raise ValueError("`global_projection` and rotary positions cannot be combined.")
+
+    def _check_on_grid(self):
+        """Raise ValueError if attention over a grid of patches has values that it cannot have."""
+        bias, pattern = self.score_bias, self.pattern
+        windows = isinstance(pattern, GridWindows)
+        fits = bias is None or (isinstance(bias, DecomposedBias) and not (windows or pattern))
+        if windows and isinstance(bias, DecomposedBias):
+            fits = bias.grid == pattern.grid
+        plain = self.score == "scaled_dot" and self.num_key_value_heads == self.num_heads
+        plain = plain and self.soft_cap is None and not self.sinks
+        if windows:  # whose padding has keys and values that are biases alone
+            plain = plain and self.position is None and self.query_key_norm is None
+            plain = plain and self.value_norm is None and self.has_values
+        if not (fits and plain):
+            raise ValueError(
+                "Attention over a grid, with `DecomposedBias` or `GridWindows`, needs one grid for "
+                "both, no other pattern or bias of the scores, score='scaled_dot', as many heads "
+                "of keys as of queries, and neither a cap, sinks nor, in windows, rotations and "
+                f"norms of heads. Received {self}."
+            )
+
+    @property
+    def scored_grid(self) -> tuple[int, int] | None:
+        """Rows and columns of the places whose distances have a `DecomposedBias`, or None."""
+        if not isinstance(self.score_bias, DecomposedBias):
+            return None
+        windows = isinstance(self.pattern, GridWindows)
+        return (self.pattern.size,) * 2 if windows else self.score_bias.grid
 
     def for_width(self, hidden_dim):
         if self.head_dim is not None:
@@ -299,7 +330,7 @@ class Attention(Mixer, kind="attention"):
         if isinstance(self.score_bias, Disentangled) and self.score_bias.projections == "own":
             weights += dense_of(f"{name}/position_query", "hidden_dim", "query_heads", self.bias)
             weights += dense_of(f"{name}/position_key", "hidden_dim", "key_heads", self.bias)
-        if isinstance(self.score_bias, RelativeSinusoids):
+        if isinstance(self.score_bias, (DecomposedBias, RelativeSinusoids)):
             weights += self.score_bias.of_mixer(name)
         if isinstance(self.score_bias, GatedRelativeBias):
             weights += dense_of(f"{name}/bias_gate", "states_of_head", "gate_values")
@@ -322,6 +353,7 @@ class Attention(Mixer, kind="attention"):
 
     def sizes(self, hidden_dim):
         heads, key_heads, width = self.num_heads, self.num_key_value_heads, self.head_dim
+        rows, columns = self.scored_grid or (0, 0)
         return {
             "num_heads": heads,
             "head_dim": width,
@@ -337,6 +369,8 @@ class Attention(Mixer, kind="attention"):
             "each_head": heads,
             "each_key_head": key_heads,
             "both": 2,
+            "row_distances": 2 * rows - 1,
+            "column_distances": 2 * columns - 1,
         }
 
     @property
@@ -377,6 +411,8 @@ class Attention(Mixer, kind="attention"):
 
     def pair_products(self, queries, keys, hidden_dim):
         total = 2 * queries * keys * self.num_heads * self.head_dim
+        if self.scored_grid is not None:  # with each distance in rows, and in columns
+            total += queries * sum(self.scored_grid) * self.num_heads * self.head_dim
         if isinstance(self.score_bias, Disentangled):  # with each relative position
             states = self.score_bias.num_buckets * self.num_heads * self.head_dim
             total += (queries + keys) * states

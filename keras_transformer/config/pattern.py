@@ -3,7 +3,7 @@
 from keras_transformer.config.options import Part, option, part
 from keras_transformer.config.weight import Weight, dense_of, weight_of
 
-__all__ = ["Blocks", "Chunks", "Pattern", "Window"]
+__all__ = ["Blocks", "Chunks", "GridWindows", "Pattern", "Window"]
 
 
 @part
@@ -110,3 +110,27 @@ class Chunks(Pattern, kind="chunks"):
     @property
     def receptive_field(self):
         return self.size
+
+
+@part
+class GridWindows(Pattern, kind="grid_windows"):
+    """Square windows of an image's grid of patches, within which patches see each other (ViTDet).
+
+    A grid whose sides are no multiples of `size` is padded with zeros below and on the right. The
+    keys and values of this padding, which are the biases of their projections, are attended to.
+
+    Source: Li et al. 2022, "Exploring Plain Vision Transformer Backbones for Object Detection",
+    section 3.
+    """
+
+    layer = "keras_transformer.layers.attention.grid_windows:GridWindowsPattern"
+    bidirectional = True
+
+    size: int = option("rows and columns of a window.", least=1, most=2**10)
+    rows: int = option("rows of the grid.", least=1, most=2**15)
+    columns: int = option("columns of the grid.", least=1, most=2**15)
+
+    @property
+    def grid(self) -> tuple[int, int]:
+        """Rows and columns of the grid."""
+        return self.rows, self.columns

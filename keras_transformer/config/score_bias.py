@@ -6,8 +6,8 @@ from keras_transformer.config.options import Part, option, part
 from keras_transformer.config.weight import Weight, dense_of, grid_distances, norm_of, weight_of
 
 __all__ = [
-    "ALiBi", "Disentangled", "GatedRelativeBias", "GridBias", "RelativeBias", "RelativeSinusoids",
-    "ScoreBias",
+    "ALiBi", "DecomposedBias", "Disentangled", "GatedRelativeBias", "GridBias", "RelativeBias",
+    "RelativeSinusoids", "ScoreBias",
 ]  # fmt: skip
 
 
@@ -20,9 +20,11 @@ class ScoreBias(Part):
 
     Attributes:
         slot: name of the layer in a `models.stack.Stack`.
+        in_stack: whether a `Stack` has a layer of it, which its blocks share.
     """
 
     slot: ClassVar[str] = "position_bias"
+    in_stack: ClassVar[bool] = True
 
     def weights(self, norm: str) -> tuple[Weight, ...]:
         """Return the weights that the blocks of a side share; `norm` is the kind of its norms."""
@@ -175,3 +177,31 @@ class GridBias(ScoreBias, kind="grid"):
     def sizes_of(self, grid: tuple[int, int]) -> dict[str, int]:
         """Return the sizes of axes for the grid of a stem."""
         return {"grid_distances": grid_distances(grid)}
+
+
+@part
+class DecomposedBias(ScoreBias, kind="decomposed"):
+    """Products of queries with distances in rows, and in columns, of a grid of patches (MViTv2).
+
+    Each attention layer has a trained vector for each distance in rows, and one for each distance
+    in columns; all its heads share them. Within `GridWindows` the distances are those of a window.
+
+    Source: Li et al. 2021, "MViTv2: Improved Multiscale Vision Transformers for Classification and
+    Detection", section 4.1.
+    """
+
+    layer = "keras_transformer.layers.attention.grid_windows:DecomposedScores"
+    in_stack = False
+
+    rows: int = option("rows of the grid.", of="side", least=1, most=2**15)
+    columns: int = option("columns of the grid.", of="side", least=1, most=2**15)
+
+    @property
+    def grid(self) -> tuple[int, int]:
+        """Rows and columns of the grid."""
+        return self.rows, self.columns
+
+    def of_mixer(self, name: str) -> tuple[Weight, ...]:
+        """Return the weights of each attention layer, whose path is `name`."""
+        rows = weight_of(f"{name}/relative/rows", "row_distances", "head_dim")
+        return rows + weight_of(f"{name}/relative/columns", "column_distances", "head_dim")

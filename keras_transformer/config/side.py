@@ -9,9 +9,11 @@ from keras_transformer.config.layer_inputs import LayerInputs
 from keras_transformer.config.mixers import Attention
 from keras_transformer.config.options import Part, merged, option, part
 from keras_transformer.config.outputs import Vector
+from keras_transformer.config.pattern import GridWindows
 from keras_transformer.config.positions import GridRotary, Position
 from keras_transformer.config.score_bias import (
     ALiBi,
+    DecomposedBias,
     Disentangled,
     GridBias,
     RelativeBias,
@@ -264,6 +266,17 @@ class Side(Part):
                 f"`RelativeSinusoids` need an even `hidden_dim`, received {self.hidden_dim}."
             )
         stem = self.input
+        for part_ in (each for mixer in attentions for each in (mixer.pattern, mixer.score_bias)):
+            if not isinstance(part_, (GridWindows, DecomposedBias)):
+                continue
+            alone = isinstance(stem, PatchStemConfig) and not stem.num_tokens
+            grid = stem.grid(stem.image_size) if alone else None
+            if grid != part_.grid:
+                found = "no such stem" if grid is None else f"a stem with {grid[0]} x {grid[1]}"
+                raise ValueError(
+                    f"{type(part_).__name__} of {part_.rows} x {part_.columns} patches needs a "
+                    f"stem of as many patches, without other tokens, received {found}."
+                )
         of_patches = isinstance(stem, PatchStemConfig) and stem.num_tokens == 1
         if isinstance(bias, GridBias) and not of_patches:
             raise ValueError(

@@ -17,6 +17,7 @@ from keras_transformer.config import (
     Attention,
     Block,
     Convolution,
+    DecomposedBias,
     Dense,
     Disentangled,
     Experts,
@@ -186,6 +187,7 @@ def _every_weight() -> tuple[Weight, ...]:
     for mixer in (ShortConvolution(bias=True), StateSpace(num_heads=1, head_dim=1, bias=True)):
         found += mixer.weights(mixer.name, "layer_norm")
     found += RelativeSinusoids().of_mixer("self_attention")
+    found += DecomposedBias(rows=1, columns=1).of_mixer("self_attention")
     found += experts.weights("sparse")
     latent = LatentAttention(num_heads=1, kv_lora_rank=2, q_lora_rank=1, bias=True)
     found += latent.weights(latent.name, "layer_norm")

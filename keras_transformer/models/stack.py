@@ -235,7 +235,7 @@ class Stack(keras.layers.Layer):
         self.position_bias = self.group_bias = self.relative_embedding = self.final_norm = None
         self.grid_bias = self.altup_copies = self.altup_mean = None
         kernel = kernel_initializer(config, initializer)
-        if side.score_bias is not None:
+        if side.score_bias is not None and side.score_bias.in_stack:
             make = functools.partial(
                 layer_of(side.score_bias).from_part,
                 side.score_bias,

@@ -6,6 +6,7 @@ from keras_transformer.processors.image import ImageProcessor
 from keras_transformer.processors.image_files import image_folder, read_image
 from keras_transformer.processors.patch_sequences import PatchSequenceProcessor
 from keras_transformer.processors.processor import Processor
+from keras_transformer.processors.prompted import PromptedImageProcessor
 from keras_transformer.processors.series import SeriesProcessor
 from keras_transformer.processors.tiling import (
     Layout,
@@ -25,6 +26,7 @@ __all__ = [
     "Mixes",
     "PatchSequenceProcessor",
     "Processor",
+    "PromptedImageProcessor",
     "Resolutions",
     "SeriesProcessor",
     "Splitting",

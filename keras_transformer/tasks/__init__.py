@@ -9,6 +9,11 @@ from keras_transformer.tasks.images.image_classifier import ImageClassifier
 from keras_transformer.tasks.images.image_embedder import ImageEmbedder
 from keras_transformer.tasks.images.image_segmenter import ImageSegmenter, Segmentation
 from keras_transformer.tasks.images.image_to_text import ImageToText
+from keras_transformer.tasks.images.prompted_segmenter import (
+    EncodedImage,
+    PromptedSegmentation,
+    PromptedSegmenter,
+)
 from keras_transformer.tasks.series.forecaster import Forecaster
 from keras_transformer.tasks.series.sampled_forecaster import SampledForecaster
 from keras_transformer.tasks.speech.audio_classifier import AudioClassifier
@@ -32,6 +37,7 @@ __all__ = [
     "CausalLM",
     "DepthEstimator",
     "DepthMap",
+    "EncodedImage",
     "Forecaster",
     "Generator",
     "Head",
@@ -43,6 +49,8 @@ __all__ = [
     "MaskedLM",
     "Processor",
     "PromptFormat",
+    "PromptedSegmentation",
+    "PromptedSegmenter",
     "QuestionAnswerer",
     "SampledForecaster",
     "Segmentation",

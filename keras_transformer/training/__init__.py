@@ -26,6 +26,7 @@ from keras_transformer.training.losses.linear_cross_entropy import (
     linear_log_probabilities,
 )
 from keras_transformer.training.losses.losses import ClassCrossEntropy, CTCLoss, TokenCrossEntropy
+from keras_transformer.training.losses.mask_losses import PromptedMaskLoss
 from keras_transformer.training.losses.pair_losses import (
     ContrastiveLoss,
     PairAccuracy,
@@ -106,6 +107,7 @@ __all__ = [
     "Perplexity",
     "PolicyLoss",
     "PreferenceLoss",
+    "PromptedMaskLoss",
     "ResumableRun",
     "Rewards",
     "SLiC",

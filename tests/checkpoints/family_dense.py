@@ -1,5 +1,7 @@
 """Small random models of families with a head alone, for depths and segments."""
 
+from tests.checkpoints.family_sam import sam
+
 _SIZES = {
     "hidden_size": 12,
     "num_hidden_layers": 4,
@@ -38,4 +40,4 @@ def depth_anything(**values):
     )
 
 
-MODELS = {"dpt": lambda: dpt("DepthEstimation"), "depth_anything": depth_anything}
+MODELS = {"dpt": lambda: dpt("DepthEstimation"), "depth_anything": depth_anything, "sam": sam}

@@ -54,6 +54,8 @@ class WeightLine:
     outside: bool = False  # outside of the bare model, so its name has no prefix
     counter: str | None = None  # a step counter beside it, written as 0 and not read
     split_heads: bool = False  # the last axis of theirs, once turned, is two: heads and features
+    # The first axis of theirs is two, rows and columns of the stem's grid; `for_config` sets these.
+    grid: bool | tuple[int, int] = False
     groups: int = 1  # groups in which the parts are side by side, also set by `for_config`
 
     def for_config(self, config: TransformerConfig) -> "WeightLine":
@@ -64,7 +66,8 @@ class WeightLine:
         sizes = tuple(
             size if isinstance(size, int) else getattr(config, size) // heads for size in self.sizes
         )
-        return dataclasses.replace(self, sizes=sizes, groups=groups)
+        grid = self.grid and config.stem.grid(config.stem.image_size)
+        return dataclasses.replace(self, sizes=sizes, groups=groups, grid=grid)
 
     def at(self, i: int, each: int = 1) -> "WeightLine":
         """Return the line of block `i`, in groups of `each`."""
@@ -89,6 +92,7 @@ class WeightLine:
         shape = (*shape[:-2], *shape[:-3:-1]) if self.transpose else shape
         if self.split_heads:
             shape = (*shape[:-1], self.groups, shape[-1] // self.groups)
+        shape = (*self.grid, *shape[1:]) if self.grid else shape
         shape = (*(1,) * self.row, *shape, *(1,) * self.column)
         return shape if self.rows is None else (self.rows[1], *shape[1:])
 
@@ -97,6 +101,7 @@ class WeightLine:
         if self.rows is not None:
             array = array[self.rows[0]][None]
         array = array.reshape(array.shape[self.row : array.ndim - self.column])
+        array = array.reshape(-1, *array.shape[2:]) if self.grid else array
         array = array.reshape(*array.shape[:-2], -1) if self.split_heads else array
         array = _turned(array) if self.transpose else array
         if self.convolution:
@@ -125,6 +130,7 @@ class WeightLine:
             array = array.T[:, None]
         if self.split_heads:
             array = array.reshape(*array.shape[:-1], self.groups, -1)
+        array = array.reshape(*self.grid, *array.shape[1:]) if self.grid else array
         return array.reshape((*(1,) * self.row, *array.shape, *(1,) * self.column))
 
     def _parts(self) -> tuple[int, tuple[int, ...]]:

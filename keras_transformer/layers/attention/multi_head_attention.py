@@ -214,6 +214,12 @@ class MultiHeadAttention(
                 self.value_norm = make_normalization(
                     kind.type, kind.epsilon, name="value_norm", dtype=self.dtype_policy
                 )
+            self.grid_scores = None
+            if part.scored_grid is not None:
+                kind = layer_of(part.score_bias)
+                self.grid_scores = kind(
+                    part.scored_grid, part.head_dim, name="relative", dtype=self.dtype_policy
+                )
             self.rotary_embedding = None
             if part.position is not None:
                 rotation = layer_of(part.position)
@@ -286,6 +292,8 @@ class MultiHeadAttention(
                     dtype=self.dtype_policy,
                 )
             self.relative_scores.build((None, None, self.num_heads, self.head_dim))
+        if self.grid_scores is not None:
+            self.grid_scores.build()
         if self.bias_gate is not None:
             self.bias_gate.build((None, None, self.num_heads, query_shape[-1] // self.num_heads))
             self.bias_gate_scale = self.add_weight(
@@ -402,6 +410,16 @@ class MultiHeadAttention(
                 bias = bias.materialize(query)
             if self.bias_gate is not None and bias is not None:
                 bias = gated_bias(self, query, bias)
+            if self.grid_scores is not None:
+                dropped = training and self.dropout > 0
+                parts = self.grid_scores.in_parts(queries) and not (
+                    return_attention_scores or dropped or bias is not None
+                )
+                if parts:
+                    attend = functools.partial(self.grid_scores.attend, attend)
+                else:
+                    added = self.grid_scores(queries)
+                    bias = added if bias is None else bias + added
             attended, weights = attend(queries, keys, values, visibility, bias)
         else:
             visibility = visibility if from_cache else self.pattern.placed(visibility)

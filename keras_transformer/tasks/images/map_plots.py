@@ -62,3 +62,45 @@ def draw_segments(image: Any, classes: np.ndarray, labels: list[str]) -> Any:
     patches = [Patch(color=table[n % len(table)], label=labels[n]) for n in present]
     axis.legend(handles=patches, fontsize=8, loc="upper left", bbox_to_anchor=(1, 1))
     return figure
+
+
+def draw_prompted(image: Any, masks: np.ndarray, scores: np.ndarray, prompts: Any) -> Any:
+    """Draw an image beside the masks of prompts, with the points and boxes.
+
+    Args:
+        image: an image that `ImageProcessor` takes.
+        masks: bool `(prompts, height, width)`.
+        scores: float `(prompts,)`, written in the legend.
+        prompts: dict of `points`, `labels` and `boxes`, as for `PromptedSegmenter.segment`.
+
+    Returns:
+        A `matplotlib.figure.Figure`.
+    """
+    from matplotlib import colormaps
+    from matplotlib.patches import Patch, Rectangle
+
+    from keras_transformer.tasks.images.prompts import read_prompts
+
+    figure, axis, pixels = _beside(image)
+    table = np.asarray(colormaps[_COLOURS].colors)
+    drawn = pixels / np.float32(255)
+    for i, mask in enumerate(masks):
+        drawn[mask] = (1 - _OPACITY) * drawn[mask] + _OPACITY * table[i % len(table)]
+    axis.imshow(drawn)
+    known = {name: prompts[name] for name in ("points", "labels", "boxes") if name in prompts}
+    read = read_prompts(known, pixels.shape[:2], (1, 1)) if known else []
+    for prompt in read:
+        for (x, y), label in zip(prompt.points, prompt.labels, strict=True):
+            axis.plot(x, y, "*" if label else "x", color="lime" if label else "red", markersize=9)
+        if prompt.box is not None:
+            left, top, right, bottom = prompt.box
+            box = Rectangle((left, top), right - left, bottom - top, fill=False, color="white")
+            axis.add_patch(box)
+    patches = [
+        Patch(color=table[i % len(table)], label=f"{score:.2f}")
+        for i, score in enumerate(scores[: len(table)])
+    ]
+    axis.legend(
+        handles=patches, title="IoU score", fontsize=8, loc="upper left", bbox_to_anchor=(1, 1)
+    )
+    return figure
