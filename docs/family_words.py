@@ -353,6 +353,7 @@ def special(family: Family) -> list[str]:
             "normalized": "a layer and a norm",
             "pooled": "a norm and a layer on the means of squares",
             "merged": "a norm, and two layers on squares side by side",
+            "merged_mlp": "a norm, and three layers on squares side by side",
             "shuffled": "a layer on the joined states of squares",
             "shuffled_mlp": "a norm and two layers on the joined states of squares",
         }

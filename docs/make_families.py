@@ -101,11 +101,6 @@ NOT_COVERED = (
         ({"model_type": "gemma", "use_bidirectional_attention": True},),
     ),
     NotCovered(
-        "Images for Mistral 3 and Ministral 3 (`mistral3`)",
-        "The text model in such a folder loads alone, as a `mistral` or a `ministral3`, and is "
-        "exported as one.",
-    ),
-    NotCovered(
         "Images for Llama 4, Gemma 4 and Qwen3.5 with experts (`llama4`, `gemma4`, `qwen3_5_moe`), "
         "images and sound for Gemma 3n (`gemma3n`)",
         "The text model in such a folder loads alone, as a `llama4_text`, `gemma4_text`, "

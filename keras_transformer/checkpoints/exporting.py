@@ -177,6 +177,8 @@ def choose_family(
     errors = []
     for name in [asked] if asked else sorted(FAMILIES, key=lambda name: name != own):
         try:
+            if task is None and not FAMILIES[name].bare:
+                raise Inexpressible(f"A {name} checkpoint cannot express a model without a head.")
             return FAMILIES[name], FAMILIES[name].published_config(backbone.config, task)
         except ValueError as error:
             errors.append(error)

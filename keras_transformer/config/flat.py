@@ -378,7 +378,8 @@ class _Keywords:
         '`"normalized"` one (GIT), one on a norm of the means of squares of patches, `"pooled"` '
         '(Gemma 3), one on the joined states of such squares, `"shuffled"` (Idefics 3), two, '
         '`"mlp"` (LLaVA), two on a norm of joined states, `"shuffled_mlp"` (InternVL), or on '
-        'joined states that are normalized before, `"merged"` (Qwen2-VL).',
+        'joined states that are normalized before, `"merged"` (Qwen2-VL), or three on these, of '
+        'which the first joins them to one of the same width, `"merged_mlp"` (Mistral 3).',
         "none",
         of="model",
         choices=PROJECTORS,

@@ -9,7 +9,14 @@ from keras_transformer.config import flat
 from keras_transformer.config.inputs import StemConfig, Tokens
 from keras_transformer.config.mixers import Attention
 from keras_transformer.config.options import Part, documented, option, part
-from keras_transformer.config.outputs import POOLINGS, Logits, Placeholders, Projector, Similarity
+from keras_transformer.config.outputs import (
+    OF_SEQUENCES,
+    POOLINGS,
+    Logits,
+    Placeholders,
+    Projector,
+    Similarity,
+)
 from keras_transformer.config.score_bias import Disentangled
 from keras_transformer.config.side import Side
 from keras_transformer.support.checking import load_json, nearest, shorten
@@ -217,17 +224,21 @@ class TransformerConfig(Part):
         if not self.placeholders.class_token and not _tokens_of(encoder):
             raise ValueError("`place_class_token`=False needs a stem that has a `class_token`.")
         pool = 1 if self.projector is None else self.projector.pool
-        merged = self.projector is not None and self.projector.type == "merged"
-        if merged != (encoder.input.num_states is None):
+        kind = None if self.projector is None else self.projector.type
+        of_any_size, merged = encoder.input.num_states is None, str(kind).startswith("merged")
+        if (merged and not of_any_size) or (of_any_size and kind not in OF_SEQUENCES):
             raise ValueError(
-                "projector='merged' needs a stem of the kind 'patch_sequence', and this stem "
-                f"needs it with `placeholder_id`, received {encoder.input.kind!r}."
+                "projector='merged' or 'merged_mlp' needs a stem of the kind 'patch_sequence', and "
+                "this stem needs one of them or 'mlp' with `placeholder_id`, received "
+                f"projector={kind or 'none'!r} and {encoder.input.kind!r}."
             )
-        if merged:
-            self._check_merged(encoder, decoder)
-            return
-        if self.placeholders.stacked_layers:
+        if of_any_size and kind == "merged":
+            self._check_stacked(encoder, decoder)
+        elif self.placeholders.stacked_layers:
             raise ValueError("`stacked_layers` need projector='merged'.")
+        if of_any_size:
+            self._check_sequences(encoder, decoder)
+            return
         grid = getattr(encoder.input, "grid", lambda size: (1, 1))
         sides = grid(getattr(encoder.input, "image_size", None))
         tokens = self.placeholders.class_token and _tokens_of(encoder)
@@ -243,19 +254,21 @@ class TransformerConfig(Part):
                 f"{decoder.hidden_dim}: give a `projector`."
             )
 
-    def _check_merged(self, encoder: Side, decoder: Side):
-        window = encoder.input.window
-        if window is not None and window % self.projector.pool:
-            raise ValueError(
-                f"`projector_pool`={self.projector.pool} must divide the `window` of the stem, "
-                f"{window}."
-            )
+    def _check_stacked(self, encoder: Side, decoder: Side):
         stacked, count = tuple(self.placeholders.stacked_layers), encoder.num_layers
         known = all(type(i) is int and 0 <= i < count for i in stacked)
         if not known or len(set(stacked)) < len(stacked) or len(stacked) > decoder.num_layers:
             raise ValueError(
                 f"`stacked_layers` must be different layers from 0 to {count - 1}, and no more "
                 f"than the {decoder.num_layers} of the decoder, received {shorten(stacked)}."
+            )
+
+    def _check_sequences(self, encoder: Side, decoder: Side):
+        window = encoder.input.window
+        if window is not None and window % self.projector.pool:
+            raise ValueError(
+                f"`projector_pool`={self.projector.pool} must divide the `window` of the stem, "
+                f"{window}."
             )
         positions = (getattr(b.mixer, "position", None) for b in decoder.every_block)
         axes = {getattr(position, "position_axes", None) for position in positions} - {None}

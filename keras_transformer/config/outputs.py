@@ -7,9 +7,14 @@ from keras_transformer.config.weight import Weight, dense_of, norm_of, weight_of
 __all__ = ["Logits", "Placeholders", "Projector", "Similarity", "Vector"]
 
 POOLINGS = ("first", "end", "last", "attention")
-PROJECTORS = ("none", "linear", "normalized", "pooled", "shuffled", "merged", "mlp", "shuffled_mlp")
+PROJECTORS = (
+    "none", "linear", "normalized", "pooled", "shuffled", "merged", "mlp", "shuffled_mlp",
+    "merged_mlp",
+)  # fmt: skip
 # Projectors of squares of patches.
-OF_SQUARES = ("pooled", "shuffled", "merged", "shuffled_mlp")
+OF_SQUARES = ("pooled", "shuffled", "merged", "shuffled_mlp", "merged_mlp")
+# Projectors of images of any size: the patches of a square follow each other.
+OF_SEQUENCES = ("merged", "merged_mlp", "mlp")
 VISIBILITIES = ("causal", "states", "prompt")
 
 
@@ -163,7 +168,8 @@ class Projector(Part):
         '`"normalized"` one (GIT), one on a norm of the means of squares of patches, `"pooled"` '
         '(Gemma 3), one on the joined states of such squares, `"shuffled"` (Idefics 3), two, '
         '`"mlp"` (LLaVA), two on a norm of joined states, `"shuffled_mlp"` (InternVL), or on '
-        'joined states that are normalized before, `"merged"` (Qwen2-VL).',
+        'joined states that are normalized before, `"merged"` (Qwen2-VL), or three on these, of '
+        'which the first joins them to one of the same width, `"merged_mlp"` (Mistral 3).',
         of="model",
         choices=PROJECTORS[1:],
     )
@@ -175,8 +181,8 @@ class Projector(Part):
     )
     bias: bool = option("biases in the projector.", True, of="model")
     pool: int = option(
-        'with `projector="pooled"`, `"shuffled"`, `"merged"` or `"shuffled_mlp"`. Rows and columns '
-        "of the squares of patches that become one state.",
+        'with `projector="pooled"`, `"shuffled"`, `"merged"`, `"shuffled_mlp"` or `"merged_mlp"`. '
+        "Rows and columns of the squares of patches that become one state.",
         1,
         of="model",
         least=1,
@@ -213,8 +219,11 @@ class Projector(Part):
         found = weight_of("projector/separator", "target_dim") if self.separator else ()
         source = "joined_dim" if self.type.startswith("shuffled") else "source_dim"
         if self.type.endswith("mlp"):
-            if self.type != "mlp":
+            if self.type == "shuffled_mlp":
                 found += norm_of("projector/norm", "layer_norm", source)
+            elif self.type == "merged_mlp":
+                found += norm_of("projector/norm", norm, source)
+                found += dense_of("projector/merge", "joined_dim", source, bias=False)
             return (
                 *found,
                 *dense_of("projector/mlp/intermediate", source, "target_dim", self.bias),

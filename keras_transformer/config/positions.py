@@ -13,7 +13,7 @@ PRECISIONS = ("float32", "float16")
 ROTARY_SCALINGS = ("linear", "llama3", "yarn", "dynamic", "longrope")
 DIRECTIONS = ("counterclockwise", "clockwise")
 _OF_AXES = ("linear", "llama3", "yarn")  # scalings that change each wavelength by itself
-AXIS_ORDERS = ("consecutive", "alternating", "separate")
+AXIS_ORDERS = ("consecutive", "alternating", "grouped", "separate")
 
 
 @part
@@ -214,8 +214,9 @@ class RotaryAxes(Part):
     order: str = option(
         "which pairs: the axes divide the wavelengths among them, from the shortest to the "
         'longest, `"consecutive"` (Qwen2-VL) or in turns, `"alternating"`, the first axis also '
-        "the pairs that no other takes (Qwen3-VL); or each axis has all wavelengths for itself, "
-        '`"separate"` (image towers).',
+        "the pairs that no other takes (Qwen3-VL), or in turns with the pairs of an axis side by "
+        'side, `"grouped"` (Pixtral); or each axis has all wavelengths for itself, `"separate"` '
+        "(other image towers).",
         "consecutive",
         choices=AXIS_ORDERS,
     )
@@ -229,19 +230,31 @@ class RotaryAxes(Part):
             )
         object.__setattr__(self, "pairs", tuple(pairs))
         last = max(count * len(pairs) - (len(pairs) - 1 - i) for i, count in enumerate(pairs) if i)
-        if self.order == "alternating" and last > sum(pairs):
+        if self.order in ("alternating", "grouped") and last > sum(pairs):
             raise ValueError(
-                "order='alternating' needs an axis first that has at least as many pairs as each "
+                f"order={self.order!r} needs an axis first that has at least as many pairs as each "
                 f"other, received {shorten(pairs)}."
             )
 
     @property
     def of_pairs(self) -> list[int]:
-        """The axis of each pair, from the shortest wavelength on."""
-        count = len(self.pairs)
-        if self.order != "alternating":
-            return [axis for axis, number in enumerate(self.pairs) for _ in range(number)]
-        found = [0] * sum(self.pairs)
+        """The axis of each pair of features."""
+        if self.order == "alternating":
+            return self._in_turns
+        return [axis for axis, number in enumerate(self.pairs) for _ in range(number)]
+
+    @property
+    def wavelengths(self) -> list[int]:
+        """The number of the wavelength of each pair, counted from the shortest of all."""
+        numbers = range(sum(self.pairs))
+        if self.order == "grouped":
+            return sorted(numbers, key=self._in_turns.__getitem__)
+        return list(numbers)
+
+    @property
+    def _in_turns(self) -> list[int]:
+        """The axis of each wavelength if the axes take them in turns."""
+        count, found = len(self.pairs), [0] * sum(self.pairs)
         for axis, number in enumerate(self.pairs[1:], 1):
             found[axis : axis + number * count : count] = [axis] * number
         return found
@@ -346,7 +359,7 @@ class Rotary(Rotation, kind="rotary"):
             )
 
         axes = self.position_axes
-        apart = axes is not None and axes.order == "separate"
+        apart = axes is not None and axes.order in ("grouped", "separate")
         whole = self.pairs is None and self.precision == "float32" and not self.scales_queries
         if axes is not None and (method not in (None, *(() if apart else _OF_AXES)) or not whole):
             raise ValueError(

@@ -199,7 +199,7 @@ def _every_weight() -> tuple[Weight, ...]:
     found += Vector(pooling="attention", normalize=True, dim=1, bias=True).weights("layer_norm")
     found += Similarity(bias=True).weights
     found += dense_of("output_transform", "hidden_dim", "hidden_dim")
-    for projector in ("mlp", "normalized", "merged"):
+    for projector in ("mlp", "normalized", "merged", "merged_mlp"):
         found += Projector(type=projector, separator=True).weights("layer_norm", "rms_norm")
     return found + tuple(weight for stem in WHOLE for weight in stem.weights)
 

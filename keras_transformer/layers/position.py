@@ -562,6 +562,8 @@ class RotaryEmbedding(ChecksCall, SavesArguments, Rematerializable, keras.layers
             each = (_frequencies(2 * count, self.base) for count in self.position_axes.pairs)
             return np.concatenate(list(each))
         frequencies = _frequencies(dim, self.base)
+        if self.position_axes is not None:
+            frequencies = frequencies[self.position_axes.wavelengths]
         if self.pairs is not None:
             frequencies[self.pairs :] = 0.0
         if self.precision == "float16":

@@ -14,12 +14,13 @@ _EPSILON = 1e-5  # of the norm of joined states, which no published config chang
 
 
 class Projector(keras.layers.Layer):
-    """One or two linear layers, applied to each state, as the config's `projector` says.
+    """Linear layers, up to three, applied to each state, as the config's `projector` says.
 
     With `"pooled"` the states of an image are first averaged over squares of patches, and
     normalized; with `"shuffled"` and `"shuffled_mlp"` the states of such a square are first joined
-    to one, row by row, which `"shuffled_mlp"` normalizes. With `"merged"` the states of a square
-    follow each other, and are normalized before they are joined.
+    to one, row by row, which `"shuffled_mlp"` normalizes. With `"merged"` and `"merged_mlp"` the
+    states of a square follow each other, and are normalized before they are joined; `"merged_mlp"`
+    joins them feature by feature, and has one more layer, which makes one state of their width.
 
     The attribute `separator` is the trained state that is placed between rows of patches, or None.
 
@@ -41,7 +42,7 @@ class Projector(keras.layers.Layer):
     layer: Liu et al. 2023, "Visual Instruction Tuning", section 4.1; pooling: Kamath et al. 2025,
     "Gemma 3", section 2.1; joining: Shi et al. 2016, "Real-Time Single Image and Video
     Super-Resolution", section 3.2, the other way round; merging: Wang et al. 2024, "Qwen2-VL",
-    section 2.1.
+    section 2.1, and Mistral AI 2025, "Mistral Small 3.1", by its checkpoint.
     """
 
     def __init__(
@@ -57,19 +58,22 @@ class Projector(keras.layers.Layer):
             "dtype": self.dtype_policy,
         }
         self.norm, self._pool, self._grid = None, config.projector.pool, None
-        self._merges = config.projector.type == "merged"
+        kind = config.projector.type
+        self._merges, self.merge = kind.startswith("merged"), None
         if self._pool > 1 and not self._merges:
             self._grid = encoder.stem.grid(encoder.stem.image_size)
-        kind = config.projector.type
         self._joins = kind.startswith("shuffled") or self._merges
         self._norm_first = kind in ("pooled", "shuffled_mlp") or self._normalizes_squares
         self._inner = self._widths[0] * (self._pool**2 if self._joins else 1)
         self.separator, self._separates = None, config.projector.separator
         self._initializer = options["kernel_initializer"]
         with no_inner_remat():
-            if self._merges or kind.endswith("mlp"):
+            if kind == "merged_mlp":
+                unbiased = {**options, "use_bias": False}
+                self.merge = Dense(self._widths[0], name="merge", **unbiased)
+            if kind == "merged" or kind.endswith("mlp"):
                 self.dense = FeedForward(
-                    self._inner if self._merges else self._widths[1],
+                    self._inner if kind == "merged" else self._widths[1],
                     self._widths[1],
                     config.projector.activation,
                     name="mlp",
@@ -77,11 +81,14 @@ class Projector(keras.layers.Layer):
                 )
             else:
                 self.dense = Dense(self._widths[1], name="output", **options)
-            if kind in ("normalized", "pooled", "merged", "shuffled_mlp"):
+            if kind in ("normalized", "pooled", "merged", "shuffled_mlp", "merged_mlp"):
                 norms = {"pooled": decoder.normalization, "shuffled_mlp": "layer_norm"}
+                epsilons = {
+                    "shuffled_mlp": _EPSILON, "merged_mlp": decoder.normalization_epsilon,
+                }  # fmt: skip
                 self.norm = make_normalization(
                     norms.get(kind, encoder.normalization),
-                    _EPSILON if kind == "shuffled_mlp" else encoder.normalization_epsilon,
+                    epsilons.get(kind, encoder.normalization_epsilon),
                     name="norm",
                     dtype=self.dtype_policy,
                 )
@@ -91,14 +98,17 @@ class Projector(keras.layers.Layer):
             self.separator = self.add_weight(
                 (self._widths[1],), self._initializer, name="separator"
             )
-        self.dense.build((None, None, self._inner))
+        if self.merge is not None:
+            self.merge.build((None, None, self._inner))
+        self.dense.build((None, None, self._inner if self.merge is None else self._widths[0]))
         if self.norm is not None:
             of_patches = self._widths[0] if self._merges else self._widths[1]
             self.norm.build((None, None, self._inner if self._norm_first else of_patches))
 
     def call(self, inputs):
         if self._merges and not self._norm_first:
-            return self.dense(self._squares(self.norm(inputs)))
+            x = self._squares(self.norm(inputs))
+            return self.dense(x if self.merge is None else self.merge(x))
         x = self._squares(inputs)
         if self._norm_first:
             return self.dense(self.norm(x))
@@ -110,6 +120,9 @@ class Projector(keras.layers.Layer):
         if self._merges:  # the patches of a square follow each other
             count = self._pool**2
             length = x.shape[1] // count if isinstance(x.shape[1], int) else -1
+            if self.merge is not None and count > 1:
+                x = ops.reshape(x, (-1, length, count, self._widths[0]))
+                x = ops.transpose(x, (0, 1, 3, 2))
             return ops.reshape(x, (-1, length, self._inner))
         if self._grid is None:
             return x

@@ -4,6 +4,7 @@ from keras_transformer.processors.audio import AudioProcessor
 from keras_transformer.processors.audio_files import audio_folder, read_audio
 from keras_transformer.processors.image import ImageProcessor
 from keras_transformer.processors.image_files import image_folder, read_image
+from keras_transformer.processors.patch_rows import PatchRowProcessor
 from keras_transformer.processors.patch_sequences import PatchSequenceProcessor
 from keras_transformer.processors.processor import Processor
 from keras_transformer.processors.prompted import PromptedImageProcessor
@@ -24,6 +25,7 @@ __all__ = [
     "ImageProcessor",
     "Layout",
     "Mixes",
+    "PatchRowProcessor",
     "PatchSequenceProcessor",
     "Processor",
     "PromptedImageProcessor",

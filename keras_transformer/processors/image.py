@@ -93,6 +93,8 @@ class ImageProcessor(MediaProcessor):
     kind = "image processor"
     # Subclasses for images of other kinds, by the prefix of the Transformers class.
     subclasses: ClassVar[dict[str, type["ImageProcessor"]]] = {}
+    # Values of such a subclass that a `processor_config.json` holds beside those of the images.
+    outer_values: ClassVar[tuple[str, ...]] = ()
     raw = "images"
     reads_arrays = ("images",)
     part = "image_processor"
@@ -355,16 +357,18 @@ class ImageProcessor(MediaProcessor):
         return values if self.tiling is None else values | self.tiling.values()
 
     @classmethod
+    def with_outer(cls, values: Mapping[str, Any], of_all: Mapping[str, Any]) -> Mapping[str, Any]:
+        names = cls.subclasses.get(_named(values)[1], cls).outer_values
+        return {**values, **{name: of_all[name] for name in names if of_all.get(name) is not None}}
+
+    @classmethod
     def from_values(cls, values: Mapping[str, Any]) -> "ImageProcessor":
         """Return the processor described by a `preprocessor_config.json`.
 
         Raises:
             ValueError: if the class is unknown or a value is out of range.
         """
-        named = values.get("image_processor_type") or values.get("feature_extractor_type") or "ViT"
-        family = str(named)
-        for end in ("Pil", "Fast", "ImageProcessor", "FeatureExtractor"):
-            family = family.removesuffix(end)
+        named, family = _named(values)
         if family in cls.subclasses:
             return cls.subclasses[family].from_values(values)
         if family not in _DEFAULTS:
@@ -404,6 +408,15 @@ class ImageProcessor(MediaProcessor):
             multiple_of=values.get("ensure_multiple_of") or 1,
             tiling=tiling,
         )
+
+
+def _named(values: Mapping[str, Any]) -> tuple[Any, str]:
+    """Return the Transformers class that a file names, and its prefix."""
+    named = values.get("image_processor_type") or values.get("feature_extractor_type") or "ViT"
+    family = str(named)
+    for end in ("Pil", "Fast", "ImageProcessor", "FeatureExtractor"):
+        family = family.removesuffix(end)
+    return named, family
 
 
 def _size(name: str, given: Any, shortest: bool = False) -> dict[str, int]:

@@ -21,7 +21,7 @@ from keras_transformer.support.files import has_file, opened_file, read_file, wr
 
 FILE = "preprocessor_config.json"
 # File of Transformers 5 for models with a tokenizer, with the values of each part by name.
-_OF_ALL_PARTS = "processor_config.json"
+OF_ALL_PARTS = "processor_config.json"
 _LIMIT = 2**24  # old Whisper files contain the filters
 
 
@@ -31,7 +31,7 @@ class MediaProcessor(Processor):
     They are described by a `preprocessor_config.json`, as in Transformers.
     """
 
-    files = (FILE, _OF_ALL_PARTS)
+    files = (FILE, OF_ALL_PARTS)
     unit: ClassVar[str]  # name of one input in errors
     part: ClassVar[str]  # name of the processor in a `processor_config.json`
     # Keys of a dict that is one input. A dict without them holds the arrays of a backbone.
@@ -92,17 +92,28 @@ class MediaProcessor(Processor):
         write_text(Path(directory, FILE), json.dumps(self.values(), indent=2) + "\n")
 
     @classmethod
+    def with_outer(cls, values: Mapping[str, Any], of_all: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return the values of a part, with those that a `processor_config.json` holds beside it.
+
+        Args:
+            values: the values of this part.
+            of_all: the content of the `processor_config.json`, empty without one.
+        """
+        return values
+
+    @classmethod
     def from_files(cls, directory: str) -> Self:
-        path = Path(directory, _OF_ALL_PARTS)
+        path = Path(directory, OF_ALL_PARTS)
         try:
-            values = _read_object(path).get(cls.part) if has_file(path) else None
+            of_all = _read_object(path) if has_file(path) else {}
+            values = of_all.get(cls.part)
             if values is None:
                 own = (Path(directory, name) for name in cls.files if name != _OF_ALL_PARTS)
                 path = next(filter(has_file, own), Path(directory, FILE))
                 values = _read_object(path)
             elif not isinstance(values, dict):
                 raise ValueError(f"{cls.part!r} must be an object, but is {describe(values)}.")
-            return cls.from_values(values)
+            return cls.from_values(cls.with_outer(values, of_all))
         except (ValueError, RecursionError) as error:
             raise ValueError(f"{path}: {error}") from None
 

@@ -120,9 +120,13 @@ class PatchSequenceProcessor(ImageProcessor):
         Raises:
             ValueError: if it is not an image, is too large, or is over 200 times as long as wide.
         """
+        return math.prod(self.resized(image, place)) // self.square**2
+
+    def resized(self, image: Any, place: str = "x") -> tuple[int, int]:
+        """Return height and width of an image as it is read, as `num_states` its states."""
         size = image_size(image, place)
         try:
-            return math.prod(self._resized(*size)) // self.square**2
+            return self._resized(*size)
         except ValueError as error:
             raise ValueError(f"`{place}`: {error}") from None
 

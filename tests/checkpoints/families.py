@@ -32,6 +32,7 @@ OF_OTHERS = {
     **family_writers.OF_IMAGES,
     **family_placed.CONFIGS,
     **family_placed.OF_ANY_SIZE,
+    **family_placed.OF_ROWS,
 }
 CONFIGS = {**OF_TEXTS, **OF_OTHERS}
 # Models of theirs that mix padding with the tokens: their texts are of one length.
@@ -65,6 +66,7 @@ LANGUAGE_MODELS = {
     "vision-encoder-decoder": "VisionEncoderDecoderModel",
     "blip": "BlipForConditionalGeneration",
     "llava": "LlavaForConditionalGeneration",
+    "mistral3": "Mistral3ForConditionalGeneration",
     "gemma3": "Gemma3ForConditionalGeneration",
     "internvl": "InternVLForConditionalGeneration",
     "llava_next": "LlavaNextForConditionalGeneration",

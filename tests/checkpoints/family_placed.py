@@ -126,6 +126,60 @@ OF_ANY_SIZE = {
         ],
     ),
 }  # fmt: skip
+_PIXTRAL = {
+    "model_type": "pixtral", "hidden_size": 16, "intermediate_size": 20, "num_hidden_layers": 2,
+    "num_attention_heads": 2, "patch_size": 4, "rope_parameters": {
+        "rope_type": "axial", "rope_theta": 50.0,
+    },
+}  # fmt: skip
+_MISTRAL = {
+    **LLAMA, "model_type": "mistral", "hidden_size": 12, "num_hidden_layers": 2, "head_dim": 8,
+    "num_attention_heads": 2, "num_key_value_heads": 1, "intermediate_size": 20,
+    "bos_token_id": 1, "eos_token_id": 2, "sliding_window": None, "rms_norm_eps": 1e-3,
+    "max_position_embeddings": 512,
+}  # fmt: skip
+# Families that read images of any size, whose rows end with a token, see
+# `tests/tasks/test_pixtral.py`. The second is a LLaVA with this tower.
+OF_ROWS = {
+    "mistral3": (
+        "Mistral3",
+        [
+            {
+                "vision_config": {**_PIXTRAL, "hidden_act": "silu"},
+                "text_config": _MISTRAL,
+                "image_token_index": 7,
+                "spatial_merge_size": 2,
+                "tie_word_embeddings": False,
+            },
+            {
+                "vision_config": {**_PIXTRAL, "num_hidden_layers": 3},
+                "text_config": {
+                    **_MISTRAL,
+                    "model_type": "ministral3",
+                    "rope_parameters": {
+                        "rope_type": "yarn", "rope_theta": 100.0, "factor": 32.0,
+                        "original_max_position_embeddings": 16, "llama_4_scaling_beta": 0.1,
+                    },
+                    "tie_word_embeddings": True,
+                },
+                "image_token_index": 7,
+                "spatial_merge_size": 3,
+                "vision_feature_layer": -2,
+                "multimodal_projector_bias": True,
+                "projector_hidden_act": "relu",
+                "tie_word_embeddings": True,
+            },
+        ],
+    ),
+}  # fmt: skip
+PIXTRAL_LLAVA = {
+    "vision_config": {**_PIXTRAL, "hidden_act": "silu"},
+    "text_config": _MISTRAL,
+    "image_token_index": 7,
+    "vision_feature_layer": -1,
+    "vision_feature_select_strategy": "full",
+    "multimodal_projector_bias": True,
+}
 CONFIGS = {
     "llava": (
         "Llava",

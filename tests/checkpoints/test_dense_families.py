@@ -85,6 +85,25 @@ def test_same_maps(tmp_path, case):
 
 
 @pytest.mark.one_backend
+def test_a_backbone_alone_is_a_dinov2(tmp_path):
+    """Transformers has no class of a Depth Anything without its head."""
+    transformers = pytest.importorskip("transformers")
+    shaken(depth_anything()).save_pretrained(tmp_path / "theirs")
+    backbone = kt.Backbone.from_preset(tmp_path / "theirs")
+    kt.export_to_huggingface(backbone, tmp_path / "ours")
+    again = transformers.AutoModel.from_pretrained(tmp_path / "ours").eval()
+    assert type(again).__name__ == "Dinov2Model"
+    pixels = np.random.default_rng(0).normal(size=(1, 20, 16, 3)).astype("float32")
+    with torch.no_grad():
+        expected = again(torch.tensor(np.moveaxis(pixels, -1, 1).copy())).last_hidden_state.numpy()
+    assert np.abs(to_numpy(backbone({"images": pixels})) - expected).max() <= 2e-5
+    with pytest.raises(
+        ValueError, match="depth_anything checkpoint cannot express a model without"
+    ):
+        kt.export_to_huggingface(backbone, tmp_path / "other", family="depth_anything")
+
+
+@pytest.mark.one_backend
 @pytest.mark.parametrize(
     "values",
     [

@@ -212,3 +212,37 @@ def test_presets_and_keras_files(both, tmp_path):
 def test_wrong_values_of_llava_are_refused(values, message):
     with pytest.raises(ValueError, match=message):
         FAMILIES["llava"].config(values)
+
+
+_OF_PIXTRAL = {"model_type": "pixtral"}
+
+
+@pytest.mark.backend_independent
+@pytest.mark.parametrize(
+    ("model_type", "values", "message"),
+    [
+        ("mistral3", {"vision_config": {"model_type": "clip_vision_model"}}, "only Pixtral's"),
+        ("mistral3", {"vision_config": {"patch_size": [14, 16]}}, "must be a square"),
+        ("mistral3", {"vision_config": {"patch_size": []}}, "must be a square"),
+        ("mistral3", {"vision_config": {"hidden_size": 1000}}, "must be a multiple of 4 times"),
+        ("mistral3", {"vision_config": {"hidden_act": ["silu"]}}, "hidden_act=.* not supported"),
+        (
+            "mistral3",
+            {"vision_config": {"rope_parameters": {"rope_type": "yarn"}}},
+            "'yarn' of the image tower is not supported, only 'axial'",
+        ),
+        ("mistral3", {"vision_feature_layer": [-1, -2]}, "vision_feature_layer must be a number"),
+        ("mistral3", {"projector_hidden_act": "loud"}, "projector_hidden_act='loud' is not"),
+        ("mistral3", {"text_config": {"model_type": "odd"}}, "only 'mistral', 'ministral3'"),
+        ("mistral3", {"spatial_merge_size": 0}, "projector_pool"),
+        (
+            "llava",
+            {"vision_config": _OF_PIXTRAL, "vision_feature_select_strategy": "default"},
+            "'default' is not supported, only 'full'",
+        ),
+        ("llava_next", {"vision_config": _OF_PIXTRAL}, "The image tower 'pixtral' is not"),
+    ],
+)
+def test_wrong_values_of_images_of_any_size_are_refused(model_type, values, message):
+    with pytest.raises(ValueError, match=message):
+        FAMILIES[model_type].config(values)

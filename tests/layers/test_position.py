@@ -11,6 +11,7 @@ from keras_transformer.config import (
     GatedRelativeBias,
     GridRotary,
     PatchStemConfig,
+    RotaryAxes,
     Side,
     Tokens,
     Window,
@@ -205,6 +206,27 @@ def test_rotary_angles_rounded_to_float16(torch, dim):
         RotaryEmbedding(precision="float64")
 
 
+def test_rotary_of_grouped_axes():
+    """Pixtral's: rows and columns share the wavelengths in turns, each with its pairs together.
+
+    Feature by feature, after Agrawal et al. 2024, "Pixtral 12B", section 2.2, in the order of
+    features of Transformers: the first quarter of a head and the third rotate by rows.
+    """
+    x = random(1, 6, 2, 12)
+    places = np.array([[[0, 0], [0, 1], [1, 0], [2, 5], [7, 3], [9, 9]]], "int32")
+    axes = RotaryAxes(pairs=(3, 3), order="grouped")
+    found = numpy(RotaryEmbedding(base=50.0, position_axes=axes)(x, positions=places))
+    expected = np.zeros_like(x)
+    for pair in range(6):
+        axis, step = divmod(pair, 3)
+        angle = places[..., axis] * 50.0 ** (-2 * (2 * step + axis) / 12)
+        first, second = x[..., pair], x[..., pair + 6]
+        sin, cos = np.sin(angle)[..., None], np.cos(angle)[..., None]
+        expected[..., pair] = first * cos - second * sin
+        expected[..., pair + 6] = second * cos + first * sin
+    assert_close(found, expected)
+
+
 def test_rotary_odd_width():
     with pytest.raises(ValueError, match="need an even number of features.*received 5"):
         RotaryEmbedding()(np.zeros((1, 3, 2, 5), "float32"))
@@ -326,6 +348,12 @@ def test_a_rotation_over_a_grid():
     angle = np.pi * 2 * (2 * (3 + 0.5) / 4 - 1)
     turned = x[:, 0, :, 0] * np.cos(angle) - x[:, 0, :, 4] * np.sin(angle)
     assert_close(y[:, 4, :, 0], turned)
+
+
+@pytest.mark.backend_independent
+def test_where_grouped_axes_do_not_fit():
+    with pytest.raises(ValueError, match="order='grouped' needs an axis first that has at least"):
+        RotaryAxes(pairs=(2, 3), order="grouped")
 
 
 @pytest.mark.backend_independent

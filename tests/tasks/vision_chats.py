@@ -1,9 +1,11 @@
 """A small LLaVA of Transformers, with its processor, and conversations with images."""
 
+import json
+
 import numpy as np
 import tokenizers
 
-from tests.checkpoints.family_placed import OF_ANY_SIZE
+from tests.checkpoints.family_placed import OF_ANY_SIZE, OF_ROWS, PIXTRAL_LLAVA
 
 WORDS = (
     "user", "assistant", "which", "is", "dark", "?", "the", "first", "second", "both", "cat", "a",
@@ -189,6 +191,75 @@ def qwen(folder, name, **sizes):
     for part in (model, images, tokenizer):
         part.save_pretrained(folder)
     return model, processor
+
+
+# Pixtral's, whose images are in place.
+OF_PIXTRAL = (
+    "{{ bos_token }}{% for m in messages %}{% if m['role'] == 'user' %}[INST]{% endif %}"
+    "{% if m['content'] is string %} {{ m['content'] }} {% else %}"
+    "{% for c in m['content'] %}{% if c['type'] == 'image' %}[IMG]{% else %} {{ c['text'] }} "
+    "{% endif %}{% endfor %}{% endif %}"
+    "{{ '[/INST]' if m['role'] == 'user' else eos_token }}{% endfor %}"
+)
+_OF_PIXTRAL = ("[INST]", "[/INST]", "[UNUSED]", "[IMG]", "[IMG_BREAK]", "[IMG_END]")
+
+
+class PixtralInputs:
+    """Inputs of Transformers' Pixtral models: its images and tokenizer, and rows of tokens.
+
+    Its own class for both needs torchvision. What it writes for an image is stated in the source of
+    `PixtralProcessor.replace_image_token`: a token for each square, then one for the end of a row,
+    the last of which is the end of the image.
+    """
+
+    def __init__(self, images, tokenizer, square):
+        self.images, self.tokenizer, self.square = images, tokenizer, square
+
+    def apply_chat_template(self, conversation, **options):
+        content = [m["content"] for m in conversation if not isinstance(m["content"], str)]
+        given = [c["image"] for each in content for c in each if c["type"] == "image"]
+        text = self.tokenizer.apply_chat_template(
+            conversation, tokenize=False, add_generation_prompt=True
+        )
+        pixels = {}
+        if given:
+            pixels = dict(self.images(given, patch_size=self.square, return_tensors="pt"))
+            before, *behind = text.split("[IMG]")
+            for size, rest in zip(pixels["image_sizes"], behind, strict=True):
+                rows, columns = (int(side) // self.square for side in size)
+                row = "[IMG]" * columns
+                before += "[IMG_BREAK]".join([row] * rows) + "[IMG_END]" + rest
+            text = before
+        ids = self.tokenizer(text, add_special_tokens=False, return_tensors="pt")
+        return {"input_ids": ids["input_ids"], "attention_mask": ids["attention_mask"], **pixels}
+
+
+def pixtral(folder, name, number=0):
+    """A Mistral 3, or a LLaVA with its image tower, for images of any size."""
+    import torch
+    import transformers
+
+    tokenizer = tokenizer_of(*_OF_PIXTRAL)
+    tokenizer.chat_template = OF_PIXTRAL
+    values = PIXTRAL_LLAVA if name == "llava" else OF_ROWS[name][1][number]
+    name = "Llava" if name == "llava" else OF_ROWS[name][0]
+    config = getattr(transformers, f"{name}Config")(
+        **{**values, "text_config": {**values["text_config"], "vocab_size": len(tokenizer)}}
+    )
+    assert tokenizer.convert_tokens_to_ids("[IMG]") == config.image_token_id
+    merge = getattr(config, "spatial_merge_size", 1)
+    images = transformers.PixtralImageProcessorPil(size={"longest_edge": 29}, patch_size=4)
+    model = getattr(transformers, f"{name}ForConditionalGeneration")(config).eval()
+    torch.manual_seed(0)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            norm = any(each in name for each in ("norm", "ln_pre")) and name.endswith("weight")
+            parameter.normal_(mean=float(norm), std=0.3)
+    for part in (model, images, tokenizer):
+        part.save_pretrained(folder)
+    outer = {"processor_class": "PixtralProcessor", "patch_size": 4, "spatial_merge_size": merge}
+    (folder / "processor_config.json").write_text(json.dumps(outer))
+    return model, PixtralInputs(images, tokenizer, 4 * merge)
 
 
 # SmolVLM's.

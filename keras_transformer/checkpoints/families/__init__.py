@@ -142,6 +142,7 @@ from keras_transformer.checkpoints.families.vision.metaclip_2 import (
     METACLIP_2_TEXT,
     METACLIP_2_VISION,
 )
+from keras_transformer.checkpoints.families.vision.mistral3 import MISTRAL3
 from keras_transformer.checkpoints.families.vision.paligemma import PALIGEMMA
 from keras_transformer.checkpoints.families.vision.qwen2_5_vl import QWEN2_5_VL
 from keras_transformer.checkpoints.families.vision.qwen2_vl import QWEN2_VL
@@ -301,6 +302,7 @@ FAMILIES = {
         SIGLIP_VISION,
         SIGLIP_TEXT,
         LLAVA,
+        MISTRAL3,
         PALIGEMMA,
         GEMMA3_VISION,
         QWEN2_VL,

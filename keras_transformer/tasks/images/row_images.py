@@ -222,7 +222,8 @@ def check_padding(processor: ImageProcessor, layouts: Sequence[Layout]) -> None:
         raise ValueError(
             f"{len(counts)} images are padded to the largest of them, {max(counts):,} states, and "
             f"have only {sum(counts):,} together: too much memory would hold nothing. Give fewer "
-            "images at once, or lower the `max_pixels` of the processor."
+            "images at once, or let the processor make them smaller, by its `max_pixels` or "
+            "`longest_edge`."
         )
 
 

@@ -86,6 +86,7 @@ class Family:
     # The value in `config.json`, if two families share it: then the class name tells them apart.
     published_type: str | None = None
     architecture: str  # name of the bare model in `architectures`
+    bare: bool = True  # whether Transformers has a class of this name
     fields: Mapping[str, ConfigField]  # config values with a counterpart, by published name
     constants: Values  # our values that are the same for the whole family
     conversions: tuple[Conversion, ...] = ()  # all other values

@@ -16,6 +16,7 @@ from keras_transformer.checkpoints.families.base.family import (
     Values,
 )
 from keras_transformer.checkpoints.families.base.placed import nested
+from keras_transformer.checkpoints.families.base.shared import number
 from keras_transformer.checkpoints.weights.tables import Names, WeightLine, attention, layers
 from keras_transformer.config import OPTIONS, TransformerConfig
 
@@ -130,6 +131,26 @@ def classifier(name: str) -> dict[str, PublishedHead]:
             architectures=(name,), weights=lines, values={"pooling": "mean"}
         )
     }
+
+
+def read_depth(values: Values, default: int, num_layers: int) -> int:
+    """Return the number of image layers up to that of `vision_feature_layer`.
+
+    Args:
+        values: a published config.
+        default: int, the layer if the config does not say it.
+        num_layers: int, number of layers of the image tower.
+
+    Raises:
+        ValueError: if the tower has no such layer, or several are named.
+    """
+    layer = number(values, "vision_feature_layer", default)
+    depth = layer if layer >= 0 else num_layers + 1 + layer
+    if not 1 <= depth <= num_layers:
+        raise ValueError(
+            f"vision_feature_layer={layer} is not one of the {num_layers} image layers."
+        )
+    return depth
 
 
 def with_encoder(

@@ -109,6 +109,7 @@ def _write_task(task: Values) -> dict[str, Any]:
 DEPTH_ANYTHING = Family(
     model_type="depth_anything",
     architecture="DepthAnythingModel",
+    bare=False,
     fields={},
     constants=DINOV2.constants,
     conversions=(Conversion(_read, _write),),

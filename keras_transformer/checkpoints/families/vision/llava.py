@@ -7,9 +7,12 @@ LLaVA-OneVision: Li et al. 2024, https://arxiv.org/abs/2408.03326.
 An image tower, CLIP's or SigLIP's, whose states of a layer before the last are projected by two
 layers and merged into the tokens of a Llama, Mistral or Qwen 2. LLaVA-NeXT and LLaVA-OneVision read
 tiles of images, and place a trained state behind each row of patches.
+
+Pixtral 12B is a LLaVA whose tower is Pixtral's, for images of any size.
 """
 
 import dataclasses
+from collections.abc import Iterable
 from typing import Any
 
 from keras_transformer.checkpoints.families.base.family import (
@@ -29,15 +32,17 @@ from keras_transformer.checkpoints.families.base.placed import (
 from keras_transformer.checkpoints.families.base.shared import flag, number
 from keras_transformer.checkpoints.families.base.towers import (
     of_images,
+    read_depth,
     read_images,
     tensors_of,
     with_encoder,
     write_images,
 )
 from keras_transformer.checkpoints.families.decoders.llama import LLAMA, MISTRAL, QWEN2
-from keras_transformer.checkpoints.families.vision import clip, siglip
+from keras_transformer.checkpoints.families.vision import clip, pixtral, siglip
 from keras_transformer.checkpoints.weights.tables import Names, WeightLine, layers, output_matrix
 from keras_transformer.config import TransformerConfig
+from keras_transformer.config.stems import PatchSequenceStemConfig
 
 _TOWERS = {"clip_vision_model": clip.IMAGES, "siglip_vision_model": siglip.IMAGES}
 _DEFAULTS = {
@@ -87,25 +92,25 @@ class _Kind:
 
 def _read(kind: _Kind, values: Values) -> dict[str, Any]:
     vision = nested(values, "vision_config")
-    tower = vision.get("model_type", kind.tower)
-    if not isinstance(tower, str) or tower not in _TOWERS:
-        known = ", ".join(map(repr, _TOWERS))
+    tower, known = vision.get("model_type", kind.tower), [*_TOWERS]
+    known += [pixtral.MODEL_TYPE] * (kind.tiles is None)
+    if tower not in known:
+        known = ", ".join(map(repr, known))
         raise ValueError(f"The image tower {tower!r} is not supported, only {known}.")
     for name, value in (kind.tiles or {}).items():
         if values.get(name, value) != value:
             raise ValueError(f"{name}={values[name]!r} is not supported, only {value!r}.")
-    images = read_images({"vision_config": vision or kind.sizes}, _TOWERS[tower])
-    layer = number(values, "vision_feature_layer", kind.layer)
-    depth = layer if layer >= 0 else images.num_layers + 1 + layer
-    if not 1 <= depth <= images.num_layers:
-        raise ValueError(
-            f"vision_feature_layer={layer} is not one of the {images.num_layers} image layers."
-        )
+    if tower == pixtral.MODEL_TYPE:
+        images = pixtral.read_tower(vision)
+    else:
+        images = read_images({"vision_config": vision or kind.sizes}, _TOWERS[tower])
+    depth = read_depth(values, kind.layer, images.num_layers)
     strategy = values.get("vision_feature_select_strategy", kind.strategy)
-    if strategy not in ("default", "full"):
+    strategies = ("full",) if tower == pixtral.MODEL_TYPE else ("default", "full")
+    if strategy not in strategies:
         raise ValueError(
-            f"vision_feature_select_strategy={strategy!r} is not supported, only 'default' and "
-            "'full'."
+            f"vision_feature_select_strategy={strategy!r} is not supported, only "
+            f"{' and '.join(map(repr, strategies))}."
         )
     activation = values.get("projector_hidden_act", "gelu")
     if not isinstance(activation, str) or activation not in ACTIVATIONS:
@@ -126,16 +131,25 @@ def _read(kind: _Kind, values: Values) -> dict[str, Any]:
     )
 
 
-def _write(kind: _Kind, config: TransformerConfig) -> dict[str, Any]:
+def _write_images(kind: _Kind, config: TransformerConfig) -> dict[str, Any]:
+    """Return the published values of the image tower."""
     encoder = config.side("encoder")
+    if kind.tiles is None and isinstance(encoder.stem, PatchSequenceStemConfig):
+        return {"vision_config": pixtral.write_tower(config)}
     name = "clip_vision_model" if encoder.embedding_normalization else "siglip_vision_model"
     head = {} if encoder.embedding_normalization else {"vision_use_head": False}
-    names = {ours: theirs for theirs, ours in reversed(ACTIVATIONS.items())}
     return {
         "vision_config": {"model_type": name, **head, **write_images(encoder, _TOWERS[name])},
+        "image_seq_length": config.num_placeholders,
+    }
+
+
+def _write(kind: _Kind, config: TransformerConfig) -> dict[str, Any]:
+    names = {ours: theirs for theirs, ours in reversed(ACTIVATIONS.items())}
+    return {
+        **_write_images(kind, config),
         "text_config": write_text(config, *kind.texts),
         "image_token_index": config.placeholder_id,
-        "image_seq_length": config.num_placeholders,
         "vision_feature_layer": -1,  # later layers are not read
         "vision_feature_select_strategy": "full" if config.place_class_token else "default",
         "projector_hidden_act": names[config.projector_activation],
@@ -149,6 +163,34 @@ _TOWER = ("vision_tower.", "vision_tower.vision_model.")
 _BEHIND = [line for line in clip.IMAGE_WEIGHTS if "{i}" in line.ours or "/final_norm/" in line.ours]
 
 
+def _of_norm(lines: Iterable[WeightLine], kind: str) -> tuple[WeightLine, ...]:
+    """Return the lines of a tower that has this kind of norm."""
+    when = ("normalization", kind)
+    return tuple(
+        dataclasses.replace(line, when=when) for line in lines if line.when in (None, when)
+    )
+
+
+def _tower_lines(kind: _Kind) -> tuple[WeightLine, ...]:
+    """Return the lines of the image tower, which the kind of its norms tells apart."""
+    lines = of_images(clip.IMAGE_WEIGHTS, *_TOWER)
+    if kind.tiles is not None:
+        return lines
+    return (*_of_norm(lines, "layer_norm"), *_of_norm(pixtral.LINES, "rms_norm"))
+
+
+def _behind(kind: _Kind) -> tuple[str, ...]:
+    return pixtral.BEHIND if kind.tiles is None else ()
+
+
+def _read_template(values: Values) -> dict[str, Any]:
+    of_pixtral = nested(values, "vision_config").get("model_type") == pixtral.MODEL_TYPE
+    return {"template": pixtral.TEMPLATE} if of_pixtral else {}
+
+
+_TEMPLATE = Conversion(_read_template, lambda task: {})
+
+
 def _family(kind: _Kind) -> Family:
     separator = [WeightLine("projector/separator", "image_newline")] if kind.tiles else []
     return Family(
@@ -160,7 +202,7 @@ def _family(kind: _Kind) -> Family:
             Conversion(lambda values: _read(kind, values), lambda config: _write(kind, config)),
         ),
         weights=(
-            *of_images(clip.IMAGE_WEIGHTS, *_TOWER),
+            *_tower_lines(kind),
             *layers(
                 {"projector/mlp/intermediate": "linear_1", "projector/mlp/output": "linear_2"},
                 theirs="multi_modal_projector.",
@@ -173,11 +215,11 @@ def _family(kind: _Kind) -> Family:
             "ImageToText": PublishedHead(
                 architectures=(f"{kind.name}ForConditionalGeneration",),
                 values={"template": kind.template},
-                options=(TEXT_END,),
+                options=(TEXT_END, _TEMPLATE),
             )
         },
         # Tensors after the image layer that is read.
-        names=Names(ignored=tensors_of((*_BEHIND, *siglip.HEAD), *_TOWER)),
+        names=Names(ignored=tensors_of((*_BEHIND, *siglip.HEAD), *_TOWER) + _behind(kind)),
     )
 
 
