@@ -393,6 +393,10 @@ def special(family: Family) -> list[str]:
         tokens += ["registers"] * ("num_register_tokens" in family.published_config(config))
         what = "a spectrogram" if stem.num_channels == 1 else "images"
         parts.append(f"patches of {what}" + (f", behind {' and '.join(tokens)}" if tokens else ""))
+        if stem.num_detection_tokens:
+            parts.append("detection tokens behind the patches")
+        if stem.mid_positions:
+            parts.append("positions that are added again behind each block but the last")
     if stem is not None and stem.kind == "patch_sequence":
         windows = ", in windows in most layers" if stem.window else ""
         grid = ", with trained positions that are interpolated" if stem.position_grid else ""

@@ -24,6 +24,7 @@ What there is:
                         a class for each image or recording
     ImageSegmenter, DepthEstimator
                         a class or a distance for each pixel of an image
+    ObjectDetector      boxes with classes in images
     ImageEmbedder       vectors of images and texts in one space; zero-shot classification
     ImageToText, SpeechToText, CTCSpeechToText
                         captions and answers about images; transcripts of speech
@@ -100,6 +101,7 @@ from keras_transformer.tasks import (  # noqa: E402
     ImageSegmenter,
     ImageToText,
     MaskedLM,
+    ObjectDetector,
     QuestionAnswerer,
     SampledForecaster,
     Seq2SeqLM,
@@ -132,6 +134,7 @@ register_tasks(
     ImageSegmenter,
     ImageToText,
     MaskedLM,
+    ObjectDetector,
     QuestionAnswerer,
     SampledForecaster,
     Seq2SeqLM,
@@ -157,6 +160,7 @@ __all__ = [
     "ImageSegmenter",
     "ImageToText",
     "MaskedLM",
+    "ObjectDetector",
     "QuestionAnswerer",
     "SampledForecaster",
     "Seq2SeqLM",

@@ -9,6 +9,7 @@ from keras_transformer.tasks.images.image_classifier import ImageClassifier
 from keras_transformer.tasks.images.image_embedder import ImageEmbedder
 from keras_transformer.tasks.images.image_segmenter import ImageSegmenter, Segmentation
 from keras_transformer.tasks.images.image_to_text import ImageToText
+from keras_transformer.tasks.images.object_detector import Detection, ObjectDetector
 from keras_transformer.tasks.series.forecaster import Forecaster
 from keras_transformer.tasks.series.sampled_forecaster import SampledForecaster
 from keras_transformer.tasks.speech.audio_classifier import AudioClassifier
@@ -31,6 +32,7 @@ __all__ = [
     "CausalLM",
     "DepthEstimator",
     "DepthMap",
+    "Detection",
     "Forecaster",
     "Generator",
     "Head",
@@ -40,6 +42,7 @@ __all__ = [
     "ImageToText",
     "LateInteraction",
     "MaskedLM",
+    "ObjectDetector",
     "Processor",
     "PromptFormat",
     "QuestionAnswerer",

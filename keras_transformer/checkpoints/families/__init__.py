@@ -148,6 +148,7 @@ from keras_transformer.checkpoints.families.vision.qwen2_vl import QWEN2_VL
 from keras_transformer.checkpoints.families.vision.qwen3_vl import QWEN3_5, QWEN3_VL
 from keras_transformer.checkpoints.families.vision.siglip import SIGLIP, SIGLIP_TEXT, SIGLIP_VISION
 from keras_transformer.checkpoints.families.vision.vit import DEIT, VIT
+from keras_transformer.checkpoints.families.vision.yolos import YOLOS
 from keras_transformer.checkpoints.other_formats import FAMILIES_PAGE
 
 FAMILIES = {
@@ -272,6 +273,7 @@ FAMILIES = {
         DINOV2_WITH_REGISTERS,
         DINOV3_VIT,
         DPT,
+        YOLOS,
         DEPTH_ANYTHING,
         BEIT,
         AST,
