@@ -25,10 +25,10 @@ flags.DEFINE_string("picture", "detection.png", "Path of the picture of an unsee
 flags.DEFINE_integer("layers", 3, "Layers of the transformer.", lower_bound=1)
 flags.DEFINE_integer("width", 48, "Width of the states.", lower_bound=16)
 flags.DEFINE_integer("tokens", 5, "Detection tokens.", lower_bound=1)
-flags.DEFINE_integer("epochs", 30, "Passes over the images.", lower_bound=1)
-flags.DEFINE_integer("batch_size", 32, "Images in a training step.", lower_bound=1)
+flags.DEFINE_integer("epochs", 20, "Passes over the images.", lower_bound=1)
+flags.DEFINE_integer("batch_size", 16, "Images in a training step.", lower_bound=1)
 flags.DEFINE_float("learning_rate", 3e-3, "Peak, after 10 % of the steps; then decays to 0.")
-flags.DEFINE_integer("seen", 1200, "Number of images to train on.", lower_bound=1)
+flags.DEFINE_integer("seen", 800, "Number of images to train on.", lower_bound=1)
 flags.DEFINE_integer(
     "held_out", 400, "Number of images, the last ones, to score on.", lower_bound=1
 )

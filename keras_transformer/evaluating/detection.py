@@ -18,7 +18,7 @@ _MOST_FOUND = 100  # of an image, the most that COCO counts
 
 @dataclasses.dataclass(frozen=True)
 class DetectionScores:
-    """Average precision of found objects, as COCO computes it; NaN if there are none to find.
+    """Average precision of found objects, as COCO computes it; NaN without known objects.
 
     Attributes:
         ap: float, the mean over classes and over ten thresholds of the intersection over union,

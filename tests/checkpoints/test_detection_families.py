@@ -52,7 +52,7 @@ def pixels(*size):
 
 @pytest.mark.each_backend
 def test_same_outputs(both):
-    """Of images of the usual size, and of others."""
+    """Images of the usual size, and of others."""
     reference, task, _ = both
     assert type(task) is kt.ObjectDetector and task.labels == ["N/A", "cat", "N/A 2"]
     for size in ((16, 24), (29, 19)):

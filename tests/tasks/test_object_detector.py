@@ -247,7 +247,7 @@ def test_wrong_data_is_refused_before_work():
         task.fit(images, objects, class_weight={0: 2.0}, verbose=0)
     with pytest.raises(ValueError, match="learns from labels"):
         task.fit(images, verbose=0)
-    with pytest.raises(ValueError, match="`threshold` must be at most 1"):
+    with pytest.raises(ValueError, match="`threshold` must be a number from 0 to 1"):
         task.detect(images[0], threshold=2)
     with pytest.raises(ValueError, match="takes no boxes"):
         task.compile(augmentation=[keras.layers.Rescaling(2.0)])

@@ -111,7 +111,7 @@ class DetectionHead(ClassHead):
 
 
 def _tokens_of(config: TransformerConfig) -> int:
-    """Return the number of detection tokens. Raises ValueError if there are none."""
+    """Return the number of detection tokens. Raises ValueError without such tokens."""
     count = getattr(config.sides[0].stem, "num_detection_tokens", 0)
     if not count:
         raise ValueError(

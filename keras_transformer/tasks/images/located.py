@@ -31,7 +31,7 @@ class MovedTargets(OutputLoss):
 
 
 class Targets:
-    """What the images of a task are to be mapped to: how it is read, checked and moved."""
+    """Targets of images: how they are read, checked and moved."""
 
     name: ClassVar[str]  # of the targets of an image, in errors
 

@@ -63,7 +63,7 @@ class DetectionLoss(keras.losses.Loss):
         objects, classes = targets[..., :4], ops.cast(targets[..., 4], "int32")
         real = classes >= 0
         present = ops.cast(real, "float32")
-        # Boxes that are no object would have no area.
+        # Padding has boxes without area.
         objects = ops.where(real[..., None], objects, 0.5)
 
         log_shares = ops.log_softmax(logits, axis=-1)
