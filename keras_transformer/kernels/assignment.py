@@ -1,9 +1,9 @@
 """Pairs of least total cost, on the host: the assignment of predictions to what they predict."""
 
-import numpy as np
 from keras import ops
 
 from keras_transformer.kernels.device import on
+from keras_transformer.kernels.least_cost import least_cost
 
 
 def assign(costs, real):
@@ -36,16 +36,3 @@ def assign(costs, real):
     from keras_transformer.kernels.torch_assignment import assignment
 
     return assignment(costs.detach(), real)
-
-
-def least_cost(costs, real) -> np.ndarray:
-    """Compute `assign` with NumPy and SciPy."""
-    from scipy.optimize import linear_sum_assignment
-
-    costs, real = np.asarray(costs), np.asarray(real)
-    largest = np.finfo("float32").max
-    costs = np.nan_to_num(costs, nan=largest, posinf=largest, neginf=largest)
-    found = np.zeros(costs.shape[:2], "int32")
-    for row, own in enumerate(real):
-        found[row, own] = linear_sum_assignment(costs[row, own])[1]
-    return found

@@ -2,7 +2,7 @@
 
 import torch
 
-from keras_transformer.kernels.assignment import least_cost
+from keras_transformer.kernels.least_cost import least_cost
 
 
 @torch.library.custom_op("keras_transformer::assignment", mutates_args=())
