@@ -400,6 +400,10 @@ def special(family: Family) -> list[str]:
         tokens += ["registers"] * ("num_register_tokens" in family.published_config(config))
         what = "a spectrogram" if stem.num_channels == 1 else "images"
         parts.append(f"patches of {what}" + (f", behind {' and '.join(tokens)}" if tokens else ""))
+        if stem.num_detection_tokens:
+            parts.append("detection tokens behind the patches")
+        if stem.mid_positions:
+            parts.append("positions that are added again behind each block but the last")
     if stem is not None and stem.kind == "tubes":
         token = ", behind a class token" if stem.class_token else ""
         parts.append(f"tubes of videos, patches over {stem.tube_frames} frames{token}")

@@ -3,7 +3,7 @@
 from keras_transformer.checkpoints.families import FAMILIES
 from keras_transformer.checkpoints.text_models import TEXT_MODELS
 
-_BOXES = "There is no task for boxes around objects."
+_BOXES = "Of detectors of objects, only YOLOS is read."
 _MASKS = "There is no task for the masks of single objects."
 _SPEECH_OUT = "There is no task that writes sound."
 _CONVOLUTIONS = "A network of convolutions, without a mixer of tokens."
@@ -80,7 +80,7 @@ LOADED_TYPES: dict[str, str | None] = {
     "rt_detr": _BOXES,
     "grounding-dino": _BOXES,
     "owlv2": _BOXES,
-    "yolos": _BOXES,
+    "yolos": None,
     "sam": None,
     "sam2": _MASKS,
     "mask2former": _MASKS,

@@ -24,6 +24,7 @@ What there is:
                         a class for each image, recording or video
     ImageSegmenter, DepthEstimator
                         a class or a distance for each pixel of an image
+    ObjectDetector      boxes with classes in images
     PromptedSegmenter   masks of the objects at points and in boxes of an image
     ImageEmbedder       vectors of images and texts in one space; zero-shot classification
     ImageToText, SpeechToText, CTCSpeechToText
@@ -106,6 +107,7 @@ from keras_transformer.tasks import (  # noqa: E402
     ImageSegmenter,
     ImageToText,
     MaskedLM,
+    ObjectDetector,
     PromptedSegmenter,
     QuestionAnswerer,
     SampledForecaster,
@@ -140,6 +142,7 @@ register_tasks(
     ImageSegmenter,
     ImageToText,
     MaskedLM,
+    ObjectDetector,
     PromptedSegmenter,
     QuestionAnswerer,
     SampledForecaster,
@@ -167,6 +170,7 @@ __all__ = [
     "ImageSegmenter",
     "ImageToText",
     "MaskedLM",
+    "ObjectDetector",
     "PromptedSegmenter",
     "QuestionAnswerer",
     "SampledForecaster",

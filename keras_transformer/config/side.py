@@ -175,6 +175,18 @@ class Side(Part):
         on_grid = self.attention is not None and isinstance(self.attention.position, GridRotary)
         if on_grid and not isinstance(self.input, PatchStemConfig):
             raise ValueError("A rotation over a grid needs a stem of patches.")
+        detects = getattr(self.input, "num_detection_tokens", 0)
+        if detects and (on_grid or self.pooler == "mean" or self.vector is not None):
+            raise ValueError(
+                "`num_detection_tokens` cannot be combined with a rotation over a grid, the mean "
+                "of the states or a vector: these are for states of patches alone."
+            )
+        mid = getattr(self.input, "mid_positions", 0)
+        if mid > self.num_layers or (mid and self.embedding_dim != self.hidden_dim):
+            raise ValueError(
+                f"`mid_positions` must be at most num_layers={self.num_layers}, and needs "
+                f"`embedding_dim` equal to `hidden_dim`, received {mid}."
+            )
 
     def _check_layers(self):
         if len(self.layers) > self.num_layers:
@@ -277,7 +289,11 @@ class Side(Part):
                     f"{type(part_).__name__} of {part_.rows} x {part_.columns} patches needs a "
                     f"stem of as many patches, without other tokens, received {found}."
                 )
-        of_patches = isinstance(stem, PatchStemConfig) and stem.num_tokens == 1
+        of_patches = (
+            isinstance(stem, PatchStemConfig)
+            and stem.num_tokens == 1
+            and not stem.num_detection_tokens
+        )
         if isinstance(bias, GridBias) and not of_patches:
             raise ValueError(
                 "`grid_bias` needs a stem of patches with a class token and no other token."

@@ -66,6 +66,20 @@ class PatchStemConfig(ImageStemConfig, kind="patches"):
         least=0,
         most=2**15,
     )
+    num_detection_tokens: int = option(
+        "number of trained states after the patches, with positions, from which objects are "
+        "predicted (YOLOS).",
+        0,
+        least=0,
+        most=2**15,
+    )
+    mid_positions: int = option(
+        "number of blocks, from the first, behind which further trained positions are added to the "
+        "states (YOLOS).",
+        0,
+        least=0,
+        most=2**10,
+    )
     interpolation: str = option(
         'how learned positions are interpolated for images of another size: `"bicubic"`, or '
         '`"bicubic_antialiased"`, which weighs all positions that a smaller grid leaves out.',
@@ -83,10 +97,12 @@ class PatchStemConfig(ImageStemConfig, kind="patches"):
             )
         if self.distillation_token and not self.class_token:
             raise ValueError("`distillation_token` needs `class_token`.")
+        if self.num_registers and self.num_detection_tokens:
+            raise ValueError("`num_registers` cannot be combined with `num_detection_tokens`.")
 
     @property
     def num_tokens(self) -> int:
-        """Number of states that do not belong to a patch."""
+        """Number of states before those of the patches."""
         return self.class_token + self.distillation_token + self.num_registers
 
     def grid(self, image_size):
@@ -95,7 +111,8 @@ class PatchStemConfig(ImageStemConfig, kind="patches"):
 
     @property
     def num_states(self):
-        return math.prod(self.grid(self.image_size)) + self.num_tokens
+        patches = math.prod(self.grid(self.image_size))
+        return self.num_tokens + patches + self.num_detection_tokens
 
     @property
     def num_positions(self):
@@ -118,6 +135,18 @@ class PatchStemConfig(ImageStemConfig, kind="patches"):
                 if self.num_registers
                 else ()
             ),
+            *(
+                weight_of("input_detection_tokens", "num_detection_tokens", "embedding_dim")
+                if self.num_detection_tokens
+                else ()
+            ),
+            *(
+                weight_of(
+                    "input_mid_positions", "mid_positions", "one", "stem_states", "embedding_dim"
+                )
+                if self.mid_positions
+                else ()
+            ),
         )
 
     def sizes(self, width):
@@ -125,6 +154,9 @@ class PatchStemConfig(ImageStemConfig, kind="patches"):
             "patch_size": self.patch_size,
             "num_channels": self.num_channels,
             "num_registers": self.num_registers,
+            "num_detection_tokens": self.num_detection_tokens,
+            "mid_positions": self.mid_positions,
+            "stem_states": self.num_states,
         }
 
     @property
@@ -500,6 +532,7 @@ class SeriesStemConfig(StemConfig, kind="series"):
 # Stems of each kind that together have all weights of the kind, for the tables in `structure`.
 WHOLE = (
     PatchStemConfig(distillation_token=True, num_registers=1),
+    PatchStemConfig(num_detection_tokens=1, mid_positions=1),
     PatchSequenceStemConfig(use_bias=True, position_grid=1),
     ConvolutionStemConfig(use_bias=True),
     TubeStemConfig(class_token=True),

@@ -1,7 +1,8 @@
-"""Scores that others can compare: benchmarks by lm-eval and MTEB, and reports on classes."""
+"""Scores that others can compare: lm-eval, MTEB, reports on classes, precision of objects."""
 
 from typing import TYPE_CHECKING
 
+from keras_transformer.evaluating.detection import DetectionScores, evaluate_detector
 from keras_transformer.evaluating.reports import ClassificationReport, EntityReport
 from keras_transformer.evaluating.result import Score, Scores
 from keras_transformer.evaluating.run import evaluate
@@ -14,12 +15,14 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ClassificationReport",
+    "DetectionScores",
     "EmbeddingModel",
     "EntityReport",
     "HarnessModel",
     "Score",
     "Scores",
     "evaluate",
+    "evaluate_detector",
     "evaluate_texts",
 ]
 

@@ -14,7 +14,13 @@ from keras_transformer.generation.cache import Cache, CacheGroup, has_states
 from keras_transformer.kernels.indexing import columns
 from keras_transformer.layers.position import row_lengths
 from keras_transformer.layers.stems import Input
-from keras_transformer.tasks import DepthEstimator, QuestionAnswerer, Task, TextEmbedder
+from keras_transformer.tasks import (
+    DepthEstimator,
+    ObjectDetector,
+    QuestionAnswerer,
+    Task,
+    TextEmbedder,
+)
 
 
 def graphs_of(task: keras.Model) -> list[Graph]:
@@ -56,12 +62,16 @@ def _one_pass(task: keras.Model) -> Graph:
         outputs = task({array.name: _read(array, tensor) for array, tensor in given})
         if isinstance(task, QuestionAnswerer):
             return outputs[..., 0], outputs[..., 1]
+        if isinstance(task, ObjectDetector):
+            outputs = ops.cast(outputs, "float32")
+            return outputs[..., 4:], outputs[..., :4]
         return (ops.cast(outputs, "float32"),)
 
     outputs = {
         QuestionAnswerer: ("start_logits", "end_logits"),
         TextEmbedder: ("sentence_embedding",),
         DepthEstimator: ("predicted_depth",),
+        ObjectDetector: ("logits", "pred_boxes"),
     }
     found = next((named for kind, named in outputs.items() if isinstance(task, kind)), None)
     if getattr(task, "interaction", None) is not None:

@@ -266,6 +266,7 @@ class Seq2Seq(Backbone):
         stem, stack = self.sides[f"{name}_"]
         embedded = stem(inputs, training=training)
         run = ForwardContext(embedded.states, embedded._asdict(), collect=collect)
+        attended["added"] = embedded.added
         found = stack(embedded.states, run=run, training=training, **attended)
         states, *collected = found if collect else (found,)
         named = {f"{name}_{key}": each for of in collected for key, each in of.items()}

@@ -4,6 +4,7 @@ from keras_transformer.processors.audio import AudioProcessor
 from keras_transformer.processors.audio_files import audio_folder, read_audio
 from keras_transformer.processors.image import ImageProcessor
 from keras_transformer.processors.image_files import image_folder, read_image
+from keras_transformer.processors.object_files import read_coco, read_voc
 from keras_transformer.processors.patch_rows import PatchRowProcessor
 from keras_transformer.processors.patch_sequences import PatchSequenceProcessor
 from keras_transformer.processors.processor import Processor
@@ -38,7 +39,9 @@ __all__ = [
     "audio_folder",
     "image_folder",
     "read_audio",
+    "read_coco",
     "read_image",
+    "read_voc",
     "video_folder",
 ]
 

@@ -30,6 +30,7 @@ _DEFAULTS: dict[str, tuple] = {
     "Gemma3": (224, None, _BILINEAR, _HALF),
     "DINOv3ViT": (224, None, _BILINEAR, _IMAGENET),
     "DPT": (384, None, _BICUBIC, _HALF),
+    "Yolos": ({"shortest_edge": 800, "longest_edge": 1333}, None, _BILINEAR, _IMAGENET),
     "Idefics3": (None, None, _LANCZOS, _HALF),
     "SmolVLM": (None, None, _LANCZOS, _HALF),
     "LlavaNext": (None, None, _BICUBIC, CLIP),
@@ -38,6 +39,8 @@ _DEFAULTS: dict[str, tuple] = {
 }
 # Classes that resize floats: resized pixels are not rounded to whole numbers.
 _UNROUNDED = ("DINOv3ViT",)
+# Families whose sides are rounded down to multiples of a number, if images keep their proportions.
+_FLOORED = {"Yolos": 16}
 # Families whose images are cut into tiles.
 _TILINGS: dict[str, type[Tiling]] = {
     "Idefics3": Splitting,
@@ -60,7 +63,8 @@ class ImageProcessor(MediaProcessor):
 
     Args:
         size: size after resizing: an int for a square, `(height, width)`, `{"height": ..., "width":
-            ...}`, or `{"shortest_edge": ...}`, which keeps the aspect ratio. None disables
+            ...}`, or `{"shortest_edge": ...}`, which keeps the aspect ratio; with `"longest_edge"`
+            beside it, images become smaller if their longest edge would exceed it. None disables
             resizing.
         crop_size: an int, or height and width, to crop from the center. None disables cropping.
         resample: int, interpolation of pixels in Pillow's numbering: 0 nearest, 2 bilinear, 3
@@ -281,6 +285,25 @@ class ImageProcessor(MediaProcessor):
             values = np.asarray(resized)
         return _padded(values[_middle(wanted, crop)], crop, fill)
 
+    def map_boxes(self, boxes: np.ndarray, size: tuple[int, int]) -> np.ndarray:
+        """Return boxes as shares of the processed image, cut to what a crop leaves of them.
+
+        Args:
+            boxes: float `(boxes, 4)`, x_min, y_min, x_max and y_max in pixels of an image.
+            size: ints, height and width of that image.
+
+        Returns:
+            Float32 `(boxes, 4)`, from 0 to 1. A box beside the crop has no area.
+        """
+        wanted, crop = self._wanted(*size)
+        given = np.array([size[1], size[0]] * 2, "float64")
+        resized = np.array([wanted[1], wanted[0]] * 2, "float64")
+        # A positive shift is cut off, a negative one is padding, see `_middle` and `_padded`.
+        shift = [(n - crop[name]) // 2 for n, name in zip(wanted, ("height", "width"), strict=True)]
+        kept = np.array([crop["width"], crop["height"]] * 2, "float64")
+        moved = boxes.astype("float64") * (resized / given) - np.array(shift[::-1] * 2)
+        return np.clip(moved / kept, 0, 1).astype("float32")
+
     def _wanted(self, height: int, width: int) -> tuple[tuple[int, int], Mapping[str, int]]:
         """Return height and width after resizing, and those of the crop that follows."""
         wanted = self._resized(height, width)
@@ -297,8 +320,16 @@ class ImageProcessor(MediaProcessor):
             sides = (scale * side for scale, side in zip(scales, (height, width), strict=True))
             rows, columns = (self._rounded(side) for side in sides)
             return rows, columns
-        edge = self.size["shortest_edge"]
-        longest = int(edge * max(height, width) / min(height, width))
+        edge, short = self.size["shortest_edge"], min(height, width)
+        exact, most = edge, self.size.get("longest_edge")
+        if most is not None and max(height, width) / short * edge > most:
+            exact = most * short / max(height, width)
+            edge = round(exact)
+        longest = int(exact * max(height, width) / short)
+        if most is not None and edge == height <= width:  # as it is, also if rounding changes it
+            longest = width
+        step = _FLOORED.get(self.family, 1) if most is not None else 1
+        edge, longest = (max(side - side % step, step) for side in (edge, longest))
         return (edge, longest) if height <= width else (longest, edge)
 
     def _rounded(self, side: float) -> int:
@@ -383,6 +414,8 @@ class ImageProcessor(MediaProcessor):
             )
         size, crop, resample, (mean, std) = _DEFAULTS[family]
         tiling = None
+        if family in _FLOORED and values.get("pad_size") is not None:
+            raise ValueError(f"pad_size={shorten(values['pad_size'])} is not supported, only null.")
         if family in _TILINGS:
             tiling = _TILINGS[family].from_values(values, family)
             values = {**values, "size": tiling.side, "crop_size": None, "do_center_crop": False}
@@ -391,6 +424,8 @@ class ImageProcessor(MediaProcessor):
             size, dict
         ):  # old files give the shortest edge as a number
             given = {"shortest_edge": given}
+            if "longest_edge" in size:
+                given["longest_edge"] = values.get("max_size", size["longest_edge"])
         crop = values.get("crop_size", crop)
         has = {name: values.get(f"do_{name}", True) for name in ("resize", "rescale", "normalize")}
         has["center_crop"] = values.get("do_center_crop", _DEFAULTS[family][1] is not None)
@@ -420,12 +455,13 @@ def _named(values: Mapping[str, Any]) -> tuple[Any, str]:
 
 
 def _size(name: str, given: Any, shortest: bool = False) -> dict[str, int]:
-    """Return a dict of height and width, or of the shortest edge. Raises ValueError if invalid."""
+    """Return a dict of height and width, or of edges. Raises ValueError if invalid."""
     if isinstance(given, int) and not isinstance(given, bool):
         given = (given, given)
     if isinstance(given, (list, tuple)) and len(given) == 2:
         given = {"height": given[0], "width": given[1]}
-    known = ({"height", "width"}, {"shortest_edge"}) if shortest else ({"height", "width"},)
+    edges = ({"shortest_edge"}, {"shortest_edge", "longest_edge"}) if shortest else ()
+    known = ({"height", "width"}, *edges)
     values = {n: v for n, v in given.items() if v is not None} if isinstance(given, Mapping) else {}
     if values.keys() not in known:
         edge = ", or {'shortest_edge': ...}" if shortest else ""

@@ -108,7 +108,7 @@ class MediaProcessor(Processor):
             of_all = _read_object(path) if has_file(path) else {}
             values = of_all.get(cls.part)
             if values is None:
-                own = (Path(directory, name) for name in cls.files if name != _OF_ALL_PARTS)
+                own = (Path(directory, name) for name in cls.files if name != OF_ALL_PARTS)
                 path = next(filter(has_file, own), Path(directory, FILE))
                 values = _read_object(path)
             elif not isinstance(values, dict):

@@ -9,6 +9,7 @@ from keras_transformer.tasks.images.image_classifier import ImageClassifier
 from keras_transformer.tasks.images.image_embedder import ImageEmbedder
 from keras_transformer.tasks.images.image_segmenter import ImageSegmenter, Segmentation
 from keras_transformer.tasks.images.image_to_text import ImageToText
+from keras_transformer.tasks.images.object_detector import Detection, ObjectDetector
 from keras_transformer.tasks.images.prompted_segmenter import (
     EncodedImage,
     PromptedSegmentation,
@@ -37,6 +38,7 @@ __all__ = [
     "CausalLM",
     "DepthEstimator",
     "DepthMap",
+    "Detection",
     "EncodedImage",
     "Forecaster",
     "Generator",
@@ -47,6 +49,7 @@ __all__ = [
     "ImageToText",
     "LateInteraction",
     "MaskedLM",
+    "ObjectDetector",
     "Processor",
     "PromptFormat",
     "PromptedSegmentation",

@@ -10,6 +10,7 @@ from keras_transformer.training.losses.depth_losses import (
     AffineInvariantLoss,
     ScaleInvariantLogLoss,
 )
+from keras_transformer.training.losses.detection_loss import DetectionLoss
 from keras_transformer.training.losses.embedding_losses import (
     BatchAllTripletLoss,
     BatchHardTripletLoss,
@@ -88,6 +89,7 @@ __all__ = [
     "ContrastiveLoss",
     "CosineSimilarityLoss",
     "Denoising",
+    "DetectionLoss",
     "Distiller",
     "DrGRPO",
     "EditDistance",

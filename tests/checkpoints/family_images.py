@@ -47,7 +47,13 @@ _ROTATED_GATED = {
 
 _TOWER = {**_SIZES, "num_channels": 2, "hidden_act": "gelu", "layer_norm_eps": 1e-3}
 
+_DETECTION = {**_SIZES, "image_size": [15, 20], "num_detection_tokens": 3}
+
 CONFIGS = {
+    "yolos": (
+        "Yolos",
+        [_DETECTION, {**_DETECTION, "use_mid_position_embeddings": False, "qkv_bias": False}],
+    ),
     "vit": ("ViT", [_SIZES, _OTHER]),
     "deit": ("DeiT", [_SIZES, _OTHER]),
     "dinov2": ("Dinov2", [_RATIO, _GATED]),

@@ -19,7 +19,7 @@ CASES = [(name, i) for name, (_, configs) in CONFIGS.items() for i in range(len(
 _TEACHER = "ForImageClassificationWithTeacher"
 # With a class of their own in a config of two.
 TOWERS = ("clip_vision_model", "metaclip_2_vision_model", "siglip_vision_model")
-_CLASSIFIERS = [name for name in CONFIGS if name not in (*TOWERS, "dinov3_vit")]
+_CLASSIFIERS = [name for name in CONFIGS if name not in (*TOWERS, "dinov3_vit", "yolos")]
 # Models that take images of any size without being asked.
 ANY_SIZE = ("dinov2", "dinov2_with_registers", "dinov3_vit")
 HEADS = [*((name, "ForImageClassification") for name in _CLASSIFIERS), ("deit", _TEACHER)]

@@ -65,6 +65,7 @@ OPTIONS = {
     "CTCSpeechToText": [{"vocabulary_size": 9}],
     "DepthEstimator": [{}, {"max_depth": 10.0}],
     "ImageSegmenter": [{"num_classes": 3}],
+    "ObjectDetector": [{"num_classes": 3}, {"num_classes": 1, "class_layers": 1}],
     "SequenceClassifier": [{"num_classes": 3}],
     "SequenceLabeler": [{"num_classes": 3}],
     "Forecaster": [
@@ -81,6 +82,7 @@ BACKBONES = {
     "ImageEmbedder": lambda: kt.models.Encoder(images.patches()),
     "DepthEstimator": lambda: kt.models.Encoder(images.patches()),
     "ImageSegmenter": lambda: kt.models.Encoder(images.patches()),
+    "ObjectDetector": lambda: kt.models.Encoder(images.patches(num_detection_tokens=2)),
     "CTCSpeechToText": lambda: kt.models.Encoder(audio.waveform()),
     "Forecaster": lambda: kt.models.Encoder(series.config()),
     "ImageToText": lambda: kt.models.Seq2Seq(images.captions()),

@@ -141,7 +141,8 @@ def test_captions(run, tmp_path):
     assert Image.open(tmp_path / "seen.png").size > (600, 300)
 
 
-def test_segmentation(run, tmp_path):
+def shapes(tmp_path):
+    """Twelve images of two shapes, as easy-VQA has them, and their questions."""
     folder = tmp_path / "easy_vqa"
     (folder / "images").mkdir(parents=True)
     rows = []
@@ -152,7 +153,19 @@ def test_segmentation(run, tmp_path):
         image.save(folder / "images" / f"{i}.png")
         rows += [["what is the color of the shape?", color, i], [f"is there a {shape}?", "yes", i]]
     (folder / "questions.json").write_text(json.dumps(rows))
-    small = [f"--data_dir={tmp_path}", "--epochs=1", "--layers=1", "--width=16", "--held_out=4"]
+    return [f"--data_dir={tmp_path}", "--epochs=1", "--layers=1", "--width=16", "--held_out=4"]
+
+
+def test_detection(run, tmp_path):
+    printed = run("detection", *shapes(tmp_path), "--picture=seen.png", "--output=model")
+    assert "8 images" in printed
+    assert re.search(r"Average precision on 4 unseen images: [\d.]+%", printed)
+    assert Image.open(tmp_path / "seen.png").size > (300, 300)
+    assert (tmp_path / "model" / "config.json").is_file()
+
+
+def test_segmentation(run, tmp_path):
+    small = shapes(tmp_path)
     printed = run("segmentation", *small, "--picture=seen.png", "--output=model")
     assert "8 images" in printed
     assert re.search(r"Mean IoU of 4 unseen images: [\d.]+%", printed)

@@ -176,6 +176,8 @@ def tasks():
     decoder = {"readout": "project", "batch_norm": True}
     yield kt.ImageSegmenter(kt.models.Encoder(images.patches()), num_classes=3, decoder=decoder)
     yield kt.DepthEstimator(kt.models.Encoder(images.patches()), depth_features=5)
+    detecting = images.patches(num_detection_tokens=3, mid_positions=1)
+    yield kt.ObjectDetector(kt.models.Encoder(detecting), num_classes=3)
     yield duals.embedder()
     yield kt.ImageEmbedder(kt.models.Encoder(images.patches()))
     yield language_model()

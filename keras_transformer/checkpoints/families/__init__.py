@@ -152,6 +152,7 @@ from keras_transformer.checkpoints.families.vision.siglip import SIGLIP, SIGLIP_
 from keras_transformer.checkpoints.families.vision.videomae import VIDEOMAE
 from keras_transformer.checkpoints.families.vision.vit import DEIT, VIT
 from keras_transformer.checkpoints.families.vision.vivit import VIVIT
+from keras_transformer.checkpoints.families.vision.yolos import YOLOS
 from keras_transformer.checkpoints.other_formats import FAMILIES_PAGE
 
 FAMILIES = {
@@ -276,6 +277,7 @@ FAMILIES = {
         DINOV2_WITH_REGISTERS,
         DINOV3_VIT,
         DPT,
+        YOLOS,
         SAM,
         DEPTH_ANYTHING,
         BEIT,

@@ -39,7 +39,7 @@ PUBLISHED_FORM: Mapping[str, tuple[str, ...]] = {
 # Transformers that this library does not compute, with the reason.
 NOT_COMPUTED: Mapping[str, str] = {
     "BLIP2Backbone": "a transformer of learned queries reads the image for the language model.",
-    "DFineBackbone": "detection of objects is not a task here.",
+    "DFineBackbone": "its attention reads a few places of maps of several sizes.",
     "DINOV3Backbone": "its rotary positions are those of two axes of a grid.",
     "EdRecBackbone": "its encoder-decoder has not been compared, and has no published weights.",
     "FluxBackbone": "diffusion of images is not a task here.",

@@ -32,16 +32,29 @@ class ImageStem(PositionedStem):
         usual, grid = (self.config.stem.grid(each) for each in (self.config.stem.image_size, size))
         if self.config.position != "learned" or grid == usual:
             return self.with_positions(x)
+        vectors = self.interpolated(ops.cast(table.embeddings, "float32"), tokens, size)
+        return x + ops.cast(vectors[None], x.dtype)
+
+    def interpolated(self, table, tokens: int, size: tuple[int, int]):
+        """Interpolate positions to the grid of an image.
+
+        Args:
+            table: float32 `(positions, dim)`, those of `tokens` states, then those of the grid of
+                the config's image size, row by row, then any others.
+            tokens: int, the number of states before the grid.
+            size: ints, height and width of the image.
+        """
+        usual, grid = (self.config.stem.grid(each) for each in (self.config.stem.image_size, size))
+        if grid == usual:
+            return table
         antialiased = getattr(self.config.stem, "interpolation", "") == "bicubic_antialiased"
         resampled = antialiased_resampling if antialiased else resampling
         rows, columns = (resampled(*pair) for pair in zip(usual, grid, strict=True))
-        vectors = ops.cast(table.embeddings, "float32")
-        first, places = vectors[:tokens], vectors[tokens:]
-        places = ops.reshape(places, (*usual, -1))
+        end = tokens + usual[0] * usual[1]
+        places = ops.reshape(table[tokens:end], (*usual, -1))
         places = ops.einsum("ai,bj,ijd->abd", rows, columns, places)
         places = ops.reshape(places, (grid[0] * grid[1], -1))
-        vectors = ops.concatenate([first, places])[None]
-        return x + ops.cast(vectors, x.dtype)
+        return ops.concatenate([table[:tokens], places, table[end:]])
 
     def image_size(self, images) -> tuple[int, int]:
         """Return height and width of the images, or of the config while they are unknown."""
@@ -52,7 +65,7 @@ class ImageStem(PositionedStem):
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
 class PatchStem(ImageStem):
-    """Image cut into patches, each projected linearly, with trained tokens before them.
+    """Image cut into patches, each projected linearly, with trained tokens before and after them.
 
     Args:
         config: `TransformerConfig` of a side whose `stem` is a `PatchStemConfig`.
@@ -64,12 +77,14 @@ class PatchStem(ImageStem):
             interpolated if the size differs from the config's.
 
     Returns:
-        `Embedded`: a state for each token of the stem, then one for each patch, row by row. For a
-        rotation over the grid, `position_ids` are the `places` of these states.
+        `Embedded`: a state for each token of the stem, then one for each patch, row by row, then
+        those of the detection tokens. For a rotation over the grid, `position_ids` are the `places`
+        of these states.
 
     Source: Dosovitskiy et al. 2020, "An Image is Worth 16x16 Words", section 3.1; the second token:
     Touvron et al. 2020, "Training data-efficient image transformers", section 4; registers: Darcet
-    et al. 2023, "Vision Transformers Need Registers", section 2.2.
+    et al. 2023, "Vision Transformers Need Registers", section 2.2; detection tokens: Fang et al.
+    2021, "You Only Look at One Sequence", section 3.1.
     """
 
     def __init__(self, config: TransformerConfig, initializer=None, **kwargs):
@@ -86,7 +101,7 @@ class PatchStem(ImageStem):
             dtype=self.dtype_policy,
         )
         self.tokens = []
-        self.registers = None
+        self.registers = self.detection_tokens = self.mid_positions = None
         self.make_rest(initializer)
 
     def build(self, input_shape=None):
@@ -101,6 +116,16 @@ class PatchStem(ImageStem):
         if stem.num_registers:
             shape = (stem.num_registers, self.config.embedding_dim)
             self.registers = self.add_weight(shape, self._embeddings, name="input_registers")
+        if stem.num_detection_tokens:
+            shape = (stem.num_detection_tokens, self.config.embedding_dim)
+            self.detection_tokens = self.add_weight(
+                shape, self._embeddings, name="input_detection_tokens"
+            )
+        if stem.mid_positions:
+            shape = (stem.mid_positions, 1, stem.num_states, self.config.embedding_dim)
+            self.mid_positions = self.add_weight(
+                shape, self._embeddings, name="input_mid_positions"
+            )
         super().build(input_shape)
 
     def call(self, inputs, training=False):
@@ -115,6 +140,9 @@ class PatchStem(ImageStem):
         if self.tokens:
             tokens = ops.stack([ops.cast(token, x.dtype) for token in self.tokens])
             x = ops.concatenate([_for_each(x, tokens), x], axis=1)
+        if self.detection_tokens is not None:
+            tokens = _for_each(x, ops.cast(self.detection_tokens, x.dtype))
+            x = ops.concatenate([x, tokens], axis=1)
         x = self.on_grid(x, count, size)
         if self.registers is not None:
             registers = _for_each(x, ops.cast(self.registers, x.dtype))
@@ -123,7 +151,14 @@ class PatchStem(ImageStem):
         on_grid = attention is not None and isinstance(attention.position, GridRotary)
         positions = places(grid, self.config.stem.num_tokens) if on_grid else None
         grid = grid if self.config.grid_bias else None
-        return Embedded(self.finished(x, training), position_ids=positions, grid=grid)
+        added = ()
+        if self.mid_positions is not None:
+            tables = ops.cast(self.mid_positions, "float32")
+            tables = [tables[i, 0] for i in range(self.config.stem.mid_positions)]
+            added = tuple(self.interpolated(each, count, size)[None] for each in tables)
+            added = tuple(ops.cast(each, x.dtype) for each in added)
+        states = self.finished(x, training)
+        return Embedded(states, position_ids=positions, grid=grid, added=added)
 
     def _projected(self, images, size):
         """Project patches that do not overlap in one product, `(batch, patches, width)`."""

@@ -43,6 +43,8 @@ class Embedded(NamedTuple):
         layer_inputs: float `(batch, length, num_layers, dim)`, what each token has for each layer,
             or None if the layers take nothing but states.
         segment_ids: int `(batch, length)`, token types for layers that compare them, or None.
+        added: tuple of float `(1, length, hidden_dim)`, positions that are added to the states
+            behind the first blocks.
     """
 
     states: Any
@@ -53,6 +55,7 @@ class Embedded(NamedTuple):
     grid: tuple[int, int] | None = None
     layer_inputs: Any = None
     segment_ids: Any = None
+    added: tuple = ()
 
 
 class Stem(SavesArguments, keras.layers.Layer):

@@ -50,6 +50,11 @@ class DenseHead(Head):
         self.decoder = self.fusion.values()
         self.layers = self.fusion.layers
         tokens = getattr(config.stem, "num_tokens", 0)
+        if getattr(config.stem, "num_detection_tokens", 0):
+            raise ValueError(
+                f"{type(self.task).__name__} reads the states of patches: give the config a `stem` "
+                "without `num_detection_tokens`."
+            )
         layer = FusionDecoder(
             self.fusion, config.hidden_dim, tokens, name="decoder", dtype=self.task.dtype_policy
         )

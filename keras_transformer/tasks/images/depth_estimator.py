@@ -11,8 +11,10 @@ from keras_transformer.layers.stems.images import resampling
 from keras_transformer.models.backbone import Backbone
 from keras_transformer.models.runtime.read_write_lock import reads
 from keras_transformer.processors import ImageProcessor
+from keras_transformer.processors.image_files import read_map
 from keras_transformer.tasks.heads.dense_head import DepthHead
-from keras_transformer.tasks.images.dense import DenseTask
+from keras_transformer.tasks.images.dense import Maps
+from keras_transformer.tasks.images.located import LocatedTask
 from keras_transformer.tasks.images.map_plots import draw_depth
 
 
@@ -53,7 +55,7 @@ class DepthMap:
 
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
-class DepthEstimator(DenseTask):
+class DepthEstimator(LocatedTask):
     """A vision transformer with a head that estimates the depth of each pixel.
 
     The states of four blocks become one map (DPT). With `max_depth` outputs are metres. Without it
@@ -113,7 +115,7 @@ class DepthEstimator(DenseTask):
     alias = "depth_estimation"
     head_class = DepthHead
     task_options = DepthHead.options
-    fill = 0.0
+    targets = Maps(fill=0.0)
 
     decoder: dict[str, Any]
     max_depth: float | None
@@ -132,7 +134,8 @@ class DepthEstimator(DenseTask):
         super().__init__(backbone, processor, name=name, decoder=decoder, **options)
 
     def read_target(self, given: Any, place: str) -> np.ndarray:
-        depth = np.nan_to_num(super().read_target(given, place).astype("float32"), posinf=0)
+        """Read the map of an image. Raises ValueError if it has invalid values."""
+        depth = np.nan_to_num(read_map(given, place).astype("float32"), posinf=0)
         if not (depth > 0).any():
             raise ValueError(f"`{place}` has no depth above 0, so nothing is known of its image.")
         if self.max_depth is not None and depth.max() > self.max_depth:
@@ -162,7 +165,7 @@ class DepthEstimator(DenseTask):
         rows: Sequence = [images] if alone else images
         unit = "nearness" if self.max_depth is None else "metres"
         found = []
-        for image, (size, depth) in zip(rows, self.maps(rows, batch_size), strict=True):
+        for image, (size, depth) in zip(rows, self.outputs_of(rows, batch_size), strict=True):
             height, width = (resampling(*p) for p in zip(depth.shape, size, strict=True))
             found.append(DepthMap(height @ depth.astype("float32") @ width.T, unit, image))
         return found[0] if alone else found

@@ -11,9 +11,11 @@ from keras_transformer.layers.fusion import linear_weights
 from keras_transformer.models.backbone import Backbone
 from keras_transformer.models.runtime.read_write_lock import reads
 from keras_transformer.processors import ImageProcessor
+from keras_transformer.processors.image_files import read_map
 from keras_transformer.support.checking import shorten
 from keras_transformer.tasks.heads.dense_head import IGNORED, SegmentHead
-from keras_transformer.tasks.images.dense import DenseTask
+from keras_transformer.tasks.images.dense import Maps
+from keras_transformer.tasks.images.located import LocatedTask
 from keras_transformer.tasks.images.map_plots import draw_segments
 
 
@@ -60,7 +62,7 @@ class Segmentation:
 
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
-class ImageSegmenter(DenseTask):
+class ImageSegmenter(LocatedTask):
     """A vision transformer with a head that gives each pixel a class.
 
     The states of four blocks become one map (DPT), and a convolution gives logits of classes.
@@ -121,7 +123,7 @@ class ImageSegmenter(DenseTask):
     alias = "image_segmentation"
     head_class = SegmentHead
     task_options = SegmentHead.options
-    fill = IGNORED
+    targets = Maps(fill=IGNORED)
 
     num_classes: int
     labels: list[str] | None
@@ -147,7 +149,8 @@ class ImageSegmenter(DenseTask):
         return self.head.label_names
 
     def read_target(self, given: Any, place: str) -> np.ndarray:
-        classes = super().read_target(given, place)
+        """Read the map of an image. Raises ValueError if it has invalid values."""
+        classes = read_map(given, place)
         wrong = classes[((classes < 0) | (classes >= self.num_classes)) & (classes != IGNORED)]
         if wrong.size or classes.dtype.kind == "f":
             found = f"{wrong[0]:g}" if wrong.size else "floats"
@@ -177,7 +180,7 @@ class ImageSegmenter(DenseTask):
         alone = self._require_processor().is_one(images)
         rows: Sequence = [images] if alone else images
         found = []
-        for image, (size, logits) in zip(rows, self.maps(rows, batch_size), strict=True):
+        for image, (size, logits) in zip(rows, self.outputs_of(rows, batch_size), strict=True):
             classes = likeliest(logits.astype("float32"), size)
             found.append(Segmentation(classes, self.label_names, image))
         return found[0] if alone else found

@@ -1,4 +1,4 @@
-"""Pictures of predicted maps with matplotlib."""
+"""Pictures of predicted maps, masks and boxes with matplotlib."""
 
 from typing import Any
 
@@ -103,4 +103,35 @@ def draw_prompted(image: Any, masks: np.ndarray, scores: np.ndarray, prompts: An
     axis.legend(
         handles=patches, title="IoU score", fontsize=8, loc="upper left", bbox_to_anchor=(1, 1)
     )
+    return figure
+
+
+def draw_objects(image: Any, boxes: np.ndarray, labels: list[str], scores: np.ndarray) -> Any:
+    """Draw an image with boxes, each with its class and score, in a color for each class.
+
+    Args:
+        image: an image that `ImageProcessor` takes.
+        boxes: float `(objects, 4)`, x_min, y_min, x_max and y_max in pixels.
+        labels: list of str, the class of each object.
+        scores: float `(objects,)`.
+
+    Returns:
+        A `matplotlib.figure.Figure`.
+    """
+    pixels = read_image(image)
+    side = 6 * min(max(pixels.shape[0] / pixels.shape[1], 0.4), 2)
+    figure, axes = make_figure(1, 1, figsize=(6, side))
+    axis = axes[0, 0]
+    from matplotlib import colormaps
+    from matplotlib.patches import Rectangle
+
+    axis.set_axis_off()
+    axis.imshow(pixels, extent=(0, pixels.shape[1], pixels.shape[0], 0))
+    table, names = colormaps[_COLOURS].colors, sorted(set(labels))
+    for (left, top, right, bottom), label, score in zip(boxes, labels, scores, strict=True):
+        color = table[names.index(label) % len(table)]
+        size = right - left, bottom - top
+        axis.add_patch(Rectangle((left, top), *size, fill=False, color=color, linewidth=2))
+        text = {"fontsize": 8, "verticalalignment": "bottom", "clip_on": True}
+        axis.text(left, top, f"{label} {score:.2f}", backgroundcolor=color, **text)
     return figure

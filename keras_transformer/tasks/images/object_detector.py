@@ -1,0 +1,302 @@
+"""Object detection: boxes with classes in images."""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+import numpy as np
+from keras import ops
+
+from keras_transformer.models.backbone import Backbone
+from keras_transformer.models.runtime.read_write_lock import reads
+from keras_transformer.processors import ImageProcessor
+from keras_transformer.processors.image_files import image_size
+from keras_transformer.support.checking import check_number
+from keras_transformer.tasks.heads.detection_head import DetectionHead, found_objects
+from keras_transformer.tasks.images.located import LocatedTask, Targets
+from keras_transformer.tasks.images.map_plots import draw_objects
+from keras_transformer.tasks.images.objects import read_objects
+from keras_transformer.tasks.media.augmentation import augmentation_of
+from keras_transformer.training.losses.detection_loss import corners
+
+# Targets of a batch are padded to a multiple of this, so that few shapes are compiled.
+_STEP = 8
+# The least width and height, in pixels, of a box of which an augmentation left a part.
+_LEAST_SIDE = 1.0
+# How layers of Keras are given boxes: corners in pixels.
+_FORMAT = "xyxy"
+
+
+@dataclasses.dataclass(frozen=True)
+class Detection:
+    """The objects that were found in an image, the likeliest first.
+
+    Attributes:
+        boxes: float32 `(objects, 4)`, x_min, y_min, x_max and y_max in pixels of the image. A box
+            may reach beyond the image.
+        labels: list of str, the class of each object.
+        scores: float32 `(objects,)`, the probability of its class.
+        image: the image as it was given.
+
+    Example:
+    ```python
+    import numpy as np
+    import keras_transformer as kt
+
+    boxes = np.array([[2, 3, 8, 9]], "float32")
+    image = np.zeros((10, 10, 3), "uint8")
+    result = kt.tasks.Detection(boxes, ["cat"], np.array([0.9], "float32"), image)
+    assert [(label, box.tolist()) for label, box in zip(result.labels, result.boxes)] == [
+        ("cat", [2, 3, 8, 9])
+    ]
+    ```
+    """
+
+    boxes: np.ndarray
+    labels: list[str]
+    scores: np.ndarray
+    image: Any = dataclasses.field(repr=False)
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def plot(self) -> Any:
+        """Draw the image with the boxes, each with its class and score.
+
+        Returns:
+            A `matplotlib.figure.Figure`.
+
+        Raises:
+            ImportError: if matplotlib is not installed.
+        """
+        return draw_objects(self.image, self.boxes, self.labels, self.scores)
+
+
+class Objects(Targets):
+    """Boxes with classes, see `read_objects`, as `training.DetectionLoss` takes them."""
+
+    name = "objects"
+
+    def read(self, task, images, given):
+        _require_scipy()
+        found, count = [], task.head.count
+        for i in range(len(images)):
+            size = tuple(image_size(images[i], f"x[{i}]"))
+            read = read_objects(given[i], size, task.num_classes, task.labels, f"y[{i}]")
+            if len(read[0]) > count:
+                raise ValueError(
+                    f"`y[{i}]` has {len(read[0])} objects, but this model finds at most {count}, "
+                    "its `num_detection_tokens`."
+                )
+            found.append((size, *read))
+        most = max(len(boxes) for _, boxes, _ in found)
+        most = max(-(-most // _STEP) * _STEP, 1)
+
+        def target_of(i: int) -> np.ndarray:
+            size, boxes, classes = found[i]
+            boxes = task.processor.map_boxes(boxes, size)
+            target = np.zeros((most, 5), "float32")
+            target[:, 4] = -1
+            kept = (boxes[:, 2:] > boxes[:, :2]).all(axis=1)  # in the crop, if there is one
+            boxes, classes = boxes[kept], classes[kept]
+            target[: len(boxes), :2] = (boxes[:, :2] + boxes[:, 2:]) / 2
+            target[: len(boxes), 2:4] = boxes[:, 2:] - boxes[:, :2]
+            target[: len(boxes), 4] = classes
+            return target
+
+        return target_of
+
+    def moved(self, images, targets, layers):
+        boxes, classes = corners(targets), targets[..., 4]
+        boxes = boxes * _sides(images)
+        for layer in layers:
+            if isinstance(layer, keras.layers.RandomCrop):
+                images, boxes = _cropped(layer, images, boxes)
+                continue
+            labels = ops.cast(classes, "int32")
+            given = {"images": images, "bounding_boxes": {"boxes": boxes, "labels": labels}}
+            moved = layer(given, training=True)
+            images, boxes = moved["images"], ops.cast(moved["bounding_boxes"]["boxes"], boxes.dtype)
+        sides = _sides(images)
+        boxes = ops.minimum(ops.maximum(boxes, 0), sides)
+        least = ops.min(boxes[..., 2:] - boxes[..., :2], axis=-1)
+        classes = ops.where(least < _LEAST_SIDE, -1, classes)
+        boxes = boxes / sides
+        centers, lengths = (boxes[..., :2] + boxes[..., 2:]) / 2, boxes[..., 2:] - boxes[..., :2]
+        return images, ops.concatenate([centers, lengths, classes[..., None]], axis=-1)
+
+
+@keras.saving.register_keras_serializable(package="keras_transformer")
+class ObjectDetector(LocatedTask):
+    """A vision transformer with detection tokens, each of which may find an object (YOLOS).
+
+    Two perceptrons on the state of a token give the logits of its class, one of which is "no
+    object", and its box.
+
+    `fit` takes images and for each a dict of its objects: `boxes`, a list of (x_min, y_min, x_max,
+    y_max) in pixels, and `labels`, a list of names or numbers of classes. With `bbox` the boxes are
+    (x_min, y_min, width, height), as in COCO, and the classes may be named `category`. An image may
+    have no object. `processors.read_coco` and `processors.read_voc` read folders, and a table of
+    `datasets` needs the columns `image` and `objects`.
+
+    Compiled with AdamW (5e-5) and `training.DetectionLoss`; SciPy pairs predictions with objects.
+    `compile` changes this, and takes an `augmentation`, which moves images and boxes alike, such as
+    `keras.layers.RandomFlip()` and `RandomCrop`. On TensorFlow steps are not compiled by XLA, which
+    cannot call SciPy.
+
+    Args:
+        backbone: an `Encoder` whose config has a `stem` of patches with `num_detection_tokens`.
+        processor: `processors.ImageProcessor`, or None if the task only takes arrays.
+        num_classes: int. Defaults to the number of `labels`.
+        labels: list of class names, in the order of the class numbers.
+        class_layers: int, linear layers from a state to its logits.
+        name: str.
+
+    Call arguments:
+        inputs: dict with `images`, float `(batch, height, width, channels)`, as the processor
+            returns them.
+
+    Returns:
+        Float `(batch, num_detection_tokens, 4 + num_classes + 1)`: center x, center y, width and
+        height of a box as shares of the image, then logits, the last one of "no object".
+
+    Raises:
+        ValueError: if the backbone has no detection tokens, the number of classes is missing, or a
+            value is out of range.
+
+    Example:
+    ```python
+    import numpy as np
+    import keras_transformer as kt
+
+    stem = {"kind": "patches", "image_size": [16, 16], "patch_size": 4, "num_detection_tokens": 5}
+    config = kt.TransformerConfig(
+        kind="encoder", vocabulary_size=0, hidden_dim=16, num_layers=2, num_heads=2,
+        intermediate_dim=32, position="learned", normalize_first=True, stem=stem,
+    )
+    detector = kt.ObjectDetector(
+        kt.models.Encoder(config), kt.ImageProcessor(size=16), labels=["circle", "square"]
+    )
+    image = np.zeros((20, 24, 3), "uint8")
+    image[5:12, 8:20] = 255
+    objects = {"boxes": [[8, 5, 20, 12]], "labels": ["square"]}
+    detector.fit([image] * 4, [objects] * 4, epochs=1, verbose=0)
+    result = detector.detect(image, threshold=0.0)
+    assert result.boxes.shape == (5, 4) and set(result.labels) <= {"circle", "square"}
+    ```
+
+    Source: Fang et al. 2021, "You Only Look at One Sequence: Rethinking Transformer in Vision
+    through Object Detection", section 3.
+    """
+
+    alias = "object_detection"
+    head_class = DetectionHead
+    task_options = DetectionHead.options
+    targets = Objects()
+
+    num_classes: int
+    labels: list[str] | None
+    class_layers: int
+
+    def __init__(
+        self,
+        backbone: Backbone,
+        processor: ImageProcessor | None = None,
+        num_classes: int | None = None,
+        labels: list[str] | None = None,
+        class_layers: int = 3,
+        name: str | None = None,
+    ):
+        options = {"num_classes": num_classes, "labels": labels, "class_layers": class_layers}
+        super().__init__(backbone, processor, name=name, **options)
+
+    @property
+    def supports_jit(self) -> bool:
+        return keras.backend.backend() != "tensorflow"
+
+    @supports_jit.setter
+    def supports_jit(self, value: bool) -> None:
+        pass  # Keras sets it for every layer.
+
+    @property
+    def label_names(self) -> list[str]:
+        """The name of each class; the number as a string if there are no `labels`."""
+        return self.head.label_names
+
+    def compile(self, *args, augmentation=None, **kwargs):
+        if augmentation is not None:
+            for layer in augmentation_of(augmentation).layers if augmentation else ():
+                _set_format(layer)
+        super().compile(*args, augmentation=augmentation, **kwargs)
+
+    @reads
+    def detect(
+        self, images: Any, threshold: float = 0.5, batch_size: int | None = None
+    ) -> Detection | list[Detection]:
+        """Find the objects in images of any size.
+
+        Args:
+            images: a list of images that `ImageProcessor` can read, or one image.
+            threshold: float, objects with a score above it are returned.
+            batch_size: int, images of one size that are computed together. Defaults to 8.
+
+        Returns:
+            A `Detection` for each image. For one image, its `Detection`.
+
+        Raises:
+            ValueError: if an image cannot be read, or the threshold is not from 0 to 1.
+        """
+        check_number("threshold", threshold, at_least=0, at_most=1)
+        alone = self._require_processor().is_one(images)
+        rows: Sequence = [images] if alone else images
+        found, names = [], self.label_names
+        for image, (size, outputs) in zip(rows, self.outputs_of(rows, batch_size), strict=True):
+            boxes, classes, scores = found_objects(outputs, size)
+            order = np.argsort(-scores, kind="stable")
+            order = order[scores[order] > threshold]
+            labels = [names[n] for n in classes[order]]
+            found.append(Detection(boxes[order], labels, scores[order], image))
+        return found[0] if alone else found
+
+
+def _sides(images):
+    """Return width, height, width and height of images, float32 `(4,)`."""
+    height, width = images.shape[1:3]
+    return ops.convert_to_tensor(np.array([width, height] * 2, "float32"))
+
+
+def _cropped(layer: keras.layers.Layer, images, boxes) -> tuple:
+    """Apply a `RandomCrop`, which subtracts the row of its corner from both x and y of boxes."""
+    height, width = images.shape[1:3]
+    if height < layer.height or width < layer.width:
+        raise ValueError(
+            f"RandomCrop has {layer.height} x {layer.width} pixels, but the images of a step have "
+            f"{height} x {width}: make it smaller."
+        )
+    top, left = layer.get_random_transformation(images, training=True)
+    images = layer.transform_images(images, (top, left), training=True)
+    shift = ops.cast(ops.stack([left, top, left, top]), boxes.dtype)
+    return images, boxes - shift
+
+
+def _set_format(layer: keras.layers.Layer) -> None:
+    """Tell a layer of Keras how its boxes are given. Raises ValueError if it takes none."""
+    known = getattr(layer, "bounding_box_format", "")
+    if known not in (None, _FORMAT):
+        what = "takes no boxes" if known == "" else f"has bounding_box_format={known!r}"
+        raise ValueError(
+            f"The layer {layer.name!r} of `augmentation` {what}: give a layer of Keras that moves "
+            f"boxes, such as keras.layers.RandomFlip(), without a format or with {_FORMAT!r}."
+        )
+    layer.bounding_box_format = _FORMAT
+
+
+def _require_scipy() -> None:
+    try:
+        import scipy.optimize  # noqa: F401
+    except ImportError:
+        raise ImportError(
+            "Predictions are paired with objects by SciPy, which is not installed. Run `pip "
+            'install "keras_transformer[detection]"`.'
+        ) from None
