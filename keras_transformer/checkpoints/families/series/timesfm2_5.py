@@ -1,9 +1,10 @@
-"""TimesFM 2.5: Das et al. 2024, https://arxiv.org/abs/2310.10688; version 2.5 of 2025.
+"""TimesFM: Das et al. 2024, https://arxiv.org/abs/2310.10688.
 
-Causal blocks read patches, each scaled by the values up to its end, and the state of the last patch
-becomes the quantiles of what follows. The scale of the forecast is that of the last patch, so of
-the whole window, as everywhere in `Forecaster`. In Transformers no forecast of a batch is below 0
-if no value of any row is; here that holds for each row by itself, as in the package timesfm.
+Version 2.5, of 2025. Causal blocks read patches, each scaled by the values up to its end, and the
+state of the last patch becomes the quantiles of what follows. The scale of the forecast is that of
+the last patch, so of the whole window, as everywhere in `Forecaster`. In Transformers no forecast
+of a batch is below 0 if no value of any row is; here that holds for each row by itself, as in the
+package timesfm.
 """
 
 from typing import Any
