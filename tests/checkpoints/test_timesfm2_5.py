@@ -50,7 +50,7 @@ def both(request, tmp_path_factory):
 
 @pytest.mark.each_backend
 def test_same_states_and_forecasts(both):
-    """Of series of all lengths at once, and of each by itself."""
+    """Compare series of all lengths, at once and each by itself."""
     reference, task = both
     values, known = side_by_side(series())
     with torch.no_grad():

@@ -238,7 +238,7 @@ class Forecaster(Task):
         spread_horizon: int, at least `horizon`: a second last layer forecasts the quantiles of this
             many values. The first layer then gives the middle quantile, and the second one the
             distances of the others from it. Both have one more output for each value, a mean, which
-            is not part of the forecast (TimesFM 2.5). None for one layer.
+            is not part of the forecast (TimesFM 2.5). Defaults to no such layer.
         symmetric: bool, whether a forecast is the mean of that of the values and of the negated
             forecast of the negated values, so that it does not depend on the sign (TimesFM 2.5).
             Takes twice the computation.
