@@ -76,7 +76,7 @@ def test_same_gradients(tmp_path):
     weights = np.repeat(known[:, 3::4, None], 12, axis=2).astype("float32")
     states = reference(torch.tensor(values), torch.tensor(~known).long()).last_hidden_state
     (states**2 * torch.tensor(weights)).mean().backward()
-    ours = {"values": values, "observed": known}
+    ours, weights = {"values": values, "observed": known}, keras.ops.convert_to_tensor(weights)
     found = _gradients(backbone, lambda: keras.ops.mean(keras.ops.square(backbone(ours)) * weights))
     assert_gradients(found, reference, tmp_path / "gradients")
 
