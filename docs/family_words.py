@@ -256,6 +256,10 @@ def mixer_words(config: TransformerConfig) -> list[str]:
     words = []
     if any(getattr(mixer, "value_norm", None) for mixer in mixers):
         words.append("normalized values")
+    if config.last_side.causal:
+        words.append("a state sees itself and those before it")
+    if any(getattr(mixer, "query_scale", False) for mixer in mixers):
+        words.append("a trained factor of each feature of queries")
     if any(getattr(position, "pairs", None) for position in positions):
         words.append("few pairs rotated in layers that see all tokens")
     if config.last_side.layer_inputs is not None:
@@ -282,10 +286,10 @@ def _words_of_series(stem) -> str:
     """Describe the parts of a series stem other than its pieces, in words."""
     if not stem.reads_observed:
         return ", behind a class token if the config says so"
-    return (
-        " with what is known of them, projected by two layers and one beside them, before a "
-        "last token if the config says so"
-    )
+    known = " with what is known of them, projected by two layers and one beside them"
+    if stem.running_scale:
+        return f"{known}, each scaled by the values up to its end"
+    return f"{known}, before a last token if the config says so"
 
 
 def special(family: Family) -> list[str]:

@@ -154,15 +154,10 @@ NOT_COVERED = (
         ),
     ),
     NotCovered(
-        "TimesFM (`timesfm`, `timesfm2_5`)",
-        "Pieces of series are read by causal blocks, whose queries have a trained scale of each "
-        "feature. 2.0 scales a window by its first piece, and has two kinds of norms in a block "
-        "and a state for the frequency. 2.5 scales each piece by all pieces up to it, has a head "
-        "for the median and one for the distances of quantiles from it, and averages two "
-        "forecasts, of the series and of its negative. Its results "
-        "depend on the batch: they are cut at 0 if no value of any row is negative. "
-        "Chronos-Bolt is covered.",
-        ({"model_type": "timesfm"}, {"model_type": "timesfm2_5"}),
+        "TimesFM 1 and 2 (`timesfm`)",
+        "They scale a window by its first piece, and have two kinds of norms in a block and a "
+        "state for the frequency. TimesFM 2.5 is covered.",
+        ({"model_type": "timesfm"},),
     ),
     NotCovered(
         "T5Gemma 2 (`t5gemma2`)",

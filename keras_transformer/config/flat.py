@@ -69,6 +69,7 @@ _SIDE = {
     "max_sequence_length": "max_sequence_length",
     "initializer_range": "initializer_range",
     "bidirectional": "bidirectional",
+    "causal": "causal",
 }
 _ATTENTION = {
     "num_heads": "num_heads",

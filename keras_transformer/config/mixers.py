@@ -191,6 +191,11 @@ class Attention(Mixer, kind="attention"):
         "feature by feature, before the output projection (Qiu et al. 2025).",
         False,
     )
+    query_scale: bool = option(
+        "each feature of a head's queries has a trained factor, `softplus(w) / ln 2`, the same for "
+        "all heads (TimesFM).",
+        False,
+    )
     dropout: float = option(
         "dropout rate on the attention weights.", 0.0, rate=True, changeable=True
     )
@@ -345,6 +350,8 @@ class Attention(Mixer, kind="attention"):
             weights += norm_of(f"{name}/query_norm", norm, "all_queries" if across else "head_dim")
             if self.has_keys:
                 weights += norm_of(f"{name}/key_norm", norm, "all_keys" if across else "head_dim")
+        if self.query_scale:
+            weights += weight_of(f"{name}/query_scale", "head_dim")
         if self.score in shape:
             weights += weight_of(f"{name}/score/kernel", "num_heads", *shape[self.score])
         elif self.score == "cosine":

@@ -105,6 +105,12 @@ class Side(Part):
     bidirectional: bool = option(
         'for the texts of a `"dual"`: a token also sees later tokens (SigLIP).', False, of="side"
     )
+    causal: bool = option(
+        "for an encoder with a stem: a state attends only to itself and to those before it "
+        "(TimesFM).",
+        False,
+        of="side",
+    )
     pooler: str | None = option(
         'for a single encoder: a dense `"tanh"` layer on the first state (BERT), or the '
         'normalized `"mean"` of the states (BEiT).',
@@ -307,6 +313,8 @@ class Side(Part):
                 "`stem` needs an encoder with vocabulary_size=0, also as a side of kind='seq2seq' "
                 f"or 'dual': `encoder={{'stem': ...}}`. Received kind={kind!r}."
             )
+        if self.causal and (isinstance(self.input, Tokens) or not encoder):
+            raise ValueError(f"`causal` is for an encoder with a `stem`, received kind={kind!r}.")
         if getattr(self.input, "dropped_id", None) is not None and not encoder:
             raise ValueError(
                 "`dropped_token_id` needs kind='encoder', which reads whole texts, received "
@@ -337,10 +345,10 @@ class Side(Part):
                 raise ValueError(f"`disentangled` needs kind='encoder', received kind={kind!r}.")
             if isinstance(self.score_bias, RelativeSinusoids) and not encoder:
                 raise ValueError(f"`RelativeSinusoids` need kind='encoder', received {kind!r}.")
-            if block.mixer.bidirectional and not encoder:
+            if block.mixer.bidirectional and (self.causal or not encoder):
                 raise ValueError(
                     f"A mixer of kind {block.mixer.kind!r} reads whole texts, so it needs an "
-                    f"encoder, received kind={kind!r}."
+                    f"encoder that is not `causal`, received kind={kind!r}."
                 )
             pattern = getattr(block.mixer, "pattern", None)
             axes = getattr(getattr(block.mixer, "position", None), "position_axes", None)
@@ -349,10 +357,10 @@ class Side(Part):
                     f"{pattern} counts the tokens of a decoder, which have one position each: it "
                     "cannot be combined with `position_axes`."
                 )
-            if pattern is not None and pattern.bidirectional and not encoder:
+            if pattern is not None and pattern.bidirectional and (self.causal or not encoder):
                 raise ValueError(
                     f"{pattern} needs an encoder, in which tokens also see later tokens, received "
-                    f"kind={kind!r}."
+                    f"kind={kind!r}, causal={self.causal}."
                 )
 
     def to_dict(self):

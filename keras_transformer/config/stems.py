@@ -457,6 +457,12 @@ class SeriesStemConfig(StemConfig, kind="series"):
         "blocks, and a linear layer beside it (Chronos-Bolt).",
         False,
     )
+    running_scale: bool = option(
+        "standardize each patch by the mean and the deviation of all known values up to its end, "
+        "mark the missing values with 1 rather than the observed ones, and count positions from "
+        "the first patch with a known value (TimesFM 2.5). Needs `reads_observed`.",
+        False,
+    )
     use_bias: bool = option("a bias in the projection; a `residual` one always has biases.", True)
     class_token: bool = option("a trained state before the patches.", False)
     end_token: bool = option("a trained state after the patches (Chronos-Bolt).", False)
@@ -491,6 +497,10 @@ class SeriesStemConfig(StemConfig, kind="series"):
             raise ValueError(
                 f"With `reads_observed` patches do not overlap: leave stride={self.stride} out."
             )
+        if self.running_scale and not self.reads_observed:
+            raise ValueError("`running_scale` needs `reads_observed`, received False.")
+        if self.running_scale and (self.class_token or self.end_token):
+            raise ValueError("`running_scale` and tokens beside the patches cannot be combined.")
         if self.residual and not self.use_bias:
             raise ValueError("A `residual` projection has biases: leave `use_bias` out.")
 

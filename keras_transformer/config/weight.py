@@ -98,12 +98,12 @@ def dense_of(name: str, inputs: str, outputs: str, bias: bool = True) -> tuple[W
     return kernel + (weight_of(f"{name}/bias", outputs) if bias else ())
 
 
-def residual_of(name: str, inputs: str, outputs: str) -> tuple[Weight, ...]:
+def residual_of(name: str, inputs: str, outputs: str, bias: bool = True) -> tuple[Weight, ...]:
     """Return the weights of a feed-forward layer and of the linear layer parallel to it."""
     return (
-        *dense_of(f"{name}/intermediate", inputs, "intermediate_dim"),
-        *dense_of(f"{name}/output", "intermediate_dim", outputs),
-        *dense_of(f"{name}/residual", inputs, outputs),
+        *dense_of(f"{name}/intermediate", inputs, "intermediate_dim", bias),
+        *dense_of(f"{name}/output", "intermediate_dim", outputs, bias),
+        *dense_of(f"{name}/residual", inputs, outputs, bias),
     )
 
 

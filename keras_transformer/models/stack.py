@@ -230,8 +230,8 @@ class Stack(keras.layers.Layer):
         self.config = config
         self.cross_dim = cross_dim
         self.supports_masking = True
-        causal = config.kind == "decoder" and not config.bidirectional
         self.side = side = config.only_side
+        causal = side.causal or (config.kind == "decoder" and not config.bidirectional)
         self.position_bias = self.group_bias = self.relative_embedding = self.final_norm = None
         self.grid_bias = self.altup_copies = self.altup_mean = None
         kernel = kernel_initializer(config, initializer)

@@ -47,8 +47,22 @@ _PATCHTSMIXER = [
      "positional_encoding_type": "random", "norm_eps": 1e-3, "head_dropout": 0.3, "init_std": 0.3},
 ]  # fmt: skip
 
+_TIMES = {
+    "context_length": 32, "patch_length": 4, "horizon_length": 5, "output_quantile_len": 7,
+    "quantiles": [0.1, 0.5, 0.9], "decode_index": 2, "num_hidden_layers": 2, "hidden_size": 12,
+    "intermediate_size": 12, "head_dim": 4, "num_attention_heads": 3, "num_key_value_heads": 3,
+}  # fmt: skip
+_TIMESFM2_5 = [
+    _TIMES,
+    {**_TIMES, "num_key_value_heads": 1, "attention_bias": True, "use_bias": True,
+     "activation": "gelu", "rms_norm_eps": 1e-3, "force_flip_invariance": False,
+     "infer_is_positive": False, "quantiles": [0.5], "decode_index": 1,
+     "rope_parameters": {"rope_type": "default", "rope_theta": 50.0}},
+]  # fmt: skip
+
 CONFIGS = {
     "patchtst": ("PatchTST", _PATCHTST),
     "chronos_bolt": ("T5", _CHRONOS_BOLT),
     "patchtsmixer": ("PatchTSMixer", _PATCHTSMIXER),
+    "timesfm2_5": ("TimesFm2_5", _TIMESFM2_5),
 }

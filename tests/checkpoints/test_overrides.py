@@ -159,6 +159,7 @@ CHANGES = {
     "vector_bias": ("encoder", {}, True),
     "vector_normalization": ("encoder", {}, True),
     "bidirectional": ("decoder", {}, True),
+    "causal": ("encoder", {}, True),
     "similarity_bias": ("encoder", {}, True),
     "output_transform": ("decoder", {}, "gelu"),
     "output_transform_bias": ("decoder", {"output_transform": "gelu"}, False),

@@ -181,6 +181,7 @@ SAID = {
     "starcoder2_3b": 3030,
     "stablelm_3b_en": 2796,
     "t5_small_multi": 60,
+    "timesfm_2_5_200m": 200,
     "t5gemma_9b_9b": 20_300,
     "t5_11b_multi": 11_000,
     "trocr_small_printed": 62,

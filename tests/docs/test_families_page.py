@@ -158,6 +158,13 @@ def test_the_words_are_those_of_the_papers(page):
             "batch normalization first, none at the end",
             "pieces of series",
         ),
+        "timesfm2_5": (
+            "2310.10688",
+            "after their rotation",
+            "those before it",
+            "factor of each feature",
+            "up to its end",
+        ),
         "patchtsmixer": ("2306.09364", "layer over the pieces", "gates by softmax", "of series"),
         "chronos_bolt": (
             "2403.07815",

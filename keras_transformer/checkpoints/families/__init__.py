@@ -117,6 +117,7 @@ from keras_transformer.checkpoints.families.seq2seq.umt5 import UMT5
 from keras_transformer.checkpoints.families.series.chronos_bolt import CHRONOS_BOLT
 from keras_transformer.checkpoints.families.series.patchtsmixer import PATCHTSMIXER
 from keras_transformer.checkpoints.families.series.patchtst import PATCHTST
+from keras_transformer.checkpoints.families.series.timesfm2_5 import TIMESFM2_5
 from keras_transformer.checkpoints.families.speech.ast import AST
 from keras_transformer.checkpoints.families.speech.hubert import HUBERT
 from keras_transformer.checkpoints.families.speech.moonshine import MOONSHINE
@@ -292,6 +293,7 @@ FAMILIES = {
         HUBERT,
         WAVLM,
         PATCHTST,
+        TIMESFM2_5,
         PATCHTSMIXER,
         CHRONOS_BOLT,
         CLIP,

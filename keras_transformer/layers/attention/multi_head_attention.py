@@ -1,6 +1,7 @@
 """Multi-head attention: self-, cross-, causal, grouped and cached, with any score function."""
 
 import functools
+import math
 from typing import ClassVar
 
 import keras
@@ -134,7 +135,8 @@ class MultiHeadAttention(
     ```
 
     Source: Vaswani et al. 2017, section 3.2; grouped heads: Ainslie et al. 2023, section 2.2;
-    normalized queries and keys: Dehghani et al. 2023, section 2.
+    normalized queries and keys: Dehghani et al. 2023, section 2; `query_scale`: Das et al. 2024,
+    "TimesFM", as in its code.
     """
 
     option_rules: ClassVar = {
@@ -281,6 +283,10 @@ class MultiHeadAttention(
         self.score_function.build(None)
         if self.attention.sinks:
             self.sinks = self.add_weight(name="sinks", shape=(self.num_heads,), initializer="zeros")
+        if self.attention.query_scale:
+            self.query_scale = self.add_weight(
+                name="query_scale", shape=(self.head_dim,), initializer="zeros"
+            )
         if isinstance(self.attention.score_bias, RelativeSinusoids):
             with no_inner_remat():
                 self.relative_scores = RelativeScores(
@@ -371,6 +377,9 @@ class MultiHeadAttention(
         )
         if self.rotary is not None and self.rotary.scales_queries:
             queries = self.rotary_embedding.scaled_queries(queries, positions)
+        if self.attention.query_scale:
+            factor = ops.softplus(ops.cast(self.query_scale, "float32")) / math.log(2)
+            queries = queries * ops.cast(factor, queries.dtype)
         if earlier is not None:
             keys, values = earlier
             cache = None if cache is None else cache.after(ops.shape(query)[1])

@@ -9,6 +9,7 @@ from keras_transformer.kernels.indexing import columns
 from keras_transformer.layers.dense import Dense
 from keras_transformer.layers.feed_forward import ResidualFeedForward
 from keras_transformer.layers.initializers import kernel_initializer
+from keras_transformer.layers.position import sequence_positions
 from keras_transformer.layers.remat import no_inner_remat
 from keras_transformer.layers.stems.positioned import PositionedStem
 from keras_transformer.layers.stems.stem import Embedded, Input
@@ -34,7 +35,8 @@ class SeriesStem(PositionedStem):
             with only missing values are masked.
 
     Source: Nie et al. 2023, "A Time Series is Worth 64 Words", section 3.1; with `reads_observed`:
-    Chronos-Bolt, `chronos_bolt.py` of the package chronos-forecasting 2.3.
+    Chronos-Bolt, `chronos_bolt.py` of the package chronos-forecasting 2.3; with `running_scale`:
+    TimesFM 2.5, https://github.com/google-research/timesfm.
     """
 
     def __init__(self, config: TransformerConfig, initializer=None, **kwargs):
@@ -83,16 +85,23 @@ class SeriesStem(PositionedStem):
         observed = inputs.get("observed")
         if observed is not None:
             x = x * ops.cast(observed, x.dtype)
-        pieces, mask = self._pieces(x), None
+        pieces, mask, positions = self._pieces(x), None, None
         if stem.reads_observed:
             observed = ops.ones_like(x) if observed is None else ops.cast(observed, x.dtype)
             known = self._pieces(observed)
-            pieces = ops.concatenate([pieces, known], axis=-1)
+            marks = known
+            if stem.running_scale:
+                pieces, marks = standardized_so_far(pieces, known), 1 - known
+            pieces = ops.concatenate([pieces, marks], axis=-1)
             mask = ops.max(known, axis=-1)
+            if stem.running_scale:
+                first = ops.argmax(ops.cast(mask > 0, "int32"), axis=1, keepdims=True)
+                places = sequence_positions(pieces)
+                positions = ops.maximum(places - ops.cast(first, places.dtype), 0)
         states = self.patches(pieces, training=training) if stem.residual else self.patches(pieces)
         states, mask = self._with_tokens(states, mask)
         states = self.positioned(states, training=training)
-        return Embedded(states, None if mask is None else mask > 0)
+        return Embedded(states, None if mask is None else mask > 0, positions)
 
     def _pieces(self, x):
         """Cut `(batch, length)` into patches `(batch, count, patch_length)`."""
@@ -130,3 +139,36 @@ class SeriesStem(PositionedStem):
         """Repeat the state of a token for each row, `(batch, 1, width)`."""
         token = ops.cast(token, states.dtype)[None, None]
         return ops.broadcast_to(token, (ops.shape(states)[0], 1, token.shape[-1]))
+
+
+def standardized_so_far(pieces, known):
+    """Standardize each piece by the mean and deviation of all known values up to its end.
+
+    A deviation below 1e-6 is taken as 1.
+
+    Args:
+        pieces: float `(batch, count, length)`.
+        known: float `(batch, count, length)`, 1 for known values and 0 for missing ones.
+
+    Returns:
+        Float `(batch, count, length)` of the dtype of `pieces`, 0 where values are missing.
+
+    Source: Chan et al. 1979, "Updating Formulae and a Pairwise Algorithm for Computing Sample
+    Variances".
+    """
+    x, mask = ops.cast(pieces, "float32"), ops.cast(known, "float32")
+    count = ops.sum(mask, axis=-1)
+    mean = ops.sum(x * mask, axis=-1) / ops.maximum(count, 1.0)
+    squares = ops.sum(ops.square((x - mean[..., None]) * mask), axis=-1)
+    total = ops.cumsum(count, axis=1)
+    running = ops.cumsum(mean * count, axis=1) / ops.maximum(total, 1.0)
+    # What a piece adds to the sum of squares: its own, and what its mean differs from the mean
+    # before it. No term is negative, so a small deviation far from 0 is not lost.
+    before = ops.pad(running[:, :-1], ((0, 0), (1, 0)))
+    share = (total - count) * count / ops.maximum(total, 1.0)
+    squares = ops.cumsum(squares + share * ops.square(mean - before), axis=1)
+    variance = squares / ops.maximum(total, 1.0)
+    # A square root of 0 would have no gradient.
+    deviation = ops.sqrt(ops.where(variance < 1e-12, 1.0, variance))
+    scaled = (x - running[..., None]) / deviation[..., None] * mask
+    return ops.cast(scaled, pieces.dtype)

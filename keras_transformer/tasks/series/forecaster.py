@@ -37,7 +37,7 @@ from keras_transformer.tasks.series.windows import (
 )
 from keras_transformer.training.losses.losses import QuantileLoss
 
-POOLINGS = ("mean", "max", "first")
+POOLINGS = ("mean", "max", "first", "last")
 _WINDOWS = 2**14  # number of windows whose levels are computed at a time
 _LARGEST = 1e17  # Its square, times the length of a window, is within float32.
 _OF_DISTANCES = ("relative", "rotary", "alibi", "none")  # no absolute positions
@@ -50,11 +50,12 @@ class ForecastHead(Head):
         task: as for `Head`.
         horizon, quantiles, dropout, pooling: as for `Forecaster`.
         residual, quantiles_first, scale_epsilon: as for `Forecaster`.
+        residual_bias, spread_horizon, symmetric, nonnegative: as for `Forecaster`.
     """
 
     options = (
         "horizon", "quantiles", "dropout", "pooling", "residual", "quantiles_first",
-        "scale_epsilon",
+        "scale_epsilon", "residual_bias", "spread_horizon", "symmetric", "nonnegative",
     )  # fmt: skip
     published_as = ("ForPrediction",)
     takes_records = False
@@ -69,6 +70,10 @@ class ForecastHead(Head):
         residual: bool,
         quantiles_first: bool,
         scale_epsilon: float,
+        residual_bias: bool,
+        spread_horizon: int | None,
+        symmetric: bool,
+        nonnegative: bool,
     ):
         super().__init__(task)
         config = task.backbone.config
@@ -78,27 +83,37 @@ class ForecastHead(Head):
         self.residual = check_bool("residual", residual)
         self.quantiles_first = check_bool("quantiles_first", quantiles_first)
         self.scale_epsilon = check_number("scale_epsilon", scale_epsilon, at_least=0)
+        self.residual_bias = check_bool("residual_bias", residual_bias)
+        self.spread_horizon = checked_spread(spread_horizon, self.horizon, self.quantiles)
+        self.symmetric = checked_symmetric(symmetric, self.quantiles)
+        self.nonnegative = check_bool("nonnegative", nonnegative)
+        if self.spread_horizon is not None and quantiles_first:
+            raise ValueError("`spread_horizon` and `quantiles_first` cannot be combined.")
         dropout = check_number("dropout", dropout, at_least=0, below=1, none=True)
         self.dropout = config.dropout if dropout is None else dropout
         self.keep(dropout_layer=self.make_dropout(self.dropout))
         values = {name: getattr(self, name) for name in self.options}
         width, units = self._widths(config, values)
         made = self._residual_layer if self.residual else self._linear_layer
-        self.keep(output_dense=made(width, units))
+        self.keep(output_dense=made(width, units, "output"))
+        if self.spread_horizon is not None:
+            units = units // self.horizon * self.spread_horizon
+            self.keep(spread_dense=made(width, units, "spread"))
 
-    def _linear_layer(self, width: int, units: int):
-        return self.make_dense(units, "output", width=width)
+    def _linear_layer(self, width: int, units: int, name: str):
+        return self.make_dense(units, name, width=width)
 
-    def _residual_layer(self, width: int, units: int) -> ResidualFeedForward:
+    def _residual_layer(self, width: int, units: int, name: str) -> ResidualFeedForward:
         config = self.task.backbone.config.sides[-1]
         with no_inner_remat():
             layer = ResidualFeedForward(
                 config.intermediate_dim,
                 units,
                 config.activation,
+                use_bias=self.residual_bias,
                 dropout=self.dropout,
                 kernel_initializer=kernel_initializer(config),
-                name="output",
+                name=name,
                 dtype=self.task.dtype_policy,
             )
         layer.build((None, width))
@@ -107,15 +122,29 @@ class ForecastHead(Head):
     def __call__(self, states, inputs, training: bool = False):
         if self.pooling is None:
             flat = ops.reshape(states, (-1, states.shape[1] * states.shape[2]))
+        elif self.pooling == "last":
+            flat = states[:, -1]
         else:
             flat = pool(states, None, self.pooling)
         flat = self.dropout_layer(flat, training=training)
         options = {"training": training} if self.residual else {}
         outputs = self.output_dense(flat, **options)
         count = len(self.quantiles or (0,))
+        if self.spread_horizon is not None:
+            spread = self.spread_dense(flat, **options)
+            return self._around_the_middle(outputs, spread)
         if self.quantiles_first:
             return ops.swapaxes(ops.reshape(outputs, (-1, count, self.horizon)), 1, 2)
         return ops.reshape(outputs, (-1, self.horizon, count))
+
+    def _around_the_middle(self, outputs, spread):
+        """Return the middle quantile of `outputs`, and around it the others as in `spread`."""
+        count = len(self.quantiles)
+        # The first of the outputs of each step is a mean, which is not part of the forecast.
+        outputs = ops.reshape(outputs, (-1, self.horizon, count + 1))[..., 1:]
+        spread = ops.reshape(spread, (-1, self.spread_horizon, count + 1))[:, : self.horizon, 1:]
+        middle = count // 2
+        return spread - spread[..., middle : middle + 1] + outputs[..., middle : middle + 1]
 
     def usual(self) -> dict[str, Any]:
         loss = keras.losses.MeanSquaredError()
@@ -135,6 +164,10 @@ class ForecastHead(Head):
             "residual": values.get("residual", False),
             "quantiles_first": values.get("quantiles_first", False),
             "scale_epsilon": values.get("scale_epsilon", 1e-5),
+            "residual_bias": values.get("residual_bias", True),
+            "spread_horizon": values.get("spread_horizon"),
+            "symmetric": values.get("symmetric", False),
+            "nonnegative": values.get("nonnegative", False),
         }
 
     @classmethod
@@ -142,9 +175,17 @@ class ForecastHead(Head):
         cls, config: TransformerConfig, values: Mapping[str, Any]
     ) -> dict[str, tuple[int, ...]]:
         width, units = cls._widths(config, values)
-        lines = residual_of if cls.weight_values(config, values)["residual"] else dense_of
-        table = lines("output", "states", "units")
-        return shapes_of(table, config.sides[-1], states=width, units=units)
+        head = cls.weight_values(config, values)
+        lines, bias = dense_of, True
+        if head["residual"]:
+            lines, bias = residual_of, head["residual_bias"]
+        table, spread_units = lines("output", "states", "units", bias), 0
+        spread = checked_spread(head["spread_horizon"], head["horizon"], head["quantiles"])
+        if spread is not None:
+            table += lines("spread", "states", "spread_units", bias)
+            spread_units = units // head["horizon"] * spread
+        sizes = {"states": width, "units": units, "spread_units": spread_units}
+        return shapes_of(table, config.sides[-1], **sizes)
 
     @classmethod
     def _widths(cls, config: TransformerConfig, values: Mapping[str, Any]) -> tuple[int, int]:
@@ -153,7 +194,8 @@ class ForecastHead(Head):
         horizon = check_int("horizon", head["horizon"], 1, MOST_HORIZON)
         one = head["pooling"] is not None or config.kind == "seq2seq"
         states = 1 if one else side.num_positions
-        return states * side.hidden_dim, horizon * len(head["quantiles"] or (0,))
+        outputs = len(head["quantiles"] or (0,)) + (head["spread_horizon"] is not None)
+        return states * side.hidden_dim, horizon * outputs
 
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
@@ -184,14 +226,24 @@ class Forecaster(Task):
             gives one forecast, the mean if the loss is the squared error.
         dropout: float, rate before the last layer. Defaults to the backbone's.
         name: str.
-        pooling: `"mean"`, `"max"` or `"first"`, how the states become the single state that the
-            last layer reads. None concatenates all states.
+        pooling: `"mean"`, `"max"`, `"first"` or `"last"`, how the states become the single state
+            that the last layer reads. None concatenates all states.
         residual: bool, whether the last layer is a feed-forward layer, with the inner width and
             activation of the blocks, plus a linear layer as residual connection.
         quantiles_first: bool, whether the last layer's outputs are grouped by quantile rather than
             by value.
         scale_epsilon: float, added to the variance of a row. With 0 the standard deviation of a
             constant row is taken as 1e-5.
+        residual_bias: bool, whether a `residual` last layer has biases.
+        spread_horizon: int, at least `horizon`: a second last layer forecasts the quantiles of this
+            many values. The first layer then gives the middle quantile, and the second one the
+            distances of the others from it. Both have one more output for each value, a mean, which
+            is not part of the forecast (TimesFM 2.5). Defaults to no such layer.
+        symmetric: bool, whether a forecast is the mean of that of the values and of the negated
+            forecast of the negated values, so that it does not depend on the sign (TimesFM 2.5).
+            Takes twice the computation.
+        nonnegative: bool, whether `forecast` returns no value below 0 for a channel that has none
+            among the values that the model reads.
 
     Call arguments:
         inputs: dict with `values`, float `(batch, context_length)`, and optionally `observed`, bool
@@ -239,6 +291,10 @@ class Forecaster(Task):
     residual: bool
     quantiles_first: bool
     scale_epsilon: float
+    residual_bias: bool
+    spread_horizon: int | None
+    symmetric: bool
+    nonnegative: bool
 
     def __init__(
         self,
@@ -252,6 +308,10 @@ class Forecaster(Task):
         residual: bool = False,
         quantiles_first: bool = False,
         scale_epsilon: float = 1e-5,
+        residual_bias: bool = True,
+        spread_horizon: int | None = None,
+        symmetric: bool = False,
+        nonnegative: bool = False,
     ):
         super().__init__(backbone, processor, name=name)
         self.stem_config = backbone.config.sides[0].stem
@@ -270,6 +330,10 @@ class Forecaster(Task):
             residual=residual,
             quantiles_first=quantiles_first,
             scale_epsilon=scale_epsilon,
+            residual_bias=residual_bias,
+            spread_horizon=spread_horizon,
+            symmetric=symmetric,
+            nonnegative=nonnegative,
         )
 
     @classmethod
@@ -349,7 +413,8 @@ class Forecaster(Task):
     def read_length(self, count: int) -> int:
         # The last layer reads all encoder states, and absolute positions need rows of full length.
         places = self.backbone.config.sides[0].position not in _OF_DISTANCES
-        whole = self.input_adapter is None or places or not self.stem_config.reads_observed
+        one = self.input_adapter is not None or self.pooling == "last"
+        whole = not one or places or not self.stem_config.reads_observed
         return self.context_length if whole else usual_read_length(count, self.context_length)
 
     def call(self, inputs, collect: tuple[str, ...] = (), training: bool = False):
@@ -368,8 +433,17 @@ class Forecaster(Task):
         given = {"values": ops.cast(centered / scale, self.compute_dtype)}
         if self.stem_config.reads_observed:
             given["observed"] = known > 0
+        if self.symmetric:
+            given = {
+                name: ops.concatenate([x, -x if name == "values" else x], axis=0)
+                for name, x in given.items()
+            }
         states, collected = self.backbone_states(given, collect, training)
         outputs = ops.cast(self.head_outputs(states, inputs, training), "float32")
+        if self.symmetric:
+            rows = ops.shape(values)[0]
+            outputs = (outputs[:rows] - ops.flip(outputs[rows:], axis=-1)) / 2
+            collected = keras.tree.map_structure(lambda x: x[:rows], collected)
         outputs = outputs * scale[..., None] + mean[..., None]
         return (outputs, collected) if collect else outputs
 
@@ -487,7 +561,7 @@ class Forecaster(Task):
             level = np.nanmean(known, axis=1, keepdims=True)
             return self._continued(known - level, horizon, batch_size) + level[..., None]
 
-        return forecasts(self, x, make, self.quantiles)
+        return forecasts(self, x, make, self.quantiles, self.nonnegative)
 
     def explained_inputs(self, x):
         """Return the last values of each channel of the series, each channel as a separate row."""
@@ -525,6 +599,27 @@ class Forecaster(Task):
         length = self.read_length(known.shape[1])
         inputs = known_values(padded(known[:, -length:], length))
         return self.predict(inputs, batch_size=batch_size, verbose=0)
+
+
+def checked_spread(given: int | None, horizon: int, quantiles: list[float] | None) -> int | None:
+    """Return `spread_horizon`. Raises ValueError if it does not fit the horizon and quantiles."""
+    spread = check_int("spread_horizon", given, horizon, MOST_HORIZON, none=True)
+    if spread is not None and len(quantiles or ()) % 2 == 0:
+        raise ValueError(
+            f"`spread_horizon` needs a middle one among the `quantiles`, received {quantiles}."
+        )
+    return spread
+
+
+def checked_symmetric(given: bool, quantiles: list[float] | None) -> bool:
+    """Return `symmetric`. Raises ValueError if the quantiles are not as far from 0 as from 1."""
+    levels = np.array(quantiles or [0.5])
+    if check_bool("symmetric", given) and np.abs(levels + levels[::-1] - 1).max() > 1e-6:
+        raise ValueError(
+            "symmetric=True needs `quantiles` that are as far from 0 as from 1, such as "
+            f"[0.1, 0.5, 0.9], received {quantiles}."
+        )
+    return given
 
 
 def known_values(rows: np.ndarray) -> dict[str, np.ndarray]:

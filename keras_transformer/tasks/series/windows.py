@@ -61,6 +61,7 @@ def forecasts(
     x: Any,
     make: Callable[[list[np.ndarray]], np.ndarray],
     quantiles: Sequence[float] | None,
+    nonnegative: bool = False,
 ):
     """Forecast series, and return the forecasts in the form of the input.
 
@@ -71,6 +72,7 @@ def forecasts(
             series, float64, to forecasts `(rows, horizon, quantiles)`.
         quantiles: list of floats, the quantiles in the last axis. None if there is only one
             forecast.
+        nonnegative: bool, whether a channel without values below 0 gets no forecast below 0.
     """
     processor = task._require_processor()
     series = processor.rows(x)
@@ -86,7 +88,11 @@ def forecasts(
     for each, given in zip(series, [x] if one else x, strict=True):
         count = each.values.shape[1]
         made = np.moveaxis(found[first : first + count], 0, 1)
-        made = _as_given(processor.unscaled(made).astype(each.dtype), each, quantiles)
+        made = processor.unscaled(made)
+        if nonnegative:
+            least = np.nanmin(each.values[-task.context_length :], axis=0)
+            made = np.where((least >= 0)[None, :, None], np.maximum(made, 0), made)
+        made = _as_given(made.astype(each.dtype), each, quantiles)
         results.append(made[:, 0] if each.kind == "array" and np.ndim(given) == 1 else made)
         first += count
     return results[0] if one else results
