@@ -66,6 +66,7 @@ OPTIONS = {
     "DepthEstimator": [{}, {"max_depth": 10.0}],
     "ImageSegmenter": [{"num_classes": 3}],
     "ObjectDetector": [{"num_classes": 3}, {"num_classes": 1, "class_layers": 1}],
+    "PromptedSegmenter": [{"decoder": {"width": 16, "num_heads": 2, "mask_channels": 4}}],
     "SequenceClassifier": [{"num_classes": 3}],
     "SequenceLabeler": [{"num_classes": 3}],
     "Forecaster": [
@@ -83,6 +84,7 @@ BACKBONES = {
     "DepthEstimator": lambda: kt.models.Encoder(images.patches()),
     "ImageSegmenter": lambda: kt.models.Encoder(images.patches()),
     "ObjectDetector": lambda: kt.models.Encoder(images.patches(num_detection_tokens=2)),
+    "PromptedSegmenter": lambda: kt.models.Encoder(images.patches(class_token=False)),
     "CTCSpeechToText": lambda: kt.models.Encoder(audio.waveform()),
     "Forecaster": lambda: kt.models.Encoder(series.config()),
     "ImageToText": lambda: kt.models.Seq2Seq(images.captions()),

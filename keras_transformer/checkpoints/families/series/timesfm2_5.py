@@ -17,7 +17,7 @@ from keras_transformer.checkpoints.families.base.family import (
     PublishedHead,
     Values,
 )
-from keras_transformer.checkpoints.families.base.shared import number, rotary
+from keras_transformer.checkpoints.families.base.shared import flag, number, rotary
 from keras_transformer.checkpoints.weights.tables import Names, WeightLine, attention, layers
 from keras_transformer.config import Attention, TransformerConfig
 
@@ -91,8 +91,8 @@ def _read_head(values: Values) -> dict[str, Any]:
         "residual": True,
         "residual_bias": False,
         "scale_epsilon": 0.0,
-        "symmetric": bool(values.get("force_flip_invariance", True)),
-        "nonnegative": bool(values.get("infer_is_positive", True)),
+        "symmetric": flag(values, "force_flip_invariance", True),
+        "nonnegative": flag(values, "infer_is_positive", True),
     }
 
 

@@ -20,7 +20,7 @@ from keras_transformer.checkpoints.families.base.placed import (
     read_text,
     write_text,
 )
-from keras_transformer.checkpoints.families.base.shared import number
+from keras_transformer.checkpoints.families.base.shared import flag, number
 from keras_transformer.checkpoints.families.base.towers import read_depth, with_encoder
 from keras_transformer.checkpoints.families.decoders.llama import MISTRAL
 from keras_transformer.checkpoints.families.decoders.ministral3 import MINISTRAL3
@@ -63,7 +63,7 @@ def _read(values: Values) -> dict[str, Any]:
         projector_activation=ACTIVATIONS[activation],
         projector_bias=values.get("multimodal_projector_bias", False),
         projector_pool=number(values, "spatial_merge_size", 2),
-        tie_embeddings=bool(values.get("tie_word_embeddings", True)),
+        tie_embeddings=flag(values, "tie_word_embeddings", True),
     )
 
 

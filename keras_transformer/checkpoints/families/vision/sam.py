@@ -18,7 +18,7 @@ from keras_transformer.checkpoints.families.base.family import (
 )
 from keras_transformer.checkpoints.families.base.images import IMAGE_ENCODER, patches
 from keras_transformer.checkpoints.families.base.placed import nested
-from keras_transformer.checkpoints.families.base.shared import listed_layers, number
+from keras_transformer.checkpoints.families.base.shared import flag, listed_layers, number
 from keras_transformer.checkpoints.weights.tables import (
     Names,
     WeightLine,
@@ -182,7 +182,7 @@ def _write_task(task: Values) -> dict[str, Any]:
 
 
 _POSITION = Conversion(
-    lambda values: {"position": "learned" if values.get("use_abs_pos", True) else "none"},
+    lambda values: {"position": "learned" if flag(values, "use_abs_pos", True) else "none"},
     lambda config: {"use_abs_pos": config.position == "learned"},
 )
 # The encoder alone, without the parts that no keyword describes.

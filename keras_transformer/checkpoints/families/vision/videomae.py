@@ -12,7 +12,7 @@ from keras_transformer.checkpoints.families.base.family import (
     Values,
 )
 from keras_transformer.checkpoints.families.base.images import FIELDS, IMAGE_ENCODER, LAYER
-from keras_transformer.checkpoints.families.base.shared import number
+from keras_transformer.checkpoints.families.base.shared import flag, number
 from keras_transformer.checkpoints.families.vision.vivit import (
     check_tubes,
     frame_size,
@@ -51,8 +51,8 @@ def _read(values: Values) -> dict[str, Any]:
     return {
         "stem": stem,
         # Older configs have it under the name of ViT's value, though keys have no bias.
-        "attention_bias": bool(values.get("qkv_bias", values.get("qv_bias", True))),
-        "final_normalization": not values.get("use_mean_pooling", True),
+        "attention_bias": flag(values, "qkv_bias", values.get("qv_bias", True)),
+        "final_normalization": not flag(values, "use_mean_pooling", True),
     }
 
 
@@ -68,7 +68,7 @@ def _write(config: TransformerConfig) -> dict[str, Any]:
 
 
 def _read_pooling(values: Values) -> dict[str, Any]:
-    mean = bool(values.get("use_mean_pooling", True))
+    mean = flag(values, "use_mean_pooling", True)
     return {"pooling": "mean" if mean else "first", "output_norm": mean}
 
 

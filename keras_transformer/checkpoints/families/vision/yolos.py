@@ -5,7 +5,7 @@ from typing import Any
 
 from keras_transformer.checkpoints.families.base.family import Conversion, PublishedHead, Values
 from keras_transformer.checkpoints.families.base.images import LAYER, patch_weights, patches
-from keras_transformer.checkpoints.families.base.shared import number
+from keras_transformer.checkpoints.families.base.shared import flag, number
 from keras_transformer.checkpoints.families.vision.vit import VIT
 from keras_transformer.checkpoints.weights.tables import Names, WeightLine, layers
 from keras_transformer.config import TransformerConfig
@@ -18,7 +18,7 @@ def _read(values: Values) -> dict[str, Any]:
     stem = _PATCHES.read(values)["stem"]
     behind = number(values, "num_hidden_layers", 12) - 1  # all blocks but the last
     stem["num_detection_tokens"] = number(values, "num_detection_tokens", 100)
-    stem["mid_positions"] = behind if values.get(_MID, True) else 0
+    stem["mid_positions"] = behind if flag(values, _MID, True) else 0
     return {"stem": stem}
 
 
