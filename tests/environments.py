@@ -14,8 +14,8 @@ from packaging.requirements import Requirement
 ROOT = Path(__file__).parents[1]
 # Of the optional packages those that examples and pages use with any backend.
 EXTRAS = (
-    "data", "generation", "bleu", "metrics", "images", "audio", "plots", "recipes", "scores",
-    "serve",
+    "data", "generation", "bleu", "metrics", "images", "detection", "video", "audio", "plots",
+    "recipes", "scores", "serve",
 )  # fmt: skip
 # What is asked for, where another distribution of the same modules may be installed.
 SAME = {"tensorflow": "tensorflow-cpu"}

@@ -15,6 +15,7 @@ from keras_transformer.config import (
     NORMALIZATIONS,
     SIDES,
     Attention,
+    DecomposedBias,
     GridRotary,
     Parallel,
     RelativeSinusoids,
@@ -48,6 +49,8 @@ def tiny_presets():
             changed["vocabulary_size"] = 0
             if config.stem.kind == "waveform":
                 changed["stem"] = config.stem.replace(position_groups=4)
+            if getattr(config.stem, "mid_positions", 0):
+                changed["stem"] = config.stem.replace(mid_positions=1)
         if config.last_side.attention is not None:  # else the sizes of another mixer stay
             wide = config.head_dim * config.num_heads != config.hidden_dim
             wide |= isinstance(config.last_side.attention.position, GridRotary)
@@ -90,6 +93,11 @@ def has_axes(side):
     return getattr(position, "position_axes", None) is not None
 
 
+def small_grid(part):
+    """Return a part for a grid of 4 x 4 patches, and others as they are."""
+    return part.replace(rows=4, columns=4) if hasattr(part, "rows") else part
+
+
 def small_parts(config):
     """Return a model of parts that keywords do not describe, cut down part by part."""
 
@@ -104,7 +112,9 @@ def small_parts(config):
             pairs = (2, 2) if len(axes.pairs) == 2 else (2, 1, 1)
             position = position.replace(position_axes=axes.replace(pairs=pairs))
         own = {"key_source": "own", "position": position}
-        keys = 4 if isinstance(mixer.score_bias, RelativeSinusoids) else 2
+        own |= {name: small_grid(getattr(mixer, name)) for name in ("score_bias", "pattern")}
+        equal = isinstance(mixer.score_bias, RelativeSinusoids | DecomposedBias)
+        keys = 4 if equal else 2
         return mixer.replace(num_heads=4, num_key_value_heads=keys, head_dim=8, **own)
 
     def cut(block):
@@ -123,6 +133,9 @@ def small_parts(config):
             sizes["layer_inputs"] = side.layer_inputs.replace(vocabulary_size=words)
         if isinstance(side.input, Tokens):
             sizes["input"] = side.input.replace(vocabulary_size=TINY["vocabulary_size"])
+        elif isinstance(getattr(side.attention, "score_bias", None), DecomposedBias):
+            patch = side.input.patch_size
+            sizes["input"] = side.input.replace(image_size=(4 * patch, 4 * patch))
         return side.replace(
             **sizes,
             embedding_dim=TINY["hidden_dim"],

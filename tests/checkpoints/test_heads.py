@@ -62,7 +62,10 @@ def made(model_type, task, folder, number=0):
         values["pad_token_id"] = 3
     if model_type in ("t5", "mt5"):
         values["decoder_start_token_id"] = 0  # as published configs say, and the class does not
-    model = families.make(model_type, number, SUFFIXES[task], **values)
+    suffix = SUFFIXES[task]
+    if model_type == "xlnet" and task == "QuestionAnswerer":
+        suffix += "Simple"  # the other one searches for the ends of likely starts
+    model = families.make(model_type, number, suffix, **values)
     model.save_pretrained(folder)
     if model_type in ("longformer", "big_bird") and task == "QuestionAnswerer":
         ids, mask = families.batch(model.config.pad_token_id, rows=2)
@@ -79,6 +82,11 @@ def made(model_type, task, folder, number=0):
 
 def logits_of(model, ids, mask):
     """Their logits, `(rows, length, 2)` of a question answerer."""
+    if model.config.model_type == "xlnet" and len(ids) > 1:
+        # Its classifier takes the last column, padding or not: each row by itself.
+        rows = [logits_of(model, i[m][None], m[m][None])[0] for i, m in zip(ids, mask, strict=True)]
+        if rows[0].ndim == 1:
+            return np.stack(rows)
     with torch.no_grad():
         inputs = {
             "input_ids": torch.tensor(ids).long(),

@@ -170,6 +170,9 @@ SAID = {
     "qwen3_235b_a22b": 235_000,
     "roberta_base_en": 125,
     # Without the neck, 1.0 to 0.8, and the decoder, 4.1.
+    "yolos_tiny": 6.5 - 0.17,  # with the head, 0.17, 0.63 and 2.4
+    "yolos_small": 30.7 - 0.63,
+    "yolos_base": 127.8 - 2.4,
     "sam_vit_base": 93.7 - 4.8,
     "sam_vit_large": 312.3 - 4.9,
     "sam_vit_huge": 641.1 - 5.0,

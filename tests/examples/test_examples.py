@@ -238,7 +238,7 @@ def test_train_distributed(run, backend, tmp_path):
     assert kt.CausalLM.from_preset(tmp_path / "model").generate("ROMEO:", max_new_tokens=1)
 
 
-@pytest.mark.backend_independent
+@pytest.mark.one_backend("jax")
 def test_train_distributed_says_what_does_not_go(run):
     printed = run("train_distributed", "--data=3", "--processes=2", code=1)
     assert "--processes=2 must divide the 3 devices" in printed

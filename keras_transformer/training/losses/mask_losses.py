@@ -61,9 +61,8 @@ class PromptedMaskLoss(keras.losses.Loss):
 
     targets = np.eye(4, dtype="float32")[None, None]
     right = np.stack([40 * targets - 20] * 4, axis=2)  # one mask, and three of ambiguous prompts
-    outputs = {
-        "masks": right, "iou_scores": np.ones((1, 1, 4), "float32"), "ambiguous": [[True]]
-    }
+    scores, ambiguous = np.ones((1, 1, 4), "float32"), np.array([[True]])
+    outputs = {"masks": right, "iou_scores": scores, "ambiguous": ambiguous}
     assert float(PromptedMaskLoss()(targets, outputs)) < 1e-4
     ```
 
