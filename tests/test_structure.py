@@ -43,49 +43,53 @@ def tiny_presets():
     found = {}
     for path in sorted((ROOT / "presets").glob("*/config.json")):
         values = json.loads(path.read_text(encoding="utf-8"))["backbone"]
-        config = TransformerConfig.from_dict(values)
-        changed = dict(TINY)
-        if config.stem is not None:
-            changed["vocabulary_size"] = 0
-            if config.stem.kind == "waveform":
-                changed["stem"] = config.stem.replace(position_groups=4)
-            if getattr(config.stem, "mid_positions", 0):
-                changed["stem"] = config.stem.replace(mid_positions=1)
-        if config.last_side.attention is not None:  # else the sizes of another mixer stay
-            wide = config.head_dim * config.num_heads != config.hidden_dim
-            wide |= isinstance(config.last_side.attention.position, GridRotary)
-            grouped = config.num_key_value_heads < config.num_heads
-            changed |= {"num_heads": 4, "head_dim": 8 if wide else 6}
-            changed["num_key_value_heads"] = 2 if grouped else 4
-        if config.kind == "seq2seq":
-            changed["num_decoder_layers"] = 2 if config.layer_pattern else 1
-        if config.num_layer_groups < config.num_layers:
-            changed["num_layer_groups"] = 1
-        if config.embedding_dim != config.hidden_dim:
-            changed["embedding_dim"] = 10
-        if config.vector_dim is not None:
-            changed["vector_dim"] = TINY["hidden_dim"]
-        if config.rotary_dim is not None:
-            changed["rotary_dim"] = 4
-        if config.num_experts:
-            changed |= {"num_experts": 3, "experts_per_token": 2, "expert_dim": 9}
-            router = config.flat.get("router") or {}
-            if "groups" in router:
-                changed["router"] = {**router, "groups": 1, "group_limit": None}
-            changed["shared_expert_dim"] = 5 if config.shared_expert_dim else 0
-        if config.layer_pattern:
-            changed["layer_pattern"] = config.layer_pattern[-TINY["num_layers"] :]
-        changed |= small_sides(config, changed)
-        if config.dropped_token_id is not None:
-            changed["dropped_token_id"] = 3
-        if config.placeholder_id is not None:
-            changed |= {"placeholder_id": 3, "num_decoder_layers": TINY["num_layers"]}
-            changed["projector_pool"] = 2 if config.projector_pool > 1 else 1
-        axes = any(has_axes(getattr(config, each)) for each in config.side_names)
-        parts = axes or not config.by_keywords
-        small = small_parts(config) if parts else config.replace(**changed)
+        small = cut_down(TransformerConfig.from_dict(values))
         found.setdefault(json.dumps(structure.variable_shapes(small)), (path.parent.name, small))
     return list(found.values())
+
+
+def cut_down(config):
+    """Return the config of a small model of the same structure."""
+    changed = dict(TINY)
+    if config.stem is not None:
+        changed["vocabulary_size"] = 0
+        if config.stem.kind == "waveform":
+            changed["stem"] = config.stem.replace(position_groups=4)
+        if getattr(config.stem, "mid_positions", 0):
+            changed["stem"] = config.stem.replace(mid_positions=1)
+    if config.last_side.attention is not None:  # else the sizes of another mixer stay
+        wide = config.head_dim * config.num_heads != config.hidden_dim
+        wide |= isinstance(config.last_side.attention.position, GridRotary)
+        grouped = config.num_key_value_heads < config.num_heads
+        changed |= {"num_heads": 4, "head_dim": 8 if wide else 6}
+        changed["num_key_value_heads"] = 2 if grouped else 4
+    if config.kind == "seq2seq":
+        changed["num_decoder_layers"] = 2 if config.layer_pattern else 1
+    if config.num_layer_groups < config.num_layers:
+        changed["num_layer_groups"] = 1
+    if config.embedding_dim != config.hidden_dim:
+        changed["embedding_dim"] = 10
+    if config.vector_dim is not None:
+        changed["vector_dim"] = TINY["hidden_dim"]
+    if config.rotary_dim is not None:
+        changed["rotary_dim"] = 4
+    if config.num_experts:
+        changed |= {"num_experts": 3, "experts_per_token": 2, "expert_dim": 9}
+        router = config.flat.get("router") or {}
+        if "groups" in router:
+            changed["router"] = {**router, "groups": 1, "group_limit": None}
+        changed["shared_expert_dim"] = 5 if config.shared_expert_dim else 0
+    if config.layer_pattern:
+        changed["layer_pattern"] = config.layer_pattern[-TINY["num_layers"] :]
+    changed |= small_sides(config, changed)
+    if config.dropped_token_id is not None:
+        changed["dropped_token_id"] = 3
+    if config.placeholder_id is not None:
+        changed |= {"placeholder_id": 3, "num_decoder_layers": TINY["num_layers"]}
+        changed["projector_pool"] = 2 if config.projector_pool > 1 else 1
+    axes = any(has_axes(getattr(config, each)) for each in config.side_names)
+    parts = axes or not config.by_keywords
+    return small_parts(config) if parts else config.replace(**changed)
 
 
 def has_axes(side):

@@ -301,11 +301,14 @@ def without_gradients(*models: keras.Model) -> Callable:
     made in that mode changes in it alone, so without models the mode is that of the given tensors.
     """
     import torch
+    import torch.utils._pytree as pytree
 
     def infers(args) -> bool:
         if models:
             return not are_spread(models)
-        return any(torch.is_tensor(x) and x.is_inference() for x in keras.tree.flatten(args))
+        # Keras's `tree.flatten` would hold the tensors in a circle until garbage is collected: a
+        # cache that grows would need twice its memory.
+        return any(torch.is_tensor(x) and x.is_inference() for x in pytree.tree_leaves(args))
 
     def decorate(function):
         @functools.wraps(function)
