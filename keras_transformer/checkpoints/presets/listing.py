@@ -90,7 +90,9 @@ def list_presets(
     }  # fmt: skip
     if all(value is None for value in wanted.values()):  # no config has to be read
         return PresetNames(names)
-    return PresetNames(select({name: resolve_preset(name).config for name in names}, **wanted))
+    folder = presets_folder()
+    configs = {name: Preset(name, folder / name, bundled=True).config for name in names}
+    return PresetNames(select(configs, **wanted))
 
 
 def resolve_preset(preset: str | os.PathLike) -> Preset:
