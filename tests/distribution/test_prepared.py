@@ -89,7 +89,7 @@ def test_the_store_is_that_of_one_process(two, whole, folders):
     for two_wrote, one_wrote in zip(of_two, of_one, strict=True):
         assert two_wrote.read_bytes() == one_wrote.read_bytes()
     left = [path.name for path in (folders[0] / "cache").iterdir() if path.suffix != ".arrow"]
-    assert left == ["digests"]
+    assert left in ([], ["digests"])  # digests are kept of files that are not just written
 
 
 def test_all_processes_raise_the_error_of_one(two):
