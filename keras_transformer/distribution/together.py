@@ -14,22 +14,23 @@ from keras_transformer.distribution.processes import (
     process_index,
 )
 
-_together = contextvars.ContextVar("together", default=False)
+# Whether the processes share the work.
+TOGETHER = contextvars.ContextVar("together", default=False)
 
 
 @contextlib.contextmanager
 def prepared_together() -> Iterator[None]:
     """Let the processes share the work of a dataset that all of them make in this context."""
-    token = _together.set(True)
+    token = TOGETHER.set(True)
     try:
         yield
     finally:
-        _together.reset(token)
+        TOGETHER.reset(token)
 
 
 def workers() -> tuple[int, int]:
     """Return the number of this process among those that share the work, and how many do."""
-    return (process_index(), process_count()) if _together.get() else (0, 1)
+    return (process_index(), process_count()) if TOGETHER.get() else (0, 1)
 
 
 def part_of(rows: int) -> range:

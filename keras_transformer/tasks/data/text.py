@@ -16,7 +16,7 @@ from keras_transformer.data.record_objects import elements_of
 from keras_transformer.data.records import check_texts
 from keras_transformer.data.token_store import Stored, fingerprint, tokenize
 from keras_transformer.distribution.processes import check_processes
-from keras_transformer.distribution.together import agreed, all_rows, part_of, workers
+from keras_transformer.distribution.together import TOGETHER, agreed, all_rows, part_of
 from keras_transformer.processors.processor import Processor
 from keras_transformer.support.checking import check_int, check_text, describe, shorten
 from keras_transformer.support.columns import is_column, is_frame, plain
@@ -225,18 +225,20 @@ def encode_rows(
 
 def _encode_lists(texts: tuple[list, ...], encode: Callable, in_parts: bool) -> dict:
     """Return `TokenRows` of texts in memory; processes that share the work encode a part each."""
-    if workers()[1] > 1:
-        check_processes(data=_summary(texts))
-    part = part_of(len(texts[0])) if in_parts else range(len(texts[0]))
 
-    def encoded() -> dict[str, TokenRows]:
+    def encoded(part: range) -> dict[str, TokenRows]:
         found = encode(
             tuple(rows[part.start : part.stop] for rows in texts),
             lambda index: f"`x[{part.start + index}]`",
         )
         return {name: TokenRows.from_lists(rows, name) for name, rows in found.items()}
 
-    found = agreed(encoded)
+    whole = range(len(texts[0]))
+    if not TOGETHER.get():
+        return encoded(whole)
+    check_processes(data=_summary(texts))
+    part = part_of(len(whole)) if in_parts else whole
+    found = agreed(lambda: encoded(part))
     if not in_parts:
         return found
     return {name: TokenRows(*all_rows((rows.ids, rows.lengths))) for name, rows in found.items()}
