@@ -204,6 +204,8 @@ def test_the_table_knows_every_model():
                 "/position_bias",
                 "/segment_bias",
                 "/segments",
+                "/relative/rows",  # SAM's vectors of distances, which all heads share
+                "/relative/columns",
             )
             whole = any(part in name for part in names)
             block = "/layer_" in name and len(shape) >= 2 and not whole
