@@ -246,9 +246,9 @@ def test_the_words_know_every_config_value(maker):
     said += ("alibi_scale", "alibi_rounded", "convolution_size", "convolution_activation")
     said += ("token_projection", "dropped_token_id")
     said += ("rotary_precision",)  # of the tensors
-    # Of parts: of a rotation, or the kind of a mixer.
+    # Of parts: of a rotation, the kind of a mixer, or a side.
     said += ("rotary_dim", "rotary_interleaved", "rotary_direction", "rotary_truncate")
-    said += ("rotary_query_growth", "mixer")
+    said += ("rotary_query_growth", "mixer", "causal")
     # Of the sides of a dual, whose pooling is in words.
     said += ("vector_pooling", "vector_end_id", "vector_dim", "vector_bias", "bidirectional")
     said += (
