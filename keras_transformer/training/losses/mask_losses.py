@@ -20,10 +20,9 @@ def focal_loss(targets, logits, known, gamma: float = 2.0, alpha: float = 0.25):
 
     Source: Lin et al. 2017, "Focal Loss for Dense Object Detection", equation 5.
     """
-    cross_entropy = ops.softplus(logits) - targets * logits
-    missing = ops.abs(targets - ops.sigmoid(logits))
+    wrong = logits * (1 - 2 * targets)  # the logit of the other class
     weights = alpha * targets + (1 - alpha) * (1 - targets)
-    values = weights * missing**gamma * cross_entropy * known
+    values = weights * ops.sigmoid(wrong) ** gamma * ops.softplus(wrong) * known
     return ops.sum(values, axis=(-2, -1)) / ops.maximum(ops.sum(known, axis=(-2, -1)), 1.0)
 
 
