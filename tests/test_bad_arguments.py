@@ -33,7 +33,7 @@ def refused(name, function, **arguments):
     with pytest.raises(ValueError, match=f"`{name}") as error:
         function(**arguments)
     text = str(error.value)
-    assert len(text) < 800  # as long as the list of all tasks
+    assert len(text) < 500
     text.encode()
 
 

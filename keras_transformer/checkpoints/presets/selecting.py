@@ -89,7 +89,10 @@ def _task_name(task: str) -> str:
     if isinstance(task, str) and task in TASKS:  # a class name; messages list only aliases
         return task
     classes = {known.alias: name for name, known in TASKS.items()}
-    return classes[check_choice("task", task, sorted(classes))]
+    if not isinstance(task, str) or task not in classes:
+        known = ", ".join(map(repr, sorted(classes)))  # many: what was received is cut shorter
+        raise ValueError(f"`task` must be one of {known}, received {shorten(task, 16)}.")
+    return classes[task]
 
 
 def _size_check(text: str) -> Callable[[int], bool]:
