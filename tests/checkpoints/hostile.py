@@ -66,7 +66,7 @@ def _suffix(name):
     if FAMILIES[name].constants["kind"] != "encoder" and name not in TEXTS:
         return "LanguageModel"
     if "Forecaster" in heads:
-        return "ForPrediction"
+        return "ModelForPrediction" if name == "timesfm2_5" else "ForPrediction"
     if "CTCSpeechToText" in heads:
         return "ForCTC"
     for kind in ("Image", "Audio"):

@@ -72,7 +72,7 @@ def test_values_of_the_config(name):
                 fields = {theirs: field.ours for theirs, field in FAMILIES[name].fields.items()}
                 # Whether they are tied is seen in the weights.
                 fields.pop("tie_word_embeddings", None)
-                assert isinstance(said.get("tie_word_embeddings"), bool | None)
+                assert said.get("tie_word_embeddings") in (None, False, True)
                 pairs = [(said.get(k), getattr(config, v)) for k, v in fields.items()]
                 pairs = [(value, mine) for value, mine in pairs if not isinstance(mine, str)]
             else:

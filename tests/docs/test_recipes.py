@@ -67,7 +67,9 @@ def test_no_block_is_left_out():
 def test_the_recipe_learns(code, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     losses = run(code)["losses"]
-    assert np.isfinite(losses).all() and losses[-1] < losses[0]
+    assert np.isfinite(losses).all()
+    half = len(losses) // 2  # one batch alone may be harder than another
+    assert np.mean(losses[-half:]) < np.mean(losses[:half])
 
 
 @pytest.fixture

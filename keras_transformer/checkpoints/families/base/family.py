@@ -14,7 +14,7 @@ from keras_transformer.checkpoints.heads import TASKS, Conversion, Values
 from keras_transformer.checkpoints.weights.safetensors_io import Checkpoint
 from keras_transformer.checkpoints.weights.tables import Names, WeightLine, expand
 from keras_transformer.config import OPTIONS, SIDES, TransformerConfig
-from keras_transformer.support.checking import shorten
+from keras_transformer.support.checking import check_flag, shorten
 
 ACTIVATIONS = {
     "gelu": "gelu",
@@ -118,6 +118,9 @@ class Family:
                     f"{name}={values[name]!r} is not supported for model_type "
                     f"{self.model_type!r}, only {supported!r}."
                 )
+        # Every published config may have this value, and where it is not read the weights show it.
+        if (tied := values.get("tie_word_embeddings")) is not None:
+            check_flag("tie_word_embeddings", tied)
         ours = dict(self.constants)
         if self.pooler:
             ours["pooler"] = True

@@ -54,10 +54,6 @@ class EncoderDecoderFamily:
         return {family.model_type: family for family in families}
 
     def _read(self, values: Values) -> dict[str, Any]:
-        # Models differ in which config says whether the output is tied; the weights show it.
-        tied = values.get("tie_word_embeddings")
-        if not isinstance(tied, bool | None):
-            raise ValueError(f"tie_word_embeddings must be true or false, received {tied!r}.")
         encoder, decoder = map(self._read_side, SIDES, self.configs, [values] * 2)
         given = values.get(self.configs[1]) or {}
         attended = given.get(_WIDTH)
