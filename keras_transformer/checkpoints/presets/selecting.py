@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from keras_transformer.checkpoints.heads import TASKS
-from keras_transformer.support.checking import check_choice, shorten
+from keras_transformer.support.checking import check_choice, nearest, shorten
 
 # Stands for many languages: such a model is listed for each of them.
 MULTILINGUAL = "multilingual"
@@ -90,8 +90,10 @@ def _task_name(task: str) -> str:
         return task
     classes = {known.alias: name for name, known in TASKS.items()}
     if not isinstance(task, str) or task not in classes:
-        known = ", ".join(map(repr, sorted(classes)))  # many: what was received is cut shorter
-        raise ValueError(f"`task` must be one of {known}, received {shorten(task, 16)}.")
+        raise ValueError(
+            f"`task` must be one of the tasks, received {shorten(task, 24)}. They are "
+            f"{', '.join(sorted(classes))}.{nearest(task, classes)}"
+        )
     return classes[task]
 
 
