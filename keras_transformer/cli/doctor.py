@@ -27,6 +27,7 @@ _EXTRAS = {
     "images": "files of images",
     "video": "files of videos",
     "audio": "files of sound",
+    "detection": "training and scores of an ObjectDetector",
     "metrics": "ROUGE, edit distance, word error rate",
     "bleu": "BLEU and chrF",
     "plots": "pictures",

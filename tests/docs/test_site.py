@@ -12,6 +12,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -271,3 +272,11 @@ def test_the_search_in_a_browser(built, tmp_path):
     text = opened(built / "index.html", "q=BeamSearch", tmp_path)
     found = re.findall(r'href="([^"]*)" class="md-search-result__link', text)
     assert any("reference/generation.html" in link for link in found)
+
+
+def test_readme_lists_each_extra():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    table = (ROOT / "README.md").read_text(encoding="utf-8").partition("| extra | for |")[2]
+    rows = table.partition("\n\n")[0].splitlines()[2:]
+    listed = [name for row in rows for name in re.findall(r"`([\w-]+)`", row.split("|")[1])]
+    assert sorted(listed) == sorted(project["optional-dependencies"])
