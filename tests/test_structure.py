@@ -111,10 +111,12 @@ def small_parts(config):
         position = mixer.position
         if getattr(position, "pairs", None):
             position = position.replace(pairs=2)
+        rotated = {"dim": 8} if getattr(position, "dim", None) else {}
         axes = getattr(position, "position_axes", None)
         if axes is not None:
             pairs = (2, 2) if len(axes.pairs) == 2 else (2, 1, 1)
-            position = position.replace(position_axes=axes.replace(pairs=pairs))
+            rotated["position_axes"] = axes.replace(pairs=pairs)
+        position = position.replace(**rotated) if rotated else position
         own = {"key_source": "own", "position": position}
         own |= {name: small_grid(getattr(mixer, name)) for name in ("score_bias", "pattern")}
         equal = isinstance(mixer.score_bias, RelativeSinusoids | DecomposedBias)

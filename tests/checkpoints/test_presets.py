@@ -20,6 +20,7 @@ from keras_transformer.checkpoints import (
     save_preset,
 )
 from keras_transformer.checkpoints.presets.hub import HubName
+from keras_transformer.config import Attention, LatentAttention
 from keras_transformer.config.structure import variable_shapes
 from keras_transformer.models import build_backbone
 from keras_transformer.tokenizers import Tokenizer
@@ -110,9 +111,11 @@ def test_every_bundled_preset_builds_without_weights(name):
         small = cut_down(config)
         assert build_backbone(small).config == small
         return
-    if config.last_side.attention is None:  # but latent attention
+    if config.last_side.attention is None:
         sizes = {n: size for n, size in sizes.items() if "heads" not in n and "rotary" not in n}
-        layers["mixer"] = config.last_side.block.mixer.replace(num_heads=2)
+        mixer = config.last_side.block.mixer
+        if isinstance(mixer, LatentAttention):
+            layers["mixer"] = mixer.replace(num_heads=2)
     if config.dropped_token_id is not None:
         sizes["dropped_token_id"] = 12
     if config.stem is not None:
@@ -122,7 +125,10 @@ def test_every_bundled_preset_builds_without_weights(name):
     if hasattr(config.stem, "image_size"):
         layers["stem"] = dataclasses.replace(config.stem, image_size=(32, 32))
     if config.layer_pattern:
-        layers["layer_pattern"] = config.layer_pattern[:1]
+        blocks = config.last_side.layers
+        with_attention = [i for i, each in enumerate(blocks) if isinstance(each.mixer, Attention)]
+        first = with_attention[0] if with_attention else 0
+        layers["layer_pattern"] = config.layer_pattern[first : first + 1]
     encoder = config.flat["encoder"] or {}
     if encoder.get("layer_pattern"):  # as T5Gemma, whose windows differ
         layers["encoder"] = {"layer_pattern": encoder["layer_pattern"][:1]}
