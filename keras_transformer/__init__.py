@@ -86,6 +86,7 @@ from keras_transformer.config import TransformerConfig  # noqa: E402
 from keras_transformer.evaluating import evaluate  # noqa: E402
 from keras_transformer.exporting import export  # noqa: E402
 from keras_transformer.kernels.precision import use_exact_float32  # noqa: E402
+from keras_transformer.kernels.process import tune_process  # noqa: E402
 from keras_transformer.models import Backbone  # noqa: E402
 from keras_transformer.optimizing import optimize  # noqa: E402
 from keras_transformer.processors import (  # noqa: E402
@@ -95,7 +96,6 @@ from keras_transformer.processors import (  # noqa: E402
     VideoProcessor,
 )
 from keras_transformer.support.foreign_names import offer  # noqa: E402
-from keras_transformer.support.process import tune_process  # noqa: E402
 from keras_transformer.tasks import (  # noqa: E402
     AudioClassifier,
     CausalLM,

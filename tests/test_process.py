@@ -10,8 +10,8 @@ import keras
 import pytest
 
 import keras_transformer as kt
+from keras_transformer.kernels.process import SlowSteps
 from keras_transformer.support.backend import WAITING
-from keras_transformer.support.process import SlowSteps
 
 ROOT = Path(__file__).parents[1]
 # On JAX the first array decides how programs run, so what is asked for comes first.
@@ -155,7 +155,7 @@ def test_adapters_over_integers_return_what_is_free(forks):
 
 FREED = """
 import pathlib
-from keras_transformer.support.process import release_memory, tune_process
+from keras_transformer.kernels.process import release_memory, tune_process
 
 def resident():
     lines = pathlib.Path("/proc/self/status").read_text().splitlines()

@@ -1,5 +1,6 @@
-"""The description of the weights against the variables of models that are really built."""
+"""The description of the weights against built models, and where the backend is asked for."""
 
+import ast
 import json
 import math
 import subprocess
@@ -403,3 +404,30 @@ print(sorted({{"keras", "jax", "tensorflow", "torch"}} & set(sys.modules)))
     config = TransformerConfig(kind="decoder", num_heads=4, **TINY)
     expected = sum(map(math.prod, structure.variable_shapes(config).values()))
     assert run.stdout.split("\n")[:2] == [str(expected), "[]"]
+
+
+# Files outside `kernels/` that ask which backend it is, and what for.
+ASKING = {
+    "cli/parser.py": "the line of `--version`",
+    "distribution/engines.py": "what processes and devices do together",
+    "exporting/run.py": "whether the format is one of this backend",
+}
+
+
+def asks(node):
+    """Return whether a node of a program asks for the backend, other than to print a device's."""
+    if isinstance(node, ast.Call):
+        named = getattr(node.func, "id", getattr(node.func, "attr", None))
+        return named == "on" or (named == "backend" and not node.args)
+    parts = [node.left, *node.comparators] if isinstance(node, ast.Compare) else []
+    return any(ast.unparse(part) == "device().backend" for part in parts)
+
+
+@pytest.mark.backend_independent
+def test_kernels_alone_choose_by_backend():
+    found, package = set(), ROOT / "keras_transformer"
+    for path in package.rglob("*.py"):
+        if any(map(asks, ast.walk(ast.parse(path.read_text(encoding="utf-8"))))):
+            found.add(path.relative_to(package).as_posix())
+    assert "kernels/attention.py" in found  # so it is seen
+    assert {name for name in found if not name.startswith("kernels/")} == set(ASKING)

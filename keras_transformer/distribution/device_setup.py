@@ -2,12 +2,12 @@
 
 import dataclasses
 import math
-import os
 from typing import Any
 
 import keras
 
 from keras_transformer.config import TransformerConfig
+from keras_transformer.distribution.engines import ENGINE
 from keras_transformer.distribution.layout import ModelParallel, device_mesh
 from keras_transformer.distribution.processes import (
     check_processes,
@@ -104,15 +104,14 @@ def setup(
     import keras_transformer as kt
     import keras
 
-    if keras.backend.backend() == "torch":
+    if keras.config.backend() == "torch":
         found = kt.distribution.setup()  # under torchrun: all processes
         assert (found.fsdp, found.process_index, found.process_count) == (1, 0, 1)
     ```
 
     Source: Rajbhandari et al. 2020, "ZeRO"; Shoeybi et al. 2019, "Megatron-LM".
     """
-    backend = keras.backend.backend()
-    if backend == "tensorflow":
+    if not ENGINE.axes:
         raise ValueError(
             "`setup` is for JAX and PyTorch. On TensorFlow make the model in the scope of a "
             "tf.distribute.MirroredStrategy."
@@ -125,12 +124,10 @@ def setup(
     check_int("length", length, at_least=1, none=True)
     if config is None and (batch_size, length, device_memory, options) != (None, None, None, {}):
         raise ValueError("A plan needs the model: give `config`, a TransformerConfig.")
-    if backend == "torch":
-        _connect()
-    index, count = process_index(), process_count()
-    devices = len(keras.distribution.list_devices()) if backend == "jax" else count
+    ENGINE.connect()
+    index, count, devices = process_index(), process_count(), ENGINE.device_count()
     chosen = {name: size for name, size in sizes.items() if size is not None}
-    if backend == "torch" and (model or 1) * (sequence or 1) > 1:
+    if any(size > 1 for name, size in chosen.items() if name not in ENGINE.axes):
         raise ValueError(
             "`model` and `sequence` are for JAX. On PyTorch choose `data` and `fsdp`, whose "
             f"product is the number of processes, {devices}."
@@ -148,23 +145,11 @@ def setup(
     sizes = {name: chosen.get(name, 1) for name in sizes}
     if count > 1:
         check_processes(sizes=sizes)
-    mesh = _install(backend, sizes, devices)
+    mesh = _install(sizes, devices)
     made = DeviceSetup(mesh, **sizes, process_index=index, process_count=count, plan=plan)
     if index == 0:
         print(made)
     return made
-
-
-def _connect() -> None:
-    """Initialize PyTorch's process group, if a launcher has started several processes."""
-    import torch
-    from torch import distributed
-
-    if distributed.is_initialized() or int(os.environ.get("WORLD_SIZE", 1)) == 1:
-        return
-    if torch.cuda.is_available():
-        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", 0)))
-    distributed.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
 
 
 def _plan(config, chosen, devices, batch_size, length, device_memory, options) -> Plan:
@@ -172,7 +157,7 @@ def _plan(config, chosen, devices, batch_size, length, device_memory, options) -
         sizes = [chosen.get(name, 1) for name in ("data", "fsdp", "model")]
         devices = math.prod(sizes)
         options = {"fsdp": sizes[1], "model_parallel": sizes[2], **options}
-    elif keras.backend.backend() == "torch":
+    elif "model" not in ENGINE.axes:
         options = {"model_parallel": 1, **options}
     length = config.max_sequence_length if length is None else length
     return make_plan(
@@ -185,8 +170,8 @@ def _plan(config, chosen, devices, batch_size, length, device_memory, options) -
     )
 
 
-def _install(backend: str, sizes: dict[str, int], devices: int) -> Any:
-    if backend == "jax":
+def _install(sizes: dict[str, int], devices: int) -> Any:
+    if "model" in ENGINE.axes:
         data, model, fsdp, sequence = (sizes[n] for n in ("data", "model", "fsdp", "sequence"))
         mesh = device_mesh(data, model, fsdp=fsdp, sequence=sequence)
         keras.distribution.set_distribution(ModelParallel(mesh))

@@ -8,9 +8,10 @@ import keras
 from keras_transformer.config import TransformerConfig
 from keras_transformer.config.structure import PARALLEL, SHARED, shared_weight, sides
 from keras_transformer.config.weight import spread_axis
+from keras_transformer.distribution.engines import ENGINE
+from keras_transformer.kernels.process import tune_once
 from keras_transformer.planning.meshes import cut_sizes, divisors
 from keras_transformer.support.checking import check_int, describe
-from keras_transformer.support.process import tune_once
 
 BATCH, FSDP, SEQUENCE, MODEL = "batch", "fsdp", "sequence", "model"
 
@@ -45,7 +46,7 @@ def device_mesh(
 
     Example: see `ModelParallel`.
     """
-    _require_jax()
+    ENGINE.check_lays_out()
     data = check_int("data", data, at_least=1, none=True)
     model = check_int("model", model, at_least=1)
     fsdp = check_int("fsdp", fsdp, at_least=1)
@@ -106,7 +107,7 @@ def layout_map(
     import keras_transformer as kt
     import keras
 
-    if keras.backend.backend() == "jax":
+    if keras.config.backend() == "jax":
         layout = kt.distribution.layout_map(kt.distribution.device_mesh(data=1, model=1))
         path = "encoder/encoder/layer_0/feed_forward/intermediate/kernel"
         assert layout[path].axes == (None, "model")
@@ -114,7 +115,7 @@ def layout_map(
 
     Source: Shoeybi et al. 2019, "Megatron-LM", section 3.
     """
-    _require_jax()
+    ENGINE.check_lays_out()
     if not isinstance(mesh, keras.distribution.DeviceMesh):
         raise ValueError(f"`mesh` must be a DeviceMesh, received {describe(mesh)}.")
     if not isinstance(config, TransformerConfig | None):
@@ -158,7 +159,7 @@ class ModelParallel(keras.distribution.ModelParallel):
     import keras_transformer as kt
     import keras
 
-    if keras.backend.backend() == "jax":
+    if keras.config.backend() == "jax":
         mesh = kt.distribution.device_mesh()  # data parallel, on all devices
         with kt.distribution.ModelParallel(mesh).scope():
             classifier = kt.TextClassifier.from_preset("minilm_l6_en", num_classes=2)
@@ -171,6 +172,11 @@ class ModelParallel(keras.distribution.ModelParallel):
         _require_axis(mesh, BATCH)
         # A process already reads only its share, see `shard_of`.
         super().__init__(layout_map=layouts, batch_dim_name=BATCH, auto_shard_dataset=False)
+
+    @property
+    def spreads_weights(self) -> bool:
+        """Whether devices that see different rows also share the weights."""
+        return _size(self.device_mesh, FSDP) > 1
 
     @property
     def num_model_replicas(self):
@@ -295,7 +301,7 @@ def _mesh_of_tokens(states):
 def spreads_weights() -> bool:
     """Return whether devices that see different rows also share the weights."""
     distribution = keras.distribution.distribution()
-    return isinstance(distribution, ModelParallel) and _size(distribution.device_mesh, FSDP) > 1
+    return isinstance(distribution, ModelParallel) and distribution.spreads_weights
 
 
 def whole_weight(value, layout: keras.distribution.TensorLayout):
@@ -436,16 +442,3 @@ def _row_axes(mesh: keras.distribution.DeviceMesh) -> tuple[str, ...]:
 
 def _size(mesh: keras.distribution.DeviceMesh, axis: str) -> int:
     return dict(zip(mesh.axis_names, mesh.shape, strict=True)).get(axis, 1)
-
-
-def _require_jax() -> None:
-    backend = keras.backend.backend()
-    if backend != "jax":
-        instead = {
-            "torch": "keras_transformer.distribution.data_parallel, with torch.distributed",
-            "tensorflow": "tf.distribute.MirroredStrategy",
-        }
-        raise ValueError(
-            f"Keras distributes weights over devices only on JAX, but the backend is {backend}. "
-            f"On this backend, spread batches with {instead[backend]}."
-        )

@@ -1,15 +1,14 @@
 """The processes of a run: how many there are, and values that all of them have to share."""
 
-import functools
 import importlib.metadata
 import json
 import socket
 from collections.abc import Mapping
 from typing import Any
 
-import keras
 import numpy as np
 
+from keras_transformer.distribution.engines import ENGINE
 from keras_transformer.support.checking import describe, shorten
 
 _SHOWN = 8  # differences that a message lists
@@ -19,30 +18,12 @@ _BLOCK = 2**22  # numbers of an array that are exchanged at a time: on JAX by wa
 
 def process_count() -> int:
     """Return the number of processes that train together: 1 unless they were connected."""
-    backend = keras.backend.backend()
-    if backend == "torch":
-        from torch import distributed
-
-        connected = distributed.is_available() and distributed.is_initialized()
-        return distributed.get_world_size() if connected else 1
-    if backend == "jax":
-        import jax
-
-        return jax.process_count()
-    return 1
+    return ENGINE.process_count()
 
 
 def process_index() -> int:
     """Return the number of this process, from 0."""
-    if process_count() == 1:
-        return 0
-    if keras.backend.backend() == "torch":
-        from torch import distributed
-
-        return distributed.get_rank()
-    import jax
-
-    return jax.process_index()
+    return ENGINE.process_index()
 
 
 def gather_values(values: Any) -> list:
@@ -50,10 +31,10 @@ def gather_values(values: Any) -> list:
     content = np.frombuffer(json.dumps(values).encode(), "uint8")
     if process_count() == 1:
         return [json.loads(content.tobytes())]
-    sizes = [int(size[0]) for size in _gather(np.array([content.size], "int32"))]
+    sizes = [int(size[0]) for size in ENGINE.gather(np.array([content.size], "int32"))]
     padded = np.zeros(max(sizes), "uint8")
     padded[: content.size] = content
-    rows = _gather(padded)
+    rows = ENGINE.gather(padded)
     return [json.loads(row[:size].tobytes()) for row, size in zip(rows, sizes, strict=True)]
 
 
@@ -71,7 +52,7 @@ def gather_arrays(array: np.ndarray) -> list[np.ndarray]:
         block = np.zeros(length, "int32")
         mine = array[start : start + length]
         block[: len(mine)] = mine
-        for part, other, size in zip(parts, _gather(block), sizes, strict=True):
+        for part, other, size in zip(parts, ENGINE.gather(block), sizes, strict=True):
             part.append(other[: max(0, size - start)])
     return [np.concatenate([array[:0], *part]) for part in parts]
 
@@ -135,10 +116,8 @@ def _named(numbers: list[int], found: list[dict]) -> str:
 
 def _versions() -> dict[str, str]:
     """Return the versions of the packages on which numbers and files depend."""
-    backend = keras.backend.backend()
-    names = {"jax": ("jax", "jaxlib"), "torch": ("torch",), "tensorflow": ("tensorflow",)}
-    found = {"backend": backend}
-    for name in ("keras", "keras_transformer", "numpy", *names.get(backend, ())):
+    found = {"backend": ENGINE.name}
+    for name in ("keras", "keras_transformer", "numpy", *ENGINE.packages):
         try:
             found[name] = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
@@ -154,32 +133,3 @@ def _flat(values: Mapping, prefix: str = "") -> dict[str, Any]:
         else:
             flat[f"{prefix}{name}"] = value
     return flat
-
-
-def _gather(array: np.ndarray) -> list[np.ndarray]:
-    """Return the arrays of all processes, which have one shape."""
-    if keras.backend.backend() == "jax":
-        from jax.experimental import multihost_utils
-
-        return list(np.asarray(multihost_utils.process_allgather(array)))
-    import torch
-    from torch import distributed
-
-    mine = torch.from_numpy(array.copy())
-    every = [torch.empty_like(mine) for _ in range(process_count())]
-    distributed.all_gather(every, mine, group=side_group())
-    return [each.numpy() for each in every]
-
-
-def side_group():
-    """Return a group of all processes of PyTorch for arrays on the CPU, apart from training's."""
-    from torch import distributed
-
-    return _side_group(distributed.group.WORLD)
-
-
-@functools.cache
-def _side_group(world):
-    from torch import distributed
-
-    return distributed.new_group(backend="gloo")

@@ -11,6 +11,7 @@ import functools
 import keras
 from keras import ops
 
+from keras_transformer.distribution.engines import ENGINE
 from keras_transformer.distribution.spread import MESHES, MODELS
 
 # Number of processes whose gradients will be averaged, within a step of `data_parallel`.
@@ -23,7 +24,7 @@ def part_of_mean(mean, weight):
     if count == 1:
         return mean
     share = ops.divide_no_nan(ops.cast(weight, mean.dtype), ops.cast(total, mean.dtype))
-    return mean * share * (count if keras.backend.backend() == "torch" else 1)
+    return mean * share * (count if ENGINE.averages_replicas else 1)
 
 
 def share_of_weight(weight):
@@ -40,22 +41,7 @@ def mean_over_replicas(weight):
 
 def _over_replicas(weight):
     """Return the number of replicas, and the sum of their weights."""
-    if keras.backend.backend() == "tensorflow":
-        import tensorflow as tf
-
-        context = tf.distribute.get_replica_context()  # None outside of a step
-        if context is None or context.num_replicas_in_sync == 1:
-            return 1, weight
-        total = context.all_reduce(tf.distribute.ReduceOp.SUM, tf.stop_gradient(weight))
-        return context.num_replicas_in_sync, total
-    count = _processes.get()
-    if count == 1:
-        return 1, weight
-    import torch.distributed
-
-    total = weight.detach().clone()
-    torch.distributed.all_reduce(total)
-    return count, total
+    return ENGINE.over_replicas(weight, _processes.get())
 
 
 def data_parallel(task: keras.Model, **options) -> keras.Model:
@@ -81,7 +67,7 @@ def data_parallel(task: keras.Model, **options) -> keras.Model:
     import keras_transformer as kt
     import keras
 
-    if keras.backend.backend() == "torch":
+    if keras.config.backend() == "torch":
         import torch.distributed as processes
 
         store = tempfile.NamedTemporaryFile()  # for one process; torchrun makes several
@@ -95,7 +81,7 @@ def data_parallel(task: keras.Model, **options) -> keras.Model:
 
     Source: Li et al. 2020, "PyTorch Distributed", section 3.
     """
-    _require_processes("data_parallel")
+    ENGINE.check_connected("data_parallel")
     import torch
 
     loss = _loss_of(task)
@@ -233,7 +219,7 @@ def fully_sharded(task: keras.Model, mesh=None) -> keras.Model:
     import keras_transformer as kt
     import keras
 
-    if keras.backend.backend() == "torch":
+    if keras.config.backend() == "torch":
         import torch.distributed as processes
 
         store = tempfile.NamedTemporaryFile()  # for one process; torchrun makes several
@@ -247,7 +233,7 @@ def fully_sharded(task: keras.Model, mesh=None) -> keras.Model:
 
     Source: Zhao et al. 2023, "PyTorch FSDP", section 3; Rajbhandari et al. 2020, "ZeRO", stage 3.
     """
-    _require_processes("fully_sharded")
+    ENGINE.check_connected("fully_sharded")
     from torch import distributed
 
     from keras_transformer.distribution.sharded_model import FullySharded
@@ -294,19 +280,3 @@ def lay_out(task: keras.Model) -> None:
             data_parallel(task)
         else:
             fully_sharded(task, mesh if mesh.size(0) > 1 else mesh["fsdp"])
-
-
-def _require_processes(name: str) -> None:
-    if keras.backend.backend() != "torch":
-        raise ValueError(
-            f"`{name}` is for PyTorch, but the backend is {keras.backend.backend()}. On "
-            "JAX use `keras_transformer.distribution.ModelParallel`, on TensorFlow make the model "
-            "in the scope of a tf.distribute.MirroredStrategy."
-        )
-    from torch import distributed
-
-    if not (distributed.is_available() and distributed.is_initialized()):
-        raise ValueError(
-            f"`{name}` needs a group of processes: call "
-            "torch.distributed.init_process_group first, in each process."
-        )

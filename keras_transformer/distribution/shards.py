@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 import keras
 import numpy as np
 
-from keras_transformer.distribution.processes import process_count, process_index
+from keras_transformer.distribution.engines import ENGINE
 from keras_transformer.distribution.together import prepared_together
 from keras_transformer.support.checking import check_int, shorten
 
@@ -151,19 +151,7 @@ def shard_of(
             f"count={shorten(count)}."
         )
     if index is None:
-        index, count = _of_this_process()
+        index, count = ENGINE.share_of_data()
     count = check_int("count", count, at_least=1)
     index = check_int("index", index, at_least=0, at_most=count - 1)
     return DatasetShard(dataset, index, count)
-
-
-def _of_this_process() -> tuple[int, int]:
-    """Return the number of this process's share, from 0, and the number of shares."""
-    if keras.backend.backend() == "torch":
-        return process_index(), process_count()
-    distribution = keras.distribution.distribution()
-    if distribution is None:
-        return 0, 1
-    # Processes that hold parts of one model read the same rows.
-    count = min(distribution.num_processes, distribution.num_model_replicas)
-    return distribution.data_shard_id, count

@@ -27,7 +27,9 @@ from keras_transformer.generation.samplers.samplers import (
     broken,
 )
 from keras_transformer.kernels.compiling import compile_loop, compile_pass
-from keras_transformer.kernels.device import device, on
+from keras_transformer.kernels.device import device
+from keras_transformer.kernels.packed import finds_largest_alone
+from keras_transformer.kernels.process import release_memory
 from keras_transformer.kernels.programs import compile_function, to_tensor
 from keras_transformer.kernels.values import full_tensor
 from keras_transformer.planning.memory import LOOP_TOKENS
@@ -39,7 +41,6 @@ from keras_transformer.support.checking import (
     check_ids,
     check_int,
 )
-from keras_transformer.support.process import release_memory
 from keras_transformer.support.sizes import ShapeBuckets, round_rows, round_size
 
 
@@ -102,7 +103,7 @@ class Settings:
     def argmax_only(self) -> bool:
         """Whether only the largest logit matters, and packed weights can make use of this."""
         greedy = type(self.sampler) is Greedy and self.rules is None and not self.guided
-        return greedy and self.pack_weights and on("torch")
+        return greedy and self.pack_weights and finds_largest_alone()
 
 
 def check_cache_dtype(value: Any) -> None:

@@ -36,3 +36,8 @@ def assign(costs, real):
     from keras_transformer.kernels.torch_assignment import assignment
 
     return assignment(costs.detach(), real)
+
+
+def supports_jit() -> bool:
+    """Return True if `jit_compile` compiles steps with an assignment. TensorFlow's XLA does not."""
+    return not on("tensorflow")

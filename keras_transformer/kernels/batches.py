@@ -29,6 +29,21 @@ def _sent(array):
     return tensor
 
 
+def infers_shapes_from_batches() -> bool:
+    """Return True if the first two batches of a data set determine the shapes of all: TensorFlow.
+
+    A size that both share is fixed. They are fetched before the first epoch, only to be inspected.
+    """
+    return on("tensorflow")
+
+
+def shapes_of_batch(batch) -> tuple:
+    """Return the shape of each array of a batch."""
+    return tuple(
+        None if array is None else tuple(array.shape) for array in keras.tree.flatten(batch)
+    )
+
+
 class PendingOutputs:
     """Outputs of batches that stay on the device and are copied to the host together.
 

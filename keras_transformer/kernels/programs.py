@@ -18,7 +18,7 @@ import numpy as np
 from keras import ops
 
 from keras_transformer.kernels.device import device, on
-from keras_transformer.support.process import release_memory
+from keras_transformer.kernels.process import release_memory
 from keras_transformer.support.sizes import RequestHistory
 
 # Maximum number of programs in memory, and of those among them that can never be freed. On JAX each

@@ -4,7 +4,6 @@ import keras
 
 from keras_transformer.distribution.layout import spreads_weights, whole_weight
 from keras_transformer.distribution.spread import PARTS
-from keras_transformer.kernels.device import on
 from keras_transformer.kernels.recomputing import recomputed
 
 
@@ -48,10 +47,8 @@ def with_whole_weights(layer, call, *args, **kwargs):
         *args: arguments of the call.
         **kwargs: arguments of the call by name.
     """
-    if on("torch"):
-        part = PARTS.get(layer)
-        if part is None or getattr(args[0], "is_meta", True):  # a graph or shapes alone
-            return call(*args, **kwargs)
+    part = PARTS.get(layer)  # on PyTorch
+    if part is not None and not getattr(args[0], "is_meta", True):  # neither a graph nor shapes
         return part.run(call, *args, **kwargs)
     # While a model decodes there is no backward pass, and XLA gathers by itself.
     if not spreads_weights() or recomputes(layer) or kwargs.get("cache") is not None:

@@ -9,6 +9,7 @@ from keras import ops
 
 from keras_transformer.config import TransformerConfig
 from keras_transformer.distribution.layout import check_config, spread_batch
+from keras_transformer.kernels.process import tune_once
 from keras_transformer.kernels.products import onednn_matmul_scope
 from keras_transformer.kernels.values import is_right_padded
 from keras_transformer.layers.dense import Dense
@@ -26,7 +27,6 @@ from keras_transformer.models.runtime.runtime import Runtime
 from keras_transformer.models.stack import COLLECTED, OpaqueCache, Stack
 from keras_transformer.support.foreign_names import check_options
 from keras_transformer.support.notebook import model_table
-from keras_transformer.support.process import tune_once
 from keras_transformer.support.registry import bound
 
 

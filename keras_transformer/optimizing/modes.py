@@ -4,7 +4,7 @@ import warnings
 
 import keras
 
-from keras_transformer.models.runtime.packed import packs
+from keras_transformer.kernels.packed import packs
 from keras_transformer.support.checking import check_choice
 from keras_transformer.tasks import Task
 

@@ -10,7 +10,7 @@ import numpy as np
 from keras import ops
 
 from keras_transformer.config.structure import without_numbers
-from keras_transformer.models.runtime.accumulation import batches_done, batches_of_update
+from keras_transformer.kernels.accumulation import batches_done, batches_of_update
 from keras_transformer.support.checking import check_int, check_path, describe
 from keras_transformer.support.files import SafetensorsFile, write_safetensors
 

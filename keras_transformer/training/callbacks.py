@@ -6,7 +6,7 @@ from pathlib import Path
 import keras
 import numpy as np
 
-from keras_transformer.models.runtime.accumulation import batches_of_update
+from keras_transformer.kernels.accumulation import batches_of_update
 from keras_transformer.support.checking import check_int, check_path, describe
 from keras_transformer.training.text_metrics import BLEU, check_translations
 

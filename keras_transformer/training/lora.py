@@ -19,6 +19,7 @@ from keras_transformer.config.structure import (
     is_frozen,
     without_numbers,
 )
+from keras_transformer.kernels.process import save_memory
 from keras_transformer.kernels.quantized_matrix import MODES
 from keras_transformer.layers.dense import MAGNITUDE, Dense, adapter_of, merge_adapter
 from keras_transformer.models.runtime.quantized import keep_float_states
@@ -29,7 +30,6 @@ from keras_transformer.support.checking import (
     check_number,
     shorten,
 )
-from keras_transformer.support.process import save_memory
 
 METHODS = ("lora", "rslora", "dora")
 

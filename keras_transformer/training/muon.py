@@ -6,9 +6,9 @@ import keras
 from keras import ops
 
 from keras_transformer.config.structure import VECTORS, is_hidden_matrix
-from keras_transformer.models.runtime.accumulation import count_updates
+from keras_transformer.kernels.accumulation import count_updates
+from keras_transformer.kernels.process import tune_once
 from keras_transformer.support.checking import check_number
-from keras_transformer.support.process import tune_once
 
 # On PyTorch, Keras replaces some optimizers by a class of its own.
 _Muon = type(keras.optimizers.Muon.__new__(keras.optimizers.Muon))

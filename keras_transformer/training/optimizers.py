@@ -7,9 +7,9 @@ import keras
 
 from keras_transformer.config.structure import VECTORS, block_of, is_before_blocks
 from keras_transformer.kernels import adam
-from keras_transformer.models.runtime.accumulation import count_updates
+from keras_transformer.kernels.accumulation import count_updates
+from keras_transformer.kernels.process import tune_once
 from keras_transformer.support.checking import check_number
-from keras_transformer.support.process import tune_once
 
 # On PyTorch, Keras replaces these by a class that updates all variables at once.
 _Adam, _AdamW = (type(cls.__new__(cls)) for cls in (keras.optimizers.Adam, keras.optimizers.AdamW))

@@ -22,7 +22,8 @@ from keras_transformer.distribution.processes import (
     process_index,
 )
 from keras_transformer.distribution.spread import MODELS
-from keras_transformer.models.runtime.accumulation import batches_of_update
+from keras_transformer.kernels.accumulation import batches_of_update
+from keras_transformer.kernels.random_state import RandomGenerators
 from keras_transformer.support.checking import check_int, check_path, describe, shorten
 from keras_transformer.support.files import naming
 from keras_transformer.support.scratch import PathLock
@@ -118,7 +119,7 @@ class ResumableRun(keras.callbacks.Callback):
         self._run = _description(self.model, self.dataset)
         self._within = (0, 0)  # epoch, its finished batches
         self._warnings = None
-        self._torch = _TorchGenerators()
+        self._generators = RandomGenerators()
         self._take_lock()
         several, shards = splits(self.model), self.path.with_name(_SHARDS)
         file = StateFile(self.path)
@@ -140,7 +141,7 @@ class ResumableRun(keras.callbacks.Callback):
         self._check(kept, variables)
         self._resumed.restore({place_of(name): each for name, each in variables.items()})
         self._within = (kept["epoch"], kept["batch"])
-        self._torch = _TorchGenerators(kept.get("torch_seed"), self._resumed.own())
+        self._generators = RandomGenerators(kept.get("torch_seed"), self._resumed.own())
         self.model._initial_epoch = kept["epoch"]  # as Keras's `BackupAndRestore` does
 
     def on_epoch_begin(self, epoch, logs=None):
@@ -166,7 +167,7 @@ class ResumableRun(keras.callbacks.Callback):
             raise StopIteration
         if batch == 0:
             # Not earlier: PyTorch's iterators draw numbers at the start of an epoch.
-            self._torch.begin(self._epoch, resumed=self._first > 0)
+            self._generators.begin(self._epoch, resumed=self._first > 0)
 
     def on_train_batch_end(self, batch, logs=None):
         before, self._done = self._done, self._first + batch + 1
@@ -237,14 +238,16 @@ class ResumableRun(keras.callbacks.Callback):
         if not np.isfinite(float((logs or {}).get("loss", 0.0))):
             return  # a state with a NaN loss would be useless
         variables = {**_variables(self.model), **(_metric_variables(self.model) if batch else {})}
-        place = {"epoch": epoch, "batch": batch, "torch_seed": self._torch.seed}
+        place = {"epoch": epoch, "batch": batch, "torch_seed": self._generators.seed}
         number = epoch * (self.dataset.batches_per_epoch if self.dataset else 1) + batch
         if process_index() == 0 and not self._lock.held:
             raise OSError(
                 f"Another run of this process has begun in {self.path.parent}: use two directories."
             )
         try:
-            self._state.save(number, variables, self._torch.states(), {**place, "of": self._run})
+            self._state.save(
+                number, variables, self._generators.states(), {**place, "of": self._run}
+            )
         except OSError as error:
             self._lock.release()
             size = sum(math.prod(v.shape) * _BYTES for v in variables.values())
@@ -418,38 +421,6 @@ def _without_numbers(run: dict[str, Any]) -> dict[str, Any]:
 def _within_model(variable) -> str:
     """Return a variable's path without the model's or optimizer's name, which Keras numbers."""
     return variable.path.split("/", 1)[-1]
-
-
-class _TorchGenerators:
-    """PyTorch's random numbers: each epoch has a seed, and states are saved within an epoch."""
-
-    def __init__(self, seed: int | None = None, tensors: dict | None = None):
-        self.seed, self.kept, self.torch = seed, tensors or {}, None
-        if keras.backend.backend() == "torch":
-            import torch
-
-            self.torch = torch
-            self.seed = torch.initial_seed() % 2**31 if seed is None else seed
-
-    def begin(self, epoch: int, resumed: bool) -> None:
-        torch = self.torch
-        if torch is not None:
-            torch.manual_seed(self.seed + epoch)
-        if torch is None or not resumed:
-            return
-        torch.set_rng_state(torch.from_numpy(self.kept["torch/cpu"]))
-        for i in range(torch.cuda.device_count()):
-            if f"torch/cuda/{i}" in self.kept:
-                torch.cuda.set_rng_state(torch.from_numpy(self.kept[f"torch/cuda/{i}"]), i)
-
-    def states(self) -> dict[str, np.ndarray]:
-        torch = self.torch
-        if torch is None:
-            return {}
-        states = {"torch/cpu": torch.get_rng_state()}
-        if torch.cuda.is_available():
-            states |= {f"torch/cuda/{i}": s for i, s in enumerate(torch.cuda.get_rng_state_all())}
-        return {name: state.cpu().numpy() for name, state in states.items()}
 
 
 def _description(model, dataset) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from typing import Any
 import keras
 
 from keras_transformer.distribution.processes import process_count
+from keras_transformer.kernels.models_without_values import made_without_values
 from keras_transformer.support.checking import describe
 from keras_transformer.training.resume import open_run
 
@@ -45,7 +46,7 @@ def convert_run(
     def make_model():
         return kt.TextClassifier(kt.models.build_backbone(config), tokenizer, num_classes=2)
 
-    if keras.backend.backend() != "tensorflow":
+    if keras.config.backend() != "tensorflow":
         classifier = kt.TextClassifier.from_preset("minilm_l6_en", num_classes=2)
         config, tokenizer = classifier.backbone.config, classifier.tokenizer
         folder = tempfile.mkdtemp()
@@ -57,7 +58,7 @@ def convert_run(
     """
     if process_count() > 1:
         raise ValueError("`convert_run` is for a program of one process, after the run.")
-    model = _without_weights(make_model)
+    model = made_without_values(make_model)
     if not isinstance(model, keras.Model) or not hasattr(model, "save_to_preset"):
         raise ValueError(
             f"`make_model` must return a task or backbone, returned {describe(model)}."
@@ -72,21 +73,3 @@ def convert_run(
 
 def _reader(state, place: str) -> Callable:
     return lambda shape, dtype: keras.ops.convert_to_tensor(state.read(place), dtype)
-
-
-def _without_weights(make_model: Callable[[], keras.Model]) -> keras.Model:
-    """Return a model whose variables have shapes and no numbers."""
-    backend = keras.backend.backend()
-    if backend == "torch":
-        with keras.device("meta"):
-            return make_model()
-    if backend == "jax":
-        import jax
-
-        found: list = []
-        jax.eval_shape(lambda: found.append(make_model()))
-        return found[0]
-    raise ValueError(
-        "`convert_run` needs JAX or PyTorch, which make models without numbers; the backend is "
-        f"{backend}. `load_run` loads a run into a model."
-    )

@@ -10,6 +10,7 @@ import numpy as np
 
 from keras_transformer.distribution.checkpoints import ShardedCheckpoints
 from keras_transformer.distribution.processes import process_count, process_index
+from keras_transformer.kernels.random_state import GENERATORS
 from keras_transformer.support.files import SafetensorsFile, has_file, write_safetensors
 from keras_transformer.training.averaging import to_numpy
 
@@ -48,7 +49,7 @@ class StateFile:
     def own(self) -> dict[str, np.ndarray]:
         """Return the arrays that belong to the process and not to the model."""
         file = SafetensorsFile(self.path)
-        return {name: file[name] for name in file if name.startswith("torch/")}
+        return {name: file[name] for name in file if name.startswith(GENERATORS)}
 
     def save(self, number: int, variables: Mapping, own: Mapping, values: Mapping) -> None:
         """Replace the file. Raises OSError, with the number of bytes, if it cannot be written."""
@@ -95,29 +96,22 @@ class StateShards:
 
     def own(self) -> dict[str, np.ndarray]:
         """Return the arrays of this process; one that is new has those of process 0."""
-        if keras.backend.backend() != "torch":
-            return {}
-        import torch
-
         shapes = self.shapes()
         like = {}
         for name, shape in shapes.items():
             group, _, part = name.rpartition("/")
-            if not name.startswith("torch/") or part != "0":
+            if not name.startswith(GENERATORS) or part != "0":
                 continue
             mine = f"{group}/{process_index()}"
             mine = mine if shapes.get(mine) == shape else name
-            like[mine] = torch.zeros(shape, dtype=torch.uint8, device="cpu")
-        restored = self._checkpoints.restore(self._number, like)
-        return {name.rpartition("/")[0]: tensor.numpy() for name, tensor in restored.items()}
+            like[mine] = _on_host(np.zeros(shape, "uint8"))
+        restored = self._checkpoints.restore(self._number, like) if like else {}
+        return {name.rpartition("/")[0]: to_numpy(tensor) for name, tensor in restored.items()}
 
     def save(self, number: int, variables: Mapping, own: Mapping, values: Mapping) -> None:
         """Begin to write a checkpoint. Raises OSError if it or the one before fails."""
         tensors = {place_of(name): variable.value for name, variable in variables.items()}
-        if own:
-            import torch
-
-            tensors |= {f"{n}/{process_index()}": torch.from_numpy(a) for n, a in own.items()}
+        tensors |= {f"{name}/{process_index()}": _on_host(array) for name, array in own.items()}
         self._checkpoints.save(number, tensors, values)
         self._number = number
 
@@ -128,6 +122,11 @@ class StateShards:
     def close(self) -> None:
         """Wait until the checkpoint is there, and end the threads."""
         self._checkpoints.close()
+
+
+def _on_host(array: np.ndarray):
+    with keras.device("cpu"):
+        return keras.ops.convert_to_tensor(array)
 
 
 def place_of(name: str) -> str:

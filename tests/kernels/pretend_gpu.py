@@ -31,11 +31,11 @@ from keras_transformer.generation import (
 )
 from keras_transformer.generation.engine import Decoding
 from keras_transformer.generation.program import Program
+from keras_transformer.kernels.torch_steps import variables_of
 from keras_transformer.kernels.torch_tracing.any_shape import OpenList
 from keras_transformer.kernels.torch_tracing.simplify import eliminate_common_subexpressions
 from keras_transformer.kernels.torch_tracing.step import without_copies_to_device, written_down
 from keras_transformer.kernels.values import Questions
-from keras_transformer.models.runtime.step_programs import variables_of
 from keras_transformer.training import FineTuningAdamW
 from tests.generation.common import END, PAD, engine_inputs, make_backbone, make_prompts
 from tests.training.kinds_of_steps import KINDS

@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 
 import keras_transformer as kt
+from keras_transformer.kernels.jax_step_programs import AheadOfTime, StepPrograms
 from keras_transformer.kernels.programs import PROGRAMS
-from keras_transformer.models.runtime.step_programs import AheadOfTime, StepPrograms
 
 ON_JAX = keras.backend.backend() == "jax"
 if ON_JAX:

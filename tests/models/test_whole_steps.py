@@ -11,7 +11,8 @@ import keras
 import numpy as np
 import pytest
 
-from keras_transformer.models.runtime.state import AtomicStep, VariableGroup, defer_signals
+from keras_transformer.kernels.jax_steps import AtomicStep, VariableGroup
+from keras_transformer.support.signals import defer_signals
 from tests.models.steps import (
     BACKEND,
     LABELS,

@@ -27,7 +27,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 import keras_transformer as kt
 from keras_transformer.distribution.layout import spreads_weights
-from keras_transformer.models.runtime.step_programs import SPREAD_ON_CPU as OPTIONS
+from keras_transformer.kernels.jax_step_programs import SPREAD_ON_CPU as OPTIONS
 from keras_transformer.planning.memory import predicted_tokens
 
 TASKS = {"encoder": kt.MaskedLM, "decoder": kt.CausalLM, "seq2seq": kt.Seq2SeqLM}

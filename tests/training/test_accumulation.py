@@ -6,7 +6,7 @@ import pytest
 from keras import ops
 
 import keras_transformer as kt
-from keras_transformer.models.runtime.accumulation import weighed
+from keras_transformer.kernels.accumulation import weighed
 from keras_transformer.training import LastCheckpoints, LinearDecay, ResumableRun, StopAtNaN
 from tests.generation.common import on_one
 
@@ -208,7 +208,7 @@ def test_files_of_before_and_of_now(tmp_path):
     task.optimizer.save_own_variables(store)
     assert store.popitem()[1] == MASK.sum()  # of the three batches, none of them applied
     found = keras.optimizers.deserialize(before)
-    kt.models.runtime.accumulation.count_updates(found)
+    kt.kernels.accumulation.count_updates(found)
     found.build(again.trainable_variables)
     found.load_own_variables(store)
     for one, two in zip(found.variables[:-1], task.optimizer.variables[:-1], strict=True):

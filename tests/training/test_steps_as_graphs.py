@@ -182,9 +182,9 @@ def test_masks_that_hide_nothing_are_left_out(make, padding, masked):
     """Padding behind real tokens in a causal model, and a mask of whole rows: told on the host."""
     from torch.utils import _pytree as pytree
 
+    from keras_transformer.kernels.torch_steps import variables_of
     from keras_transformer.kernels.torch_tracing.step import written_down
     from keras_transformer.kernels.values import Questions
-    from keras_transformer.models.runtime.step_programs import variables_of
 
     task, padding = make(), np.array(padding, bool)
     task.compile(FineTuningAdamW(1e-3), task.loss)

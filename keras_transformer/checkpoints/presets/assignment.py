@@ -19,9 +19,9 @@ from keras_transformer.checkpoints.weights.computed import check_computed, is_co
 from keras_transformer.checkpoints.weights.tables import Names, WeightLine, match
 from keras_transformer.config import TransformerConfig
 from keras_transformer.config.structure import variable_shapes
+from keras_transformer.kernels.process import release_memory
 from keras_transformer.kernels.programs import to_tensor, without_copy
 from keras_transformer.models.runtime.quantized import LayerByLayer, float_kernels, quickly
-from keras_transformer.support.process import release_memory
 from keras_transformer.support.progress import progress
 
 BACKBONE_PREFIX = "backbone/"

@@ -15,9 +15,9 @@ from torch._subclasses import FakeTensorMode
 from torch._subclasses.fake_tensor import DataDependentOutputException
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from keras_transformer.kernels.process import release_memory
 from keras_transformer.kernels.programs import PROGRAMS, TRACING, Compiled
 from keras_transformer.kernels.values import Questions, host_array
-from keras_transformer.support.process import release_memory
 
 _aten = torch.ops.aten
 _MADE_FROM_NOTHING = (

@@ -10,8 +10,7 @@ import keras
 import numpy as np
 
 from keras_transformer.config.integer_dtype import IntegerDtype
-from keras_transformer.kernels.device import on
-from keras_transformer.support.process import release_memory, save_memory
+from keras_transformer.kernels.process import drop_replaced_tensors, release_memory, save_memory
 
 _LEARNS = "float8"  # Keras's mode for training
 # Bytes of floats that are freed before they are returned to the system.
@@ -68,10 +67,7 @@ class LayerByLayer:
     def release(self) -> None:
         """Free the floats of the layers that were quantized. Call it after the last variable."""
         self._freed = 0
-        if on("torch"):
-            # Each layer also keeps the tensors of the layers within it.
-            for layer in self._whole._flatten_layers():
-                layer._track_variables()
+        drop_replaced_tensors(self._whole)
         gc.collect()  # variables of Keras are in cycles
         release_memory()
 

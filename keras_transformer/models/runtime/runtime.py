@@ -9,8 +9,12 @@ import keras
 
 from keras_transformer.distribution.replicas import lay_out
 from keras_transformer.distribution.spread import MESHES, MODELS
-from keras_transformer.models.runtime import packed, saving, state, step_programs
-from keras_transformer.models.runtime.accumulation import count_updates
+from keras_transformer.kernels import jax_steps, packed, step_functions, tensorflow_steps
+from keras_transformer.kernels.accumulation import count_updates
+from keras_transformer.kernels.batches import shapes_of_batch
+from keras_transformer.kernels.process import SLOW_STEPS
+from keras_transformer.kernels.training_step import compute_step
+from keras_transformer.models.runtime import saving
 from keras_transformer.models.runtime.quantized import (
     check_quantizes,
     quickly,
@@ -18,10 +22,9 @@ from keras_transformer.models.runtime.quantized import (
     refuse_training,
 )
 from keras_transformer.models.runtime.read_write_lock import ReadWriteLock, changes, copies, reads
-from keras_transformer.models.runtime.steps import OutputLoss, TrainingLoss, compute_step
+from keras_transformer.models.runtime.steps import OutputLoss, TrainingLoss
 from keras_transformer.support.checking import check_flag
 from keras_transformer.support.foreign_names import Elsewhere, no_attribute
-from keras_transformer.support.process import SLOW_STEPS
 from keras_transformer.support.registry import bound
 
 
@@ -29,13 +32,13 @@ class Runtime(keras.Model):
     """A `keras.Model` as this package runs it: base class of `Backbone` and `tasks.Task`.
 
     - State: weights, optimizer and metrics always match the last whole step, even if an interrupt
-      or an error ends `fit` at any moment (`runtime.state`).
+      or an error ends `fit` at any moment (`kernels.step_functions`).
     - Steps: the number of their programs is limited, and on JAX on a CPU they are compiled before
-      they are needed (`runtime.step_programs`). A step computes the model's `training_loss`.
+      they are needed (`kernels.jax_step_programs`). A step computes the model's `training_loss`.
     - Threads: several threads may call the methods, and calls that change the weights exclude all
       others (`runtime.weights_lock`). Keras keeps the progress of an evaluation or a prediction
       on the model, so such calls on one model wait for each other.
-    - Packed weights: `compile(pack_weights=True)` (`runtime.packed`).
+    - Packed weights: `compile(pack_weights=True)` (`kernels.packed`).
     - Files appear whole or not at all (`runtime.saving`).
     - Method names of KerasHub and Transformers raise an error with our name for the method
       (`support.foreign_names`).
@@ -74,33 +77,33 @@ class Runtime(keras.Model):
     def make_train_function(self, force: bool = False):
         if MESHES or MODELS:
             lay_out(self)
-        state.make_train_function(self, super().make_train_function, force)
+        step_functions.make_train_function(self, super().make_train_function, force)
 
     def make_test_function(self, force: bool = False):
-        state.make_test_function(self, super().make_test_function, force)
+        step_functions.make_test_function(self, super().make_test_function, force)
 
     def make_predict_function(self, force: bool = False):
         if self.pack_weights and packed.packs(self) and not self.run_eagerly:
             packed.make_packed_predict_function(self)
         else:
-            state.make_predict_function(self, super().make_predict_function, force)
+            step_functions.make_predict_function(self, super().make_predict_function, force)
 
     def batch_function(self) -> Callable:
         """Return a function from a batch to its outputs, which may return before they are ready."""
-        return state.batch_function(self)
+        return step_functions.batch_function(self)
 
     def _resolve_auto_jit_compile(self) -> bool:
-        return state.compiles_by_default(super()._resolve_auto_jit_compile())
+        return step_functions.compiles_by_default(super()._resolve_auto_jit_compile())
 
     def _make_function(self, step_function, *args, **kwargs):
-        step_function = state.atomic_step_function(self, step_function)
+        step_function = step_functions.atomic_step_function(self, step_function)
         return super()._make_function(step_function, *args, **kwargs)
 
     def _maybe_symbolic_build(self, iterator=None, data_batch=None):
-        state.symbolic_build(self, super()._maybe_symbolic_build, iterator, data_batch)
+        tensorflow_steps.symbolic_build(self, super()._maybe_symbolic_build, iterator, data_batch)
 
     def _get_jax_state(self, **groups) -> tuple:
-        return state.state_groups(self, **groups)
+        return jax_steps.state_groups(self, **groups)
 
     def jax_state_sync(self):
         self._jax_state_synced = True  # the variables are the state
@@ -120,8 +123,8 @@ class Runtime(keras.Model):
             return super().train_step(*args)
         begin = time.perf_counter()
         logs = compute_step(self.step_loss(), *args, training=True)
-        if step_programs.runs_at_once(self):
-            shapes = step_programs.shapes_of_batch(args[-1])
+        if step_functions.runs_at_once(self):
+            shapes = shapes_of_batch(args[-1])
             SLOW_STEPS.note((id(self), shapes), time.perf_counter() - begin)
         return logs
 
@@ -130,7 +133,7 @@ class Runtime(keras.Model):
 
     def _expect(self, step: str, data, is_batch: bool = False) -> None:
         """Announce the data of a step, such as `"train"`, to its programs."""
-        step_programs.expect(self, step, data, is_batch)
+        step_functions.expect(self, step, data, is_batch)
 
     # Methods of Keras, which several threads may call.
 

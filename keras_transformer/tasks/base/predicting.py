@@ -9,7 +9,8 @@ import numpy as np
 from keras_transformer.data import BucketedDataset
 from keras_transformer.data.batches import in_order
 from keras_transformer.kernels.batches import PendingOutputs
-from keras_transformer.kernels.device import device, on
+from keras_transformer.kernels.device import device
+from keras_transformer.kernels.step_functions import computes_batches_apart
 
 # Characters that are tokenized at a time, for each token that a batch can hold. English text then
 # fills at least half of a batch, which keeps a GPU as busy as a full batch.
@@ -17,13 +18,9 @@ _CHARACTERS = 2
 
 
 def is_served(model: keras.Model, options: dict[str, Any]) -> bool:
-    """Return True if `predicted` can replace `keras.Model.predict` for these options.
-
-    It cannot on TensorFlow, where Keras combines batches into one data set, nor with a
-    distribution, where Keras shards batches.
-    """
+    """Return True if `predicted` can replace `keras.Model.predict` for these options."""
     plain = options.get("steps") is None and model.steps_per_execution == 1
-    return plain and not on("tensorflow") and keras.distribution.distribution() is None
+    return plain and computes_batches_apart()
 
 
 def predicted(model: keras.Model, datasets: Iterable[BucketedDataset], options: dict[str, Any]):
@@ -40,8 +37,6 @@ def predicted(model: keras.Model, datasets: Iterable[BucketedDataset], options: 
     """
     outputs, callbacks = PendingOutputs(), None
     told = bool(options.get("callbacks")) or options.get("verbose", "auto") != 0
-    if on("torch"):
-        model.eval()
     compute = model.batch_function()
     model.stop_predicting = False
     for place, (count, batch) in enumerate(_batches(datasets)):

@@ -13,6 +13,7 @@ from keras import ops
 from keras_transformer.data import BucketedDataset, Records, read
 from keras_transformer.data.record_objects import column_names, elements_of
 from keras_transformer.distribution import DatasetShard
+from keras_transformer.kernels.batches import infers_shapes_from_batches
 from keras_transformer.support.checking import shorten
 from keras_transformer.support.columns import class_names, is_column, is_frame, plain
 from keras_transformer.tasks.data.arguments import check_labels_given, parts_of
@@ -68,9 +69,7 @@ class TextBatches(keras.utils.PyDataset):
         self._begun = True
 
     def __getitem__(self, index: int):
-        # On TensorFlow the first two batches determine the shapes of all: a size that both share
-        # is fixed. They are fetched before the first epoch, only to be inspected.
-        looks = keras.backend.backend() == "tensorflow" and not self._begun
+        looks = infers_shapes_from_batches() and not self._begun
         return _of_other_length(self._batch(index)) if looks and index == 1 else self._batch(index)
 
     def _batch(self, index: int) -> tuple:

@@ -8,6 +8,7 @@ import keras
 import numpy as np
 from keras import ops
 
+from keras_transformer.kernels import assignment
 from keras_transformer.models.backbone import Backbone
 from keras_transformer.models.runtime.read_write_lock import reads
 from keras_transformer.processors import ImageProcessor
@@ -213,7 +214,7 @@ class ObjectDetector(LocatedTask):
 
     @property
     def supports_jit(self) -> bool:
-        return keras.backend.backend() != "tensorflow"
+        return assignment.supports_jit()
 
     @supports_jit.setter
     def supports_jit(self, value: bool) -> None:

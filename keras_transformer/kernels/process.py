@@ -13,6 +13,7 @@ import platform
 
 import keras
 
+from keras_transformer.kernels.device import on
 from keras_transformer.support.backend import WAITING
 from keras_transformer.support.checking import check_bool
 
@@ -103,6 +104,16 @@ def release_memory() -> None:
         ctypes.CDLL(None).malloc_trim(0)
 
 
+def drop_replaced_tensors(model: keras.Model) -> None:
+    """Drop the tensors that variables of a model had before they were replaced.
+
+    On PyTorch each layer is a module, which also keeps the tensors of the layers within it.
+    """
+    if on("torch"):
+        for layer in model._flatten_layers():
+            layer._track_variables()
+
+
 def save_memory() -> None:
     """Let the C library return large blocks as soon as they are freed, instead of keeping them.
 
@@ -160,12 +171,11 @@ def _tune() -> bool:
     if not _has_glibc() or any(name in os.environ for name in _SETTINGS):
         return False
     libc = ctypes.CDLL(None)
-    backend = keras.backend.backend()
-    settings = _TUNED | ({_M_ARENA_MAX: 1} if backend == "tensorflow" else {})
+    settings = _TUNED | ({_M_ARENA_MAX: 1} if on("tensorflow") else {})
     if not all(libc.mallopt(setting, value) for setting, value in settings.items()):
         return False
     how = ""
-    if backend == "jax":
+    if on("jax"):
         import jax
 
         jax.config.update("jax_cpu_enable_async_dispatch", False)

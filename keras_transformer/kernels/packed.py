@@ -33,6 +33,14 @@ def make_packed_predict_function(model: keras.Model) -> None:
     model.predict_function = predict_step
 
 
+def finds_largest_alone() -> bool:
+    """Return True if a product with packed weights may be exact in its largest number alone.
+
+    Only PyTorch has such a product (`torch_tracing/float16_prefilter.py`).
+    """
+    return on("torch")
+
+
 def packs(model: keras.Model) -> bool:
     """Return whether a model runs where weights can be packed."""
     return on("torch") and is_on_cpu(model)

@@ -1,0 +1,19 @@
+"""Replicas on TensorFlow, which are in one process."""
+
+import tensorflow as tf
+
+from keras_transformer.distribution.engine import Engine
+
+
+class TensorflowEngine(Engine):
+    """The replicas of a `tf.distribute` strategy."""
+
+    name, packages = "tensorflow", ("tensorflow",)
+    spreads_batches_by = "tf.distribute.MirroredStrategy"
+
+    def over_replicas(self, weight, processes: int):
+        context = tf.distribute.get_replica_context()  # None outside of a step
+        if context is None or context.num_replicas_in_sync == 1:
+            return 1, weight
+        total = context.all_reduce(tf.distribute.ReduceOp.SUM, tf.stop_gradient(weight))
+        return context.num_replicas_in_sync, total
