@@ -435,6 +435,7 @@ _GENERATING = [
     "umt5",
     "switch_transformers",
     "t5gemma",
+    "t5gemma2",
     "bart",
     "mbart",
     "m2m_100",
