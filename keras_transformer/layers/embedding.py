@@ -107,7 +107,7 @@ class TokenEmbedding(_OfIds, Rematerializable, keras.layers.ReversibleEmbedding,
         scale: float, factor of the vectors; True for `sqrt(hidden_dim)`. The logits are not scaled.
         tie_weights: bool, whether `reverse=True` uses the transposed embedding matrix.
         replaced_id: int, id of a token whose vector is a weight of its own, which is not scaled, in
-            place of a row of the matrix. The logits use the row. None for no such token.
+            place of a row of the matrix. The logits use the row. Defaults to no such token.
         **kwargs: as in `keras.layers.ReversibleEmbedding`, e.g. `embeddings_initializer`,
             `mask_zero`, `dtype`, `name`.
 
