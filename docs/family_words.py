@@ -265,6 +265,10 @@ def mixer_words(config: TransformerConfig) -> list[str]:
     if config.last_side.layer_inputs is not None:
         words.append("vectors of each token for each layer, if the config says so")
     block = config.last_side.block
+    if block.merged_attention:
+        words.append("one softmax over a decoder's own tokens and the encoder's states")
+    if getattr(config.last_side.input, "replaced_id", None) is not None:
+        words.append("a token with a vector beside the table")
     if block.altup is not None:
         words.append("copies of the states, predicted and corrected (AltUp)")
     if block.laurel is not None:

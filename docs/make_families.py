@@ -160,11 +160,9 @@ NOT_COVERED = (
         ({"model_type": "timesfm"},),
     ),
     NotCovered(
-        "T5Gemma 2 (`t5gemma2`)",
-        "Its decoder attends to itself and to the states of the encoder in one softmax, with the "
-        "same projections, and one token has an embedding beside the table that is also the "
-        "output matrix.",
-        ({"model_type": "t5gemma2"},),
+        "Images for T5Gemma 2 (`t5gemma2`)",
+        "Its encoder and decoder of texts load, without the image tower, and are exported with the "
+        "smallest tower that Transformers takes, whose weights are not in the file.",
     ),
     NotCovered(
         "Words that XLNet predicts (`XLNetLMHeadModel`)",
@@ -172,8 +170,8 @@ NOT_COVERED = (
         "permuted orders. The backbone of such a checkpoint loads, and its classifiers do.",
     ),
     NotCovered(
-        "Heads of T5Gemma for classes",
-        "The backbone of a T5Gemma loads, and the head is left out.",
+        "Heads of T5Gemma and T5Gemma 2 for classes",
+        "The backbone of such a checkpoint loads, and the head is left out.",
     ),
     NotCovered(
         "Next sentence (BERT), order of sentences (ALBERT), replaced tokens (ELECTRA, DeBERTa v3)",

@@ -335,7 +335,7 @@ def check_description(config):
         shared = structure.shared_weight(variable.path, tuple(variable.shape))
         cut = described[path].cut_axis(2)
         assert (shared and shared.cut_axis(2)) == cut, path
-        before = path.startswith("token_embedding/embeddings") or (
+        before = path.startswith(("token_embedding/embeddings", "token_embedding/replaced")) or (
             path.split("/")[0] in ("source", *SIDES)
             and structure.block_of(path) is None
             and "final_norm" not in path

@@ -9,6 +9,7 @@ from keras_transformer.config.layer_inputs import LayerInput
 from keras_transformer.config.mixers import Attention, Mixer
 from keras_transformer.config.norm import Norm
 from keras_transformer.config.options import Part, option, part
+from keras_transformer.config.pattern import Window
 from keras_transformer.config.weight import Weight, dense_of, norm_of, weight_of
 
 __all__ = ["Block", "Convolution", "Residual"]
@@ -111,6 +112,13 @@ class Block(Part):
     )
     norm: Norm = option("the norms of the block.", Norm())
     residual: Residual = option("the residual connections of the sub-layers.", Residual())
+    merged_attention: bool = option(
+        "the mixer attends to the states of the encoder as well, with the same projections and in "
+        "one softmax with the block's own tokens, in place of a cross-attention (T5Gemma 2). The "
+        "keys of the encoder are not rotated, and every token sees all of them. For the decoder of "
+        "a seq2seq model.",
+        False,
+    )
     convolution: Convolution | None = option("a convolution parallel to both sub-layers.", None)
     sparse: Experts | None = option(
         "experts beside a `Dense` feed-forward layer, which read the same states with a norm of "
@@ -157,9 +165,27 @@ class Block(Part):
             )
         if self.altup is not None and (self.output_scale or self.convolution is not None):
             raise ValueError("`altup` cannot be combined with `output_scale` or `convolution`.")
+        if self.merged_attention:
+            self._check_merged()
         if self.feed_forward is None and self.residual.is_parallel:
             raise ValueError(
                 f"The residual order {self.residual.order!r} needs a feed-forward layer."
+            )
+
+    def _check_merged(self):
+        """Raise ValueError if the mixer cannot attend to the encoder's states as well."""
+        mixer = self.mixer
+        fits = isinstance(mixer, Attention) and mixer.score == "scaled_dot" and mixer.has_keys
+        fits = fits and mixer.score_bias is None
+        pattern = mixer.pattern if fits else None
+        windows = isinstance(pattern, Window) and not (
+            pattern.bidirectional or pattern.global_tokens
+        )
+        if not fits or not (pattern is None or windows):
+            raise ValueError(
+                "`merged_attention` needs an `Attention` with score='scaled_dot', keys of its own, "
+                "no `score_bias`, and no pattern other than a `Window` without global tokens, "
+                f"received {mixer}."
             )
 
     @staticmethod
@@ -173,7 +199,10 @@ class Block(Part):
 
     @property
     def cross_attention(self) -> Attention:
-        """Cross-attention: the mixer without its positions, position bias and pattern."""
+        """Cross-attention: the mixer without its positions, position bias and pattern.
+
+        With `merged_attention` it has no weights of its own.
+        """
         if not isinstance(self.mixer, Attention):
             raise ValueError(
                 f"Cross-attention needs a block with an `Attention` as its mixer, received the "
@@ -202,7 +231,7 @@ class Block(Part):
         kind = self.norm.type
         weights = self.mixer.weights(self.mixer.name, kind)
         sublayers = self.sublayers
-        if cross_attention:
+        if cross_attention and not self.merged_attention:
             attention = self.cross_attention
             weights += attention.weights("cross_attention", kind, "source_dim")
             sublayers = ("cross_attention", *sublayers)

@@ -1104,7 +1104,8 @@ def _has_keywords(one: Attention) -> bool:
         for field in dataclasses.fields(one)
         if field.name in _OF_PART
     )
-    own = (getattr(one.position, name, None) for name in ("pairs", "position_axes"))
+    own = [getattr(one.position, name, None) for name in ("pairs", "position_axes")]
+    own.append(getattr(one.pattern, "behind", None))
     known = isinstance(one.position, Rotary | None) and all(value is None for value in own)
     known = known and not isinstance(one.score_bias, GatedRelativeBias)
     return usual and known and isinstance(one.pattern, Window | Blocks | None)

@@ -63,6 +63,12 @@ class Tokens(StemConfig, kind="tokens"):
         of="side",
         least=0,
     )
+    replaced_id: int | None = option(
+        "id of a token whose embedding is a trained vector beside the table, without `scale`; the "
+        "logits use its row of the table (T5Gemma 2's end of an image). None disables it.",
+        None,
+        least=0,
+    )
     scale: float | str = option(
         'factor of the token embedding. `"sqrt"` is the root of its width.',
         1.0,

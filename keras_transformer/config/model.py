@@ -149,6 +149,7 @@ class TransformerConfig(Part):
                 )
         for name in self.side_names:
             getattr(self, name).check_kind("decoder" if name == "decoder" else "encoder")
+        self._check_merged()
         if self.logits.transform and self.decoder is None:
             raise ValueError(
                 f"`output_transform` needs kind='decoder' or 'seq2seq', received {self.kind!r}."
@@ -165,6 +166,29 @@ class TransformerConfig(Part):
             if given or self.share_embeddings is not None:
                 name = given[0] if given else "share_embeddings"
                 raise ValueError(f"`{name}` needs kind='seq2seq', received kind={self.kind!r}.")
+
+    def _check_merged(self):
+        merges = {
+            name
+            for name in self.side_names
+            if any(block.merged_attention for block in getattr(self, name).every_block)
+        }
+        if not merges:
+            return
+        attends = self.kind in ("seq2seq", "decoder") and self.placeholders is None
+        if merges != {"decoder"} or not attends:
+            raise ValueError(
+                "`merged_attention` is for the decoder of kind='seq2seq', which attends to the "
+                f"encoder's states, received it in {sorted(merges)} of kind={self.kind!r}."
+            )
+        if self.kind == "decoder":  # a side alone
+            return
+        width = self.decoder.hidden_dim if self.projector else self.encoder.hidden_dim
+        if width != self.decoder.hidden_dim:
+            raise ValueError(
+                "`merged_attention` projects the states of both sides with the same weights: they "
+                f"need one `hidden_dim`, received {width} and {self.decoder.hidden_dim}."
+            )
 
     def _check_dual(self):
         images, texts = self.encoder, self.decoder
@@ -197,6 +221,12 @@ class TransformerConfig(Part):
             raise ValueError(
                 "`share_embeddings` needs sides of one `vocabulary_size` and one width, received "
                 f"{sizes[0]} and {sizes[1]}."
+            )
+        replaced = [getattr(s.input, "replaced_id", None) for s in (encoder, decoder)]
+        if replaced[0] != replaced[1] or (replaced[1] is not None and not self.share_embeddings):
+            raise ValueError(
+                "A `replaced_id` needs sides that share their embeddings and name the same token, "
+                f"received {replaced[0]} and {replaced[1]}."
             )
         if self.placeholders is not None:
             self._check_placeholders(encoder, decoder)

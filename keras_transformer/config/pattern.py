@@ -34,6 +34,12 @@ class Window(Pattern, kind="window"):
     layer = "keras_transformer.layers.attention.sparse:WindowPattern"
 
     size: int = option("attend to at most this many neighbouring tokens.", least=1)
+    behind: int | None = option(
+        "number of neighbouring tokens behind a token that it sees, in an encoder. Defaults to "
+        "`size - 1`, as many as before it.",
+        None,
+        least=0,
+    )
     dilation: int = option(
         "distance between the tokens of a window; their number stays the same.", 1, least=1
     )
@@ -52,9 +58,16 @@ class Window(Pattern, kind="window"):
         least=1,
     )
 
+    def check(self):
+        if self.behind is not None and (self.dilation > 1 or self.group_size is not None):
+            raise ValueError(
+                f"`behind` cannot be combined with `dilation` or `group_size`, received {self}."
+            )
+
     @property
     def bidirectional(self):
-        return self.global_projection or self.group_size is not None
+        own = (self.behind, self.group_size)
+        return self.global_projection or any(each is not None for each in own)
 
     @property
     def receptive_field(self):

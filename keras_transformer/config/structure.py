@@ -53,12 +53,16 @@ from keras_transformer.config.weight import (
 TABLE = weight_of("token_embedding/embeddings", "vocabulary_size", "embedding_dim")
 _REVERSE = weight_of("token_embedding/reverse_embeddings", "embedding_dim", "vocabulary_size")
 
+_REPLACED = weight_of("token_embedding/replaced", "embedding_dim")
+
 
 def tokens(config: TransformerConfig) -> tuple[Weight, ...]:
     """Return the weights of `layers.TokenEmbedding` and `layers.VocabularyBias` of a backbone."""
     weights: tuple[Weight, ...] = ()
     if config.vocabulary_size:
         weights += TABLE + (() if config.logits.tie else _REVERSE)
+        replaced = getattr(config.only_side.input, "replaced_id", None) is not None
+        weights += _REPLACED if replaced else ()
     return weights + (OUTPUT_BIAS if config.logits.bias else ())
 
 
@@ -166,7 +170,7 @@ def _every_weight() -> tuple[Weight, ...]:
     router = Router(correction_bias=True)
     experts = Experts(number=2, dim=1, gated=True, shared_dim=1, router_bias=True, router=router)
     layers = (Dense(dim=1, gated=True), experts, experts)
-    found: tuple[Weight, ...] = (*TABLE, *_REVERSE, *OUTPUT_BIAS)
+    found: tuple[Weight, ...] = (*TABLE, *_REVERSE, *_REPLACED, *OUTPUT_BIAS)
     for attention, feed_forward in zip(attentions, layers, strict=True):
         block = Block(
             mixer=attention.replace(pattern=window),

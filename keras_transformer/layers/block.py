@@ -21,8 +21,9 @@ from keras_transformer.layers.arguments import (
     pack_outputs,
     refuse_unused,
 )
-from keras_transformer.layers.attention.core import check_mask_and_bias
+from keras_transformer.layers.attention.core import check_mask_and_bias, heads_first
 from keras_transformer.layers.attention.masking import AttentionMask
+from keras_transformer.layers.attention.merged import part_keys_of_encoder
 from keras_transformer.layers.attention.score_bias import LazyBias
 from keras_transformer.layers.dense import Dense
 from keras_transformer.layers.dropout import Dropout
@@ -132,6 +133,11 @@ class Block(ChecksCall, SavesArguments, Rematerializable, keras.layers.Layer):
             )
         if cross_attention and part.residual.is_parallel:
             raise ValueError("`parallel_residual` has no place for `cross_attention`.")
+        if part.merged_attention and not cross_attention:
+            raise ValueError(
+                "`merged_attention` attends to encoder states: it needs `cross_attention=True`, as "
+                "in the decoder of a seq2seq model."
+            )
         self.cross_attention_enabled = cross_attention
         self.pattern = getattr(part.mixer, "pattern", None)
         self.rotary = getattr(part.mixer, "position", None)
@@ -158,7 +164,7 @@ class Block(ChecksCall, SavesArguments, Rematerializable, keras.layers.Layer):
             self._make_norms("convolution")
         with no_inner_remat():
             self.dropout_layer = Dropout(part.dropout, seed=seed, dtype=self.dtype_policy)
-        if cross_attention:
+        if self._attends_apart:
             self._make_norms("cross_attention")
         for name, kind in _OF_PARTS.items():
             if getattr(part, name) is not None:
@@ -171,6 +177,11 @@ class Block(ChecksCall, SavesArguments, Rematerializable, keras.layers.Layer):
                         dtype=self.dtype_policy,
                     )
                 setattr(self, name, layer)
+
+    @property
+    def _attends_apart(self) -> bool:
+        """Whether the block attends to encoder states in a sub-layer of its own."""
+        return self.cross_attention_enabled and not self.config.merged_attention
 
     def _make_norms(self, sublayer: str):
         """Make a sub-layer's norm, before it or after the sum, and the norm of its output."""
@@ -257,12 +268,13 @@ class Block(ChecksCall, SavesArguments, Rematerializable, keras.layers.Layer):
         self.fixed = {"dim": hidden_dim}
         if self.cross_attention_enabled:
             source_shape = encoder_states_shape or inputs_shape
+            self.fixed = {**self.fixed, "encoder_dim": source_shape[-1]}
+        if self._attends_apart:
             self.cross_attention = self._mixer(
                 part.cross_attention, hidden_dim, name="cross_attention"
             )
             self.cross_attention.build(inputs_shape, source_shape)
             self._build_norms("cross_attention", inputs_shape)
-            self.fixed = {**self.fixed, "encoder_dim": source_shape[-1]}
 
     def _build_convolution(self, size: int, input_shape):
         with no_inner_remat():
@@ -287,6 +299,10 @@ class Block(ChecksCall, SavesArguments, Rematerializable, keras.layers.Layer):
         keys = inputs if cache is None else None
         check_mask_and_bias(self.config.mixer, self.causal, inputs, keys, given, own_keys=True)
         self._check_source(inputs, given)
+        if self.config.merged_attention and self.cross_attention_enabled:
+            prefix = AttentionMask.given(given.get("visibility")).prefix
+            reason = "the encoder's states are seen before the tokens, without a bias."
+            refuse_unused(reason, bias=given.get("bias"), prefix=prefix)
         if cache is not None and shape is not None:
             mixers = {"self": self.config.mixer}
             if cache["cross"] is not None:
@@ -353,6 +369,14 @@ class Block(ChecksCall, SavesArguments, Rematerializable, keras.layers.Layer):
             own |= {} if relative is None else {"relative": relative}
             own |= {} if cache is None else {"cache": cache["self"]}
             own |= {} if earlier is None else {"earlier": earlier}
+            if self.cross_attention_enabled and self.config.merged_attention:
+                beside, slots = self._of_encoder(encoder_states, cache)
+                own["beside"] = (*beside, seen_of_encoder())
+                x = split_outputs(call_unchecked(self.mixer_layer, x, **own), "self", rest)
+                updated["cross"] = slots
+                for each in rest[: return_attention_scores + return_projections]:
+                    part_keys_of_encoder(each, ops.shape(beside[0])[2])
+                return x
             alone = first_only and getattr(self.mixer_layer, "sees_first_alone", False)
             if alone:
                 own |= _of_first(x, visibility, bias, relative)
@@ -360,11 +384,12 @@ class Block(ChecksCall, SavesArguments, Rematerializable, keras.layers.Layer):
             x = split_outputs(call_unchecked(self.mixer_layer, x, **own), "self", of_mixer)
             return x[:, :1] if first_only and not alone else x
 
+        def seen_of_encoder():
+            return AttentionMask.given(cross_visibility, encoder_states_mask)
+
         def attend_to_encoder(x):
-            slots = None if cache is None else cache["cross"]
-            if cache is not None and encoder_states is not None:
-                slots = cache["self"].like(0)  # Empty; the keys of the encoder are appended.
-            seen = AttentionMask.given(cross_visibility, encoder_states_mask)
+            slots = _slots_of_encoder(encoder_states, cache)
+            seen = seen_of_encoder()
             own = {"value": encoder_states, "visibility": seen, "cache": slots, **options, **asked}
             return split_outputs(call_unchecked(self.cross_attention, x, **own), "cross", rest)
 
@@ -397,7 +422,7 @@ class Block(ChecksCall, SavesArguments, Rematerializable, keras.layers.Layer):
             x = self._sublayer(name, mix, inputs, kept, training, normed=normed)
             if self.config.laurel is not None:
                 x = (x + self.laurel(inputs)) * 2**-0.5
-            if self.cross_attention_enabled:
+            if self._attends_apart:
                 x = self._sublayer("cross_attention", attend_to_encoder, x, x, training)
             given = x
             if residual.is_parallel:
@@ -420,6 +445,18 @@ class Block(ChecksCall, SavesArguments, Rematerializable, keras.layers.Layer):
             if self.config.output_scale:
                 x = x * ops.cast(self.output_scale, x.dtype)
         return pack_outputs(x, *rest)
+
+    def _of_encoder(self, encoder_states, cache: dict | None):
+        """Return the encoder's keys and values for merged attention, and the slots that hold them.
+
+        Keys and values are `(batch, heads, length, head_dim)`.
+        """
+        slots = _slots_of_encoder(encoder_states, cache)
+        if encoder_states is None:
+            return slots.read(self.compute_dtype), slots
+        projected = self.mixer_layer.keys_and_values(encoder_states)
+        slots = slots and slots.write(*projected).full()
+        return tuple(map(heads_first, projected)), slots
 
     def _sublayer(
         self,
@@ -511,6 +548,14 @@ def _of_first(x, visibility: AttentionMask, bias, relative) -> dict:
     arguments = {"value": x, "visibility": visibility.of_first_query()}
     arguments |= {} if of_first is None else {"bias": of_first[:, :, :1]}
     return arguments | ({} if relative is None else {"relative": relative.of_first_query()})
+
+
+def _slots_of_encoder(encoder_states, cache: dict | None):
+    """Return the slots with the encoder's keys, or empty ones for those of `encoder_states`."""
+    if cache is None:
+        return None
+    # The keys of the encoder are appended to the empty slots.
+    return cache["cross"] if encoder_states is None else cache["self"].like(0)
 
 
 def output_flags(

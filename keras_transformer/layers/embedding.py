@@ -106,6 +106,8 @@ class TokenEmbedding(_OfIds, Rematerializable, keras.layers.ReversibleEmbedding,
         hidden_dim: int, width of a vector.
         scale: float, factor of the vectors; True for `sqrt(hidden_dim)`. The logits are not scaled.
         tie_weights: bool, whether `reverse=True` uses the transposed embedding matrix.
+        replaced_id: int, id of a token whose vector is a weight of its own, which is not scaled, in
+            place of a row of the matrix. The logits use the row. Defaults to no such token.
         **kwargs: as in `keras.layers.ReversibleEmbedding`, e.g. `embeddings_initializer`,
             `mask_zero`, `dtype`, `name`.
 
@@ -138,6 +140,7 @@ class TokenEmbedding(_OfIds, Rematerializable, keras.layers.ReversibleEmbedding,
         "vocabulary_size": _SIZE,
         "scale": _check_scale,
         "tie_weights": check_bool,
+        "replaced_id": functools.partial(check_int, at_least=0),
     }
 
     # The words by id, and the words missing from the file; only `from_vectors` sets these.
@@ -152,13 +155,15 @@ class TokenEmbedding(_OfIds, Rematerializable, keras.layers.ReversibleEmbedding,
         hidden_dim: int,
         scale: bool | float = False,
         tie_weights: bool = True,
+        replaced_id: int | None = None,
         **kwargs,
     ):
         given = {"vocabulary_size": vocabulary_size, "hidden_dim": hidden_dim, "scale": scale}
-        given = checked_options(type(self), {**given, "tie_weights": tie_weights})
-        vocabulary_size, hidden_dim, scale, tie_weights = given.values()
+        given |= {"tie_weights": tie_weights, "replaced_id": replaced_id}
+        given = checked_options(type(self), given)
+        vocabulary_size, hidden_dim, scale, tie_weights, replaced_id = given.values()
         super().__init__(vocabulary_size, hidden_dim, tie_weights=tie_weights, **kwargs)
-        self.scale = scale
+        self.scale, self.replaced_id = scale, replaced_id
         self.supports_masking = True  # Hidden states may carry a mask; logits do not.
 
     def check_call(self, given):
@@ -243,7 +248,20 @@ class TokenEmbedding(_OfIds, Rematerializable, keras.layers.ReversibleEmbedding,
         if reverse and self._plain() and takes_bfloat16(inputs, self.embeddings):
             return bfloat16_product(inputs, self.embeddings, axis=1)
         outputs = super().call(inputs, reverse=reverse)
-        return outputs if reverse else self._scaled(outputs)
+        return outputs if reverse else self._finished(outputs, inputs)
+
+    def build(self, input_shape=None):
+        super().build(input_shape)
+        if self.replaced_id is not None and not hasattr(self, "replaced"):
+            self.replaced = self.add_weight(
+                (self.output_dim,), self.embeddings_initializer, name="replaced"
+            )
+
+    @property
+    def variable_serialization_spec(self):
+        spec = super().variable_serialization_spec
+        further = [] if self.replaced_id is None else ["replaced"]
+        return {mode: [*names, *further] for mode, names in spec.items()}
 
     def _plain(self) -> bool:
         """Return True if logits are simply a product with the embeddings."""
@@ -306,9 +324,9 @@ class TokenEmbedding(_OfIds, Rematerializable, keras.layers.ReversibleEmbedding,
         if reverse and self.logit_soft_cap is None and takes_int4(self, inputs, of_logits=True):
             return int4_product(self, inputs, of_logits=True)
         if not reverse and self.quantization_mode == "int4" and not self.lora_enabled:
-            return self._scaled(self._rows_of_int4(inputs))
+            return self._finished(self._rows_of_int4(inputs), inputs)
         outputs = super().quantized_call(inputs, reverse=reverse)
-        return outputs if reverse else self._scaled(outputs)
+        return outputs if reverse else self._finished(outputs, inputs)
 
     def _rows_of_int4(self, ids):
         """Dequantize only the rows of `ids`; Keras dequantizes the whole table in each call."""
@@ -336,15 +354,21 @@ class TokenEmbedding(_OfIds, Rematerializable, keras.layers.ReversibleEmbedding,
         kernel = kernel if self.tie_weights else ops.transpose(kernel)
         return ops.cast(kernel, self.compute_dtype)
 
-    def _scaled(self, vectors):
+    def _finished(self, vectors, ids):
+        """Scale the rows of the table, and replace those of the token that has its own vector."""
         factor = math.sqrt(self.output_dim) if self.scale is True else float(self.scale or 1)
-        return vectors if factor == 1 else vectors * ops.cast(factor, vectors.dtype)
+        vectors = vectors if factor == 1 else vectors * ops.cast(factor, vectors.dtype)
+        if self.replaced_id is None:
+            return vectors
+        own = ops.expand_dims(ops.equal(ids, self.replaced_id), -1)
+        return ops.where(own, ops.cast(self.replaced, vectors.dtype), vectors)
 
     def get_config(self) -> dict:
         config = super().get_config()
         config["vocabulary_size"] = config.pop("input_dim")
         config["hidden_dim"] = config.pop("output_dim")
-        return {**config, "scale": self.scale}
+        own = {} if self.replaced_id is None else {"replaced_id": self.replaced_id}
+        return {**config, "scale": self.scale, **own}
 
 
 @keras.saving.register_keras_serializable(package="keras_transformer")

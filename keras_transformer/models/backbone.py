@@ -105,6 +105,7 @@ class Backbone(Runtime):
             side.embedding_dim,
             scale=side.embedding_scale,
             tie_weights=tied,
+            replaced_id=side.only_side.input.replaced_id,
             embeddings_initializer=embedding_initializer(side, self.initializer),
             name=name,
             dtype=self.dtype_policy,

@@ -209,6 +209,8 @@ def layer_flops(
         once = name.startswith("position_")  # computed once for all tokens of a batch
         if weight.path.endswith("/kernel") and not once and (name, score) not in _NO_PRODUCTS:
             tokens = parts[part][1] if name in ("key", "value") else queries
+            if one.merged_attention and source_dim is not None and name in ("key", "value"):
+                tokens += attended[1][1]  # the encoder's states, by the same projections
             total += 2 * tokens * numbers_of_a_token(weight, one)
     keys = attended[0][0]
     width = config.hidden_dim

@@ -57,6 +57,7 @@ LANGUAGE_MODELS = {
     "mt5": "MT5ForConditionalGeneration",
     "pegasus": "PegasusForConditionalGeneration",
     "t5gemma": "T5GemmaForConditionalGeneration",
+    "t5gemma2": "T5Gemma2ForConditionalGeneration",
     "marian": "MarianMTModel",
     "led": "LEDForConditionalGeneration",
     "longt5": "LongT5ForConditionalGeneration",

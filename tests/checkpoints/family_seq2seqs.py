@@ -34,6 +34,24 @@ _SIDE = {
     "attn_logit_softcapping": 2.0,
     "query_pre_attn_scalar": 5,
 }
+_SIDE3 = {**LLAMA, "head_dim": 6, "sliding_window": 4, "query_pre_attn_scalar": 5}
+_KINDS = ["full_attention", "sliding_attention"]
+_NO_IMAGES = {
+    "model_type": "siglip_vision_model",
+    "hidden_size": 4,
+    "intermediate_size": 4,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 1,
+    "image_size": 4,
+    "patch_size": 2,
+}
+
+
+def _t5gemma2(encoder, decoder, **values):
+    """A config of a T5Gemma 2 with the smallest image tower; token 6 has a vector of its own."""
+    images = {"vision_config": _NO_IMAGES, "mm_tokens_per_image": 1, "eoi_token_index": 6}
+    return {"encoder": {"text_config": encoder, **images}, "decoder": decoder, **values}
+
 
 CONFIGS = {
     "t5": (
@@ -120,6 +138,39 @@ CONFIGS = {
                 "decoder": {**_SIDE, "rope_parameters": {"rope_theta": 50.0}},
                 "vocab_size": 61,
             },
+        ],
+    ),
+    "t5gemma2": (
+        "T5Gemma2",
+        [
+            _t5gemma2({**_SIDE3, "layer_types": _KINDS}, {**_SIDE3, "layer_types": _KINDS}),
+            _t5gemma2(
+                {**_SIDE3, "sliding_window": 5, "num_key_value_heads": 3, "attention_bias": True},
+                {
+                    **_SIDE3,
+                    "num_hidden_layers": 3,
+                    "num_attention_heads": 6,
+                    "num_key_value_heads": 2,
+                    "head_dim": 8,
+                    "intermediate_size": 28,
+                    "sliding_window": 3,
+                    "final_logit_softcapping": 2.0,
+                },
+            ),
+            _t5gemma2(
+                {
+                    **_SIDE3,
+                    "rope_parameters": {
+                        "full_attention": {
+                            "rope_type": "linear",
+                            "factor": 8.0,
+                            "rope_theta": 1e6,
+                        },
+                        "sliding_attention": {"rope_type": "default", "rope_theta": 50.0},
+                    },
+                },
+                {**_SIDE3, "layer_types": ["full_attention"] * 2},
+            ),
         ],
     ),
     "mbart": (

@@ -113,6 +113,7 @@ from keras_transformer.checkpoints.families.seq2seq.plbart import PLBART
 from keras_transformer.checkpoints.families.seq2seq.switch_transformers import SWITCH_TRANSFORMERS
 from keras_transformer.checkpoints.families.seq2seq.t5 import T5
 from keras_transformer.checkpoints.families.seq2seq.t5gemma import T5GEMMA
+from keras_transformer.checkpoints.families.seq2seq.t5gemma2 import T5GEMMA2
 from keras_transformer.checkpoints.families.seq2seq.umt5 import UMT5
 from keras_transformer.checkpoints.families.series.chronos_bolt import CHRONOS_BOLT
 from keras_transformer.checkpoints.families.series.patchtsmixer import PATCHTSMIXER
@@ -262,6 +263,7 @@ FAMILIES = {
         UMT5,
         SWITCH_TRANSFORMERS,
         T5GEMMA,
+        T5GEMMA2,
         BART,
         MBART,
         M2M_100,

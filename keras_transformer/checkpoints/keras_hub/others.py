@@ -31,6 +31,7 @@ PUBLISHED_FORM: Mapping[str, tuple[str, ...]] = {
     "QwenMoeBackbone": ("qwen2_moe",),
     "SigLIPBackbone": ("siglip",),
     "SmolLM3Backbone": ("smollm3",),
+    "T5Gemma2Backbone": ("t5gemma2",),
     "T5GemmaBackbone": ("t5gemma",),
     "ViTBackbone": ("vit",),
     "WhisperBackbone": ("whisper",),
@@ -51,7 +52,6 @@ NOT_COMPUTED: Mapping[str, str] = {
     "SegFormerBackbone": "its attention reads keys of a grid that a convolution has made smaller.",
     "StableDiffusion3Backbone": "diffusion of images is not a task here.",
     "SwinTransformerBackbone": "its windows lie on a grid that moves and shrinks with the layers.",
-    "T5Gemma2Backbone": "a decoder attends to itself and to the encoder in one softmax.",
     "ViTDetBackbone": "its windows lie on a grid, with a bias of each axis.",
     "VideoPrismBackbone": "its layers alternate between the frames and the patches of a video.",
 }

@@ -40,6 +40,7 @@ from keras_transformer.layers.attention.disentangled import (
     with_relative_scores,
 )
 from keras_transformer.layers.attention.masking import AttentionMask, is_static_zero
+from keras_transformer.layers.attention.merged import joined_keys, with_keys_before
 from keras_transformer.layers.attention.relative_sinusoids import RelativeScores
 from keras_transformer.layers.attention.score_bias import LazyBias, gated_bias
 from keras_transformer.layers.dense import Dense
@@ -103,6 +104,9 @@ class MultiHeadAttention(
         return_projections: bool, whether to return the projected queries and keys.
         return_for_later: bool, whether to return the keys and values of this call, which later
             layers may attend to.
+        beside: keys and values `(batch or 1, num_key_value_heads, count, head_dim)` that every
+            query sees as well, in one softmax with the others, and an `AttentionMask` with their
+            `padding` and `key_pack`. They come before the others in all that is returned.
         earlier: keys and values that an earlier layer returned for later ones, with
             `key_source="earlier"`. A `cache` is then that layer's, with these keys and values in
             the slots from `next` on.
@@ -354,6 +358,7 @@ class MultiHeadAttention(
         return_projections: bool = False,
         return_for_later: bool = False,
         earlier=None,
+        beside=None,
         training: bool = False,
     ):
         own_keys = self._has_own_keys(value, cache)
@@ -413,6 +418,12 @@ class MultiHeadAttention(
         # With a cache, an explicit mask already includes causality.
         causal = self.causal and (cache is None or (own_keys and visibility.explicit is None))
         visibility = visibility._replace(causal=causal, first_slot=first_slot, pattern=self.pattern)
+        if beside is not None:
+            own = (keys, values) if from_cache else (heads_first(keys), heads_first(values))
+            visibility = with_keys_before(visibility, queries, own[0], *beside[::2])
+            keys, values = joined_keys(own, beside[:2])
+            if not from_cache:
+                keys, values = heads_first(keys), heads_first(values)
         attend = functools.partial(self._attend, from_cache, return_attention_scores, training)
         if self.pattern is None:
             if isinstance(bias, LazyBias):
@@ -469,6 +480,21 @@ class MultiHeadAttention(
         if mask is not None or value_mask is not None:
             keys = self._keys(query, value, cache)
             check_shapes(query, keys, mask=mask, value_mask=value_mask)
+
+    def keys_and_values(self, states):
+        """Project states of another side to keys and values, which are not rotated.
+
+        Args:
+            states: float `(batch, length, dim)`.
+
+        Returns:
+            Two tensors `(batch, length, num_key_value_heads, head_dim)`.
+        """
+        norm = self.key_norm
+        keys = self._normalized(self.key_dense(states), self.num_key_value_heads, norm)
+        dense = self.key_dense if self.value_dense is None else self.value_dense
+        values = self._split(dense(states), self.num_key_value_heads)
+        return keys, values if self.value_norm is None else self.value_norm(values)
 
     def _keys_and_values(self, query, value, key, rotation):
         value = query if value is None else value

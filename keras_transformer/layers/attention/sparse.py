@@ -96,7 +96,7 @@ class WindowPattern(AttentionPattern):
     @property
     def near(self) -> "WindowPattern":
         """Pattern within the blocks of a cut sequence."""
-        return WindowPattern(config.Window(size=self.part.size))
+        return WindowPattern(config.Window(size=self.part.size, behind=self.part.behind))
 
     def placed(self, visibility):
         """Set `global_positions`, unless given, to the first `global_tokens` real tokens."""
@@ -117,6 +117,9 @@ class WindowPattern(AttentionPattern):
         keys = key_slots if visibility.key_positions is None else visibility.key_positions
         size, step, count = self.part.size, self.part.dilation, self.part.global_tokens
         near = pairs(queries, keys, lambda q, k: ops.abs(q - k) < size * step)
+        if self.part.behind is not None:
+            last = self.part.behind
+            near = pairs(queries, keys, lambda q, k: (q - k < size) & (k - q <= last))
         if step > 1:
             near &= pairs(queries, keys, lambda q, k: (q - k) % step == 0)
         if visibility.global_positions is not None:
@@ -135,8 +138,10 @@ class WindowPattern(AttentionPattern):
         # The places that a dilated window connects form a sequence of their own.
         length = -(-length // part.dilation)
         size = max(_LEAST_SIZE, -(-(part.size - 1) // 2))
-        before = -(-(part.size - 1) // size)
-        behind = 0 if visibility.causal else before
+        before = behind = -(-(part.size - 1) // size)
+        if part.behind is not None:
+            behind = -(-part.behind // size)
+        behind = 0 if visibility.causal else behind
         short = isinstance(length, int) and length <= (before + 1 + behind) * size
         if short and part.group_size is None:
             return None

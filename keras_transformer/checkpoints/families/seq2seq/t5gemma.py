@@ -3,6 +3,7 @@
 An encoder and a decoder of Gemma 2's blocks, each with a config and an embedding of its own.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 from keras_transformer.checkpoints.families.base.family import (
@@ -28,18 +29,31 @@ _MODEL_TYPE = "t5_gemma_module"
 _OWN = [name for name, known in OPTIONS.items() if known["of"] in ("side", "layer")]
 
 
-def _windows(config: TransformerConfig, further: int) -> TransformerConfig:
-    """Return the config with all windows enlarged by `further` tokens.
-
-    A published encoder's window includes the token at its last distance, ours does not.
-    """
+def with_windows(config: TransformerConfig, size: Callable[[int], int]) -> TransformerConfig:
+    """Return the config with all windows changed by a function of their size."""
     pattern = config.layer_pattern
     own = [] if pattern is None else [dict(layer) for layer in pattern]
     for values in own:
         if values.get("window") is not None:
-            values["window"] += further
-    window = None if config.window is None else config.window + further
+            values["window"] = size(values["window"])
+    window = None if config.window is None else size(config.window)
     return config.replace(window=window, layer_pattern=tuple(own) or None)
+
+
+def joined(encoder: TransformerConfig, decoder: TransformerConfig) -> dict[str, Any]:
+    """Return our values of an encoder-decoder whose sides are those of two decoders."""
+    encoder_values, decoder_values = encoder.flat, decoder.flat
+    names = [name for name in (*_OWN, "layer_pattern") if name != "dropout"]
+    # Values that only the decoder states are kept even if equal: the encoder derives them from
+    # others, which may differ in the decoder.
+    stated = decoder.stated().keys() - encoder.stated().keys()
+    own = {
+        n: decoder_values[n] for n in names if decoder_values[n] != encoder_values[n] or n in stated
+    }
+    shared = {name: encoder_values[name] for name in names}
+    # Options of the whole model.
+    shared |= {name: decoder_values[name] for name in ("logit_soft_cap", "scale_embedding")}
+    return {**shared, "decoder": own or None}
 
 
 def _read_side(values: Values, name: str) -> TransformerConfig:
@@ -48,7 +62,8 @@ def _read_side(values: Values, name: str) -> TransformerConfig:
         raise ValueError(f"{name} must be an object, received {given!r}.")
     dropout = {"attention_dropout": values.get("attention_dropout", 0.0)}
     config = GEMMA2.config({**given, **dropout})
-    return _windows(config, 1) if name == "encoder" else config
+    # A published encoder's window includes the token at its last distance, ours does not.
+    return with_windows(config, lambda size: size + 1) if name == "encoder" else config
 
 
 def _read_sides(values: Values) -> dict[str, Any]:
@@ -56,24 +71,14 @@ def _read_sides(values: Values) -> dict[str, Any]:
         alone = _read_side(values, "encoder").flat
         kept = {name: alone[name] for name in alone if name not in ("dropout", "tie_embeddings")}
         return {**kept, "kind": "encoder", "share_embeddings": None}
-    read = [_read_side(values, name) for name in SIDES]
-    encoder, decoder = (side.flat for side in read)
-    names = [name for name in (*_OWN, "layer_pattern") if name != "dropout"]
-    # Values that only the decoder states are kept even if equal: the encoder derives them from
-    # others, which may differ in the decoder.
-    stated = read[1].stated().keys() - read[0].stated().keys()
-    own = {n: decoder[n] for n in names if decoder[n] != encoder[n] or n in stated}
-    shared = {name: encoder[name] for name in names}
-    # Options of the whole model.
-    shared |= {name: decoder[name] for name in ("logit_soft_cap", "scale_embedding")}
-    return {**shared, "decoder": own or None}
+    return joined(*(_read_side(values, name) for name in SIDES))
 
 
 def _write_sides(config: TransformerConfig) -> dict[str, Any]:
     theirs = {}
     for side in config.sides:
         flat = side.replace(kind="decoder", dropout=0.0, tie_embeddings=True)
-        flat = _windows(flat, -1) if side.kind == "encoder" else flat
+        flat = with_windows(flat, lambda size: size - 1) if side.kind == "encoder" else flat
         theirs[side.kind] = {**GEMMA2.published_config(flat), "model_type": _MODEL_TYPE}
         del theirs[side.kind]["architectures"]
         # Required in the published config, whether or not a layer has a window.
@@ -84,7 +89,8 @@ def _write_sides(config: TransformerConfig) -> dict[str, Any]:
     return {**theirs, "is_encoder_decoder": config.kind == "seq2seq"}
 
 
-def _stack(name: str, *attentions: str) -> tuple[WeightLine, ...]:
+def stack(name: str, *attentions: str) -> tuple[WeightLine, ...]:
+    """Return the lines of a side's blocks, with these attentions, and of the norm behind them."""
     names = {
         f"feed_forward/{ours}": f"mlp.{theirs}_proj"
         for ours, theirs in (("gate", "gate"), ("intermediate", "up"), ("output", "down"))
@@ -122,8 +128,8 @@ T5GEMMA = Family(
             for kind, last in (("seq2seq", "decoder"), ("encoder", "encoder"))
         ),
         output_matrix("lm_head.out_proj.weight"),
-        *_stack("encoder", "self"),
-        *_stack("decoder", "self", "cross"),
+        *stack("encoder", "self"),
+        *stack("decoder", "self", "cross"),
     ),
     heads={"Seq2SeqLM": PublishedHead(values={"start_id": 2})},
     names=Names(prefixes=("model.",), ignored=unread("score.out_proj")),
