@@ -17,6 +17,7 @@ import numpy as np
 
 from keras_transformer.kernels.device import device, on
 from keras_transformer.models.runtime.accumulation import count_updates
+from keras_transformer.models.runtime.quantized import mode_of
 from keras_transformer.models.runtime.step_programs import step_programs, traced_step
 
 _SIGNALS = sorted(number for number in signal.valid_signals() if number < 32)
@@ -239,7 +240,9 @@ def _atomic_step(model: keras.Model, step: Callable, changed: tuple, groups: tup
         ]
         return outputs, new
 
-    programs = step_programs(values_and_data, donate_argnums=changed, out_shardings=layout)
+    programs = step_programs(
+        values_and_data, mode_of(model) is not None, donate_argnums=changed, out_shardings=layout
+    )
     return AtomicStep(step, programs, changed)
 
 
