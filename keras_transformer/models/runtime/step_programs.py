@@ -87,7 +87,7 @@ class StepPrograms:
         )
 
     def compiler_options(self) -> dict[str, str] | None:
-        """Return the options of XLA for this step, None for those that it has by default."""
+        """Return the options of XLA for this step; None keeps its defaults."""
         import jax
 
         if jax.default_backend() != "cpu":
