@@ -1,15 +1,22 @@
 """Peak memory of training adapters over a model in int8 or int4, predicted and measured.
 
 A process of its own for each backend makes a model of the shape of Llama 3.2 1B with random
-weights, one layer of floats at a time, adds adapters and takes steps. "Building" and "measured" are
-the most memory that the process had (`VmHWM`) while it made the model and while it took the steps,
-minus what it had after a tiny model took the same steps, which loads the libraries. "Predicted" is
-`planning.make_plan` for a CPU, of the steps. Linux only.
+weights, one layer of floats at a time, adds adapters and takes steps. All columns are megabytes
+beside the libraries, that is minus what the process had after a tiny model took the same steps:
+
+- predicted: `planning.make_plan` of a step.
+- measured: the most (`VmHWM`) during the steps after the first, without the programs.
+- programs: what the process keeps from the first step on, such as what XLA compiled.
+- first step: the most during the first step, which compiles.
+- building: the most while the model was made.
+
+Linux only.
 
     python benchmarks/qlora_memory.py --backends torch jax --dtypes int4 --length 1024
 """
 
 import argparse
+import gc
 import json
 import math
 import os
@@ -95,35 +102,43 @@ def make(size: str, length: int, dtype: str):
     return kt.CausalLM(backbone)
 
 
-def steps(size: str, length: int, dtype: str, count: int) -> tuple[int, float]:
-    """Train adapters; return the peak while the model was made, and the last step's seconds."""
+def resident() -> int:
+    """Return the memory that this process has at rest, in bytes."""
+    gc.collect()
+    status = pathlib.Path("/proc/self/status").read_text()
+    return 1024 * int(re.search(r"VmRSS:\s+(\d+) kB", status)[1])
+
+
+def steps(size: str, length: int, dtype: str, count: int) -> dict:
+    """Train adapters; return bytes, and the seconds of the last step."""
     import numpy as np
 
     new_peak()
     lm = make(size, length, dtype)
-    made = peak()
+    found = {"building": peak()}
     lm.enable_lora(RANK, 2 * RANK, TARGETS)
+    lm.optimizer.build(lm.trainable_variables)
     ids = np.random.default_rng(1).integers(0, SIZES[size]["vocabulary_size"], (1, length + 1))
-    seconds = 0.0
-    new_peak()
-    for _ in range(count):
+    before = resident()
+    for name in ["first"] + ["later"] * (count - 1):
+        new_peak()
         begin = time.perf_counter()
         loss = float(lm.train_on_batch({"token_ids": ids[:, :-1]}, ids[:, 1:])[0])
-        seconds = time.perf_counter() - begin
+        found |= {"seconds": time.perf_counter() - begin}
+        found[name] = max(found.get(name, 0), peak())
+        found.setdefault("programs", resident() - before)
     assert np.isfinite(loss)
-    return made, seconds
+    return found
 
 
 def child(options) -> None:
     steps("tiny", 32, options.dtypes[0], 2)
-    new_peak()
-    baseline = peak()
-    made, seconds = steps(options.size, options.length, options.dtypes[0], options.steps)
-    found = {"baseline": baseline, "built": made - baseline, "peak": peak() - baseline}
-    print(json.dumps({**found, "seconds": seconds}))
+    baseline = resident()
+    found = steps(options.size, options.length, options.dtypes[0], options.steps)
+    print(json.dumps({**found, "baseline": baseline}))
 
 
-def predicted(options, dtype: str, backend: str) -> int:
+def predicted(options, dtype: str) -> int:
     from keras_transformer.planning import make_plan
 
     plan = make_plan(
@@ -139,15 +154,15 @@ def main() -> None:
     parser.add_argument("--dtypes", nargs="+", default=["int4"])
     parser.add_argument("--size", choices=SIZES, default="llama_3.2_1b")
     parser.add_argument("--length", type=int, default=1024)
-    parser.add_argument("--steps", type=int, default=1)
+    parser.add_argument("--steps", type=int, default=2, help="at least 2")
     parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.child:
         child(options)
         return
-    form = "{:12}{:24}{:>12}{:>12}{:>8}{:>12}{:>12}{:>9}"
-    print(form.format("backend", "dtype", "predicted", "measured", "ratio", "building",
-                      "baseline", "step"))  # fmt: skip
+    form = "{:12}{:24}{:>10}{:>10}{:>8}{:>10}{:>12}{:>10}{:>10}{:>9}"
+    print(form.format("backend", "dtype", "predicted", "measured", "ratio", "programs",
+                      "first step", "building", "baseline", "step"))  # fmt: skip
     for backend in options.backends:
         for dtype in options.dtypes:
             command = [
@@ -159,11 +174,13 @@ def main() -> None:
                 stdout=subprocess.PIPE, check=True,
             )  # fmt: skip
             found = json.loads(run.stdout.splitlines()[-1])
-            expected = predicted(options, dtype, backend)
+            baseline, programs = found["baseline"], found["programs"]
+            expected, measured = predicted(options, dtype), found["later"] - baseline - programs
+            sizes = (programs, found["first"] - baseline, found["building"] - baseline, baseline)
             print(form.format(
-                backend, dtype, f"{expected / 1e6:.0f} MB", f"{found['peak'] / 1e6:.0f} MB",
-                f"{expected / found['peak']:.2f}", f"{found['built'] / 1e6:.0f} MB",
-                f"{found['baseline'] / 1e6:.0f} MB", f"{found['seconds']:.1f} s",
+                backend, dtype, f"{expected / 1e6:.0f} MB", f"{measured / 1e6:.0f} MB",
+                f"{expected / measured:.2f}", *(f"{size / 1e6:.0f} MB" for size in sizes),
+                f"{found['seconds']:.1f} s",
             ))  # fmt: skip
 
 

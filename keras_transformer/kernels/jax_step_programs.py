@@ -15,21 +15,26 @@ from collections.abc import Callable
 import keras
 import numpy as np
 
+from keras_transformer.kernels.process import release_memory
 from keras_transformer.kernels.programs import PROGRAMS, TRACING, Compiled
 
 # A compilation keeps one core busy and takes a few hundred megabytes.
 _THREADS = min(4, os.cpu_count() or 1)
 
 
-def step_programs(function: Callable, **options) -> "StepPrograms":
+def step_programs(function: Callable, compact: bool = False, **options) -> "StepPrograms":
     """Return the programs of a step, see `StepPrograms`."""
     make = AheadOfTime if compiles_ahead() else StepPrograms
-    return make(function, **options)
+    return make(function, compact=compact, **options)
 
 
 # XLA for a CPU drops the barriers that keep what is computed again apart from what was computed
 # before, merges the two, and so keeps what rematerialization was to save.
 _ON_CPU = {"xla_disable_hlo_passes": "cse_barrier_expander"}
+# A model of integers is to take little memory. By default XLA for a CPU orders operations such that
+# many may run at once: the matrix of the vocabulary becomes floats before the blocks, which do not
+# need it, and stays until the loss.
+COMPACT_ON_CPU = {**_ON_CPU, "xla_cpu_scheduler_type": "CPU_SCHEDULER_TYPE_MEMORY_OPTIMIZED"}
 # With weights spread over devices, each is to be gathered when it is used, and each gradient summed
 # and cut when it is known. By default XLA for a CPU sums all gradients at once, and gathers as
 # early as it can.
@@ -44,11 +49,12 @@ class StepPrograms:
 
     Args:
         function: function of values and data that `jax.jit` compiles.
+        compact: bool, whether little memory matters more than time.
         **options: options of `jax.jit`.
     """
 
-    def __init__(self, function: Callable, **options):
-        self._function = function
+    def __init__(self, function: Callable, compact: bool = False, **options):
+        self._function, self._compact = function, compact
         self._options = options
 
     def program(self, *arguments) -> Callable:
@@ -57,6 +63,7 @@ class StepPrograms:
         def make():
             jitted = self._jitted()
             jitted.lower(*arguments).compile()  # later calls find this compiled program
+            release_memory()
             return Compiled(jitted, compiled=True)
 
         return PROGRAMS.get(self, signature_of(*arguments), make)
@@ -67,14 +74,22 @@ class StepPrograms:
 
         # A program must not keep the model alive: then neither would ever be dropped.
         this = weakref.ref(self)
-        # True of `distribution.ModelParallel` if devices that see different rows share the weights.
-        spreads = getattr(keras.distribution.distribution(), "spreads_weights", False)
-        on_cpu = SPREAD_ON_CPU if spreads else _ON_CPU
         return jax.jit(
             lambda *arguments: this()._function(*arguments),
-            compiler_options=on_cpu if jax.default_backend() == "cpu" else None,
+            compiler_options=self.compiler_options(),
             **self._options,
         )
+
+    def compiler_options(self) -> dict[str, str] | None:
+        """Return the options of XLA for this step; None keeps its defaults."""
+        import jax
+
+        if jax.default_backend() != "cpu":
+            return None
+        # True of `distribution.ModelParallel` if devices that see different rows share the weights.
+        if getattr(keras.distribution.distribution(), "spreads_weights", False):
+            return SPREAD_ON_CPU
+        return COMPACT_ON_CPU if self._compact else _ON_CPU
 
 
 def signature_of(*values_and_data) -> tuple:
@@ -97,8 +112,8 @@ def signature_of(*values_and_data) -> tuple:
 class AheadOfTime(StepPrograms):
     """Programs of a step compiled before they are needed: each call traces one more shape."""
 
-    def __init__(self, function, **options):
-        super().__init__(function, **options)
+    def __init__(self, function, compact: bool = False, **options):
+        super().__init__(function, compact, **options)
         self._expected = lambda: None  # A weak reference to the dataset of the coming batches,
         self._sizes = None  # and the number of values in each group when it was read.
         self._pending = {}  # Abstract data by signature, in the expected order.
@@ -124,6 +139,7 @@ class AheadOfTime(StepPrograms):
         future = self._under_way.pop(signature, None)
         if future is not None:
             future.result()  # waiting here can be interrupted, unlike within the step
+            release_memory()
         return super().program(*arguments)
 
     def _compile_ahead(self, values, signature):

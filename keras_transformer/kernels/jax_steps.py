@@ -65,7 +65,12 @@ def atomic_step(model: keras.Model, step: Callable, changed: tuple, groups: tupl
         ]
         return outputs, new
 
-    programs = step_programs(values_and_data, donate_argnums=changed, out_shardings=layout)
+    integers = any(
+        getattr(layer, "quantization_mode", None) is not None for layer in model._flatten_layers()
+    )
+    programs = step_programs(
+        values_and_data, compact=integers, donate_argnums=changed, out_shardings=layout
+    )
     return AtomicStep(step, programs, changed)
 
 

@@ -233,7 +233,7 @@ def _loss(config: TransformerConfig, rows: Rows, learns: bool = True) -> int:
     """Return the bytes for a chunk of logits, their gradients and the kernel gradient.
 
     In a loop over chunks the kernel gradient counts three times. A kernel that does not learn has
-    none.
+    none; beside it XLA keeps the logits, their exponentials and the softmax at once.
     """
     if not rows.predicted:
         return 0
@@ -246,7 +246,7 @@ def _loss(config: TransformerConfig, rows: Rows, learns: bool = True) -> int:
     states = rows.count * rows.predicted * config.embedding_dim * rows.itemsize
     by_bias = config.output_bias or config.kind == "encoder"
     kernels = (3 if looped and not config.tie_embeddings else 1) if learns else 0
-    cut = (3 if by_bias else 2) * logits + kernels * kernel
+    cut = (3 if by_bias or not learns else 2) * logits + kernels * kernel
     return cut // rows.model_parallel + (2 * states if looped else 0)
 
 

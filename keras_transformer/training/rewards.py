@@ -1,5 +1,6 @@
 """Rewards of generated texts by plain Python functions, which are not trusted."""
 
+import copy
 import numbers
 import queue
 import threading
@@ -11,6 +12,7 @@ import numpy as np
 from keras_transformer.support.checking import check_number, describe, shorten
 
 _SHOWN = 500  # characters of a prompt or a completion that an error quotes
+_LARGEST = float(np.finfo("float32").max)  # squares of larger ones may overflow
 
 
 class Rewards:
@@ -18,7 +20,8 @@ class Rewards:
 
     Args:
         functions: a function of `(prompt, completion, row)` that returns a number or a bool, or a
-            list of them. `row` is a dict of the further columns of the prompts' table.
+            list of them. `row` is a dict of the further columns of the prompts' table. Each call
+            gets a copy, so that a function may change what it gets.
         weights: a float for each function. Defaults to 1 each.
         seconds: float, the most time that one call may take. Defaults to None, without a limit. A
             call that takes longer is an error; its thread cannot be stopped and is left behind.
@@ -92,7 +95,8 @@ class Rewards:
             "The model is as it was before this step."
         )
         try:
-            value = caller(function, prompt, completion, columns)
+            # Copies: what a function changes would reach other completions and later steps.
+            value = caller(function, *copy.deepcopy((prompt, completion, columns)))
         except _TookTooLongError as error:
             raise TimeoutError(
                 f"The reward {name!r} took longer than {self.seconds} seconds for completion "
@@ -113,7 +117,7 @@ class Rewards:
 
 
 def _number(value: Any) -> float | None:
-    """Return a reward as a float, or None if it is not one finite number."""
+    """Return a reward as a float, or None if it is not one number that is finite in float32."""
     if isinstance(value, np.ndarray) and value.shape == ():
         value = value[()]
     if not isinstance(value, (numbers.Real, np.bool_)):
@@ -122,7 +126,7 @@ def _number(value: Any) -> float | None:
         number = float(value)
     except OverflowError:  # an int beyond the largest float
         return None
-    return number if np.isfinite(number) else None
+    return number if abs(number) <= _LARGEST else None  # NaN is not
 
 
 def _names(functions: Sequence[Callable]) -> list[str]:

@@ -27,7 +27,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 import keras_transformer as kt
 from keras_transformer.distribution.layout import spreads_weights
-from keras_transformer.kernels.jax_step_programs import SPREAD_ON_CPU as OPTIONS
+from keras_transformer.kernels.jax_step_programs import SPREAD_ON_CPU
 from keras_transformer.planning.memory import predicted_tokens
 
 TASKS = {"encoder": kt.MaskedLM, "decoder": kt.CausalLM, "seq2seq": kt.Seq2SeqLM}
@@ -46,6 +46,17 @@ def abstract_task(config, dtype, optimizer, rematerialize):
 
     jax.eval_shape(make)
     return made[0]
+
+
+def adapted_task(config, case):
+    """A task of integers with adapters, which has values: quantizing needs them."""
+    with keras.RematScope("full" if case.get("rematerialize") else None):
+        task = TASKS[config.kind](kt.models.build_backbone(config))
+    task.backbone.quantize(case["dtype"])
+    task.enable_lora(case["lora_rank"])
+    task.compile("adamw", loss=kt.training.TokenCrossEntropy())
+    task.optimizer.build(task.trainable_variables)
+    return task
 
 
 def batch_of(config, rows, length, target_length):
@@ -75,10 +86,11 @@ def batch_of(config, rows, length, target_length):
 
 def lowered_step(case):
     config = kt.TransformerConfig(**case["config"])
-    task = abstract_task(
-        config, case.get("dtype", "float32"), case.get("optimizer", "adamw"),
-        case.get("rematerialize", False),
-    )  # fmt: skip
+    if "lora_rank" in case:
+        task = adapted_task(config, case)
+    else:
+        optimizer = case.get("optimizer", "adamw")
+        task = abstract_task(config, "float32", optimizer, case.get("rematerialize", False))
     data, model, fsdp = case.get("mesh", (1, 1, 1))
     layout = kt.distribution.ModelParallel(kt.distribution.device_mesh(data, model, fsdp=fsdp))
 
@@ -111,7 +123,10 @@ def lowered_step(case):
     shardings = (*jax.tree.map(lambda array: array.sharding, state[:3]), None)
     step = jax.jit(task.train_step, donate_argnums=0, out_shardings=(None, shardings))
     with layout.scope():
-        options = OPTIONS if spreads_weights() else {}
+        options = SPREAD_ON_CPU if spreads_weights() else {}
+        if "lora_rank" in case:
+            task.make_train_function()
+            options = task.train_function.programs.compiler_options()
         return task, state, batch, step.lower(state, batch), options
 
 
@@ -130,6 +145,7 @@ def measure(task, state, batch, lowered, options):
     return {
         "parameters": task.backbone.count_params(),
         "weights": trainable,
+        "frozen": frozen,
         "optimizer": optimizer - counters,
         "arguments": memory.argument_size_in_bytes,
         # Rows, random states, counters and metrics: all that is neither weight nor state of one.

@@ -31,7 +31,18 @@ def test_numbers_and_bools_are_rewards(value, expected):
 
 @pytest.mark.parametrize(
     "value",
-    ["1.0", None, np.ones(2), np.ones((1, 1)), [1.0], 1j, float("nan"), float("-inf"), 10**400],
+    [
+        "1.0",
+        None,
+        np.ones(2),
+        np.ones((1, 1)),
+        [1.0],
+        1j,
+        float("nan"),
+        float("-inf"),
+        1e300,
+        10**400,
+    ],
 )
 def test_other_values_are_refused_with_their_row(value):
     def wrong(prompt, completion, row):
@@ -44,6 +55,21 @@ def test_other_values_are_refused_with_their_row(value):
     said = str(info.value)
     assert "completion 1 of the step" in said
     assert "prompt: '2+2='" in said and "completion: 'five'" in said and "'answer': '4'" in said
+
+
+def test_what_a_function_changes_reaches_no_other():
+    def forges(prompt, completion, row):
+        row["answers"].append(completion)
+        prompt[0]["content"] = completion
+        return 0
+
+    def right(prompt, completion, row):
+        return prompt[0]["content"] == "1+1=" and completion in row["answers"]
+
+    prompt, row = [{"role": "user", "content": "1+1="}], {"answers": ["2"]}
+    found = Rewards([forges, right])([(prompt, "2", row), (prompt, "3", row)])
+    assert found.tolist() == [[0, 1], [0, 0]]
+    assert row == {"answers": ["2"]} and prompt[0]["content"] == "1+1="
 
 
 def test_an_error_of_a_function_is_the_cause():
