@@ -216,6 +216,7 @@ _WITH_GRADIENTS = [
     "bart",
     "mbart",
     "pegasus",
+    "pegasus_x",
     "encoder-decoder",
 ]
 
@@ -437,6 +438,7 @@ _GENERATING = [
     "blenderbot",
     "marian",
     "pegasus",
+    "pegasus_x",
     "encoder-decoder",
 ]
 

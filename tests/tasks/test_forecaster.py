@@ -455,7 +455,7 @@ def test_wrong_series(learned):
 
 
 def test_channels_that_see_each_other(tmp_path):
-    """With `joint_channels` a row is a series, whose channels have levels and scales of their own."""
+    """With `joint_channels` a row is a series, whose channels have scales of their own."""
     task = forecaster(num_channels=2, joint_channels=True, quantiles=[0.1, 0.5, 0.9])
     series = waves().astype("float32")
     count, windows = windows_of(task, task.processor.rows([series, series[:35]]))
@@ -472,13 +472,13 @@ def test_channels_that_see_each_other(tmp_path):
     changed[:, 1] += 30 * np.sin(np.arange(240))
     difference = task.forecast(changed) - expected[:6]
     assert (np.abs(difference).max(axis=(0, 2)) > 1e-3).all()
-    scaled = task.forecast(series * [1, 10] + [0, 5])
+    scaled = task.forecast(series * np.array([1, 10]) + np.array([0, 5]))
     assert_close(scaled, expected[:6] * [[[1], [10]]] + [[[0], [5]]], atol=1e-2)
     missing = series.copy()
     missing[-3:, 1] = np.nan
     assert np.isfinite(task.forecast(missing)).all()
 
-    high = series.astype("float64") + [1e9, 0]
+    high = series.astype("float64") + np.array([1e9, 0])
     assert_close(task.forecast(high) - [[[1e9], [0]]], expected[:6], atol=1e-2)
     predicted = task.predict(series, verbose=0)
     assert predicted.shape == (211, 2, 6, 3)

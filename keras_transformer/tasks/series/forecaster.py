@@ -214,8 +214,8 @@ class Forecaster(Task):
     """An encoder of time series with a layer from its states to the values that follow.
 
     Each channel of a series is a separate row, and all share the same weights; if the stem has
-    `joint_channels`, the channels of a series are one row and see each other. The known values of
-    a channel are standardized (mean 0, standard deviation 1) and the forecast is scaled back, so the
+    `joint_channels`, the channels of a series are one row and see each other. The known values of a
+    channel are standardized (mean 0, standard deviation 1) and the forecast is scaled back, so the
     model does not depend on the level of a series. Missing values (NaN) are replaced by the mean,
     and do not count in it. A model whose stem reads which values are known (`reads_observed`) sees
     that they are missing, and takes series that are shorter than its context. In an
@@ -599,7 +599,7 @@ class Forecaster(Task):
         return rows, len(rows) == 1 and processor.is_one(x)
 
     def _continued(self, known: np.ndarray, horizon: int, batch_size: int) -> np.ndarray:
-        """Return forecasts `(rows, ..., horizon, quantiles)` for known values `(rows, ..., time)`."""
+        """Return forecasts `(rows, ..., horizon, quantiles)` of values `(rows, ..., time)`."""
         made = [self._following(known, batch_size)]
         levels, rows = self.quantiles or [0.5], len(known)
         known = np.repeat(known[:, None], len(levels), axis=1)
@@ -670,8 +670,8 @@ def level_of(*windows: np.ndarray, known: Any = None) -> np.ndarray:
     Args:
         windows: float64 `(rows, ..., length)`, the known values and, if given, the following ones;
             NaN for missing values.
-        known: bool `(rows, ..., length)`, which values of the first array are known. Defaults to the
-            finite ones.
+        known: bool `(rows, ..., length)`, which values of the first array are known. Defaults to
+            the finite ones.
     """
     first = windows[0] if known is None else np.where(known, windows[0], np.nan)
     whole = np.concatenate([first, *windows[1:]], axis=-1)

@@ -4,8 +4,8 @@ A forecasting task has a `SeriesProcessor` and these attributes and methods:
 
 - `context_length`, the largest number of values that it reads;
 - `horizon`, the number of values that it forecasts in one pass;
-- `joint_channels`, the number of channels of a series that are one row of the model, or None if each
-  channel is a row;
+- `joint_channels`, the number of channels of a series that are one row of the model, or None if
+  each channel is a row;
 - `fewest`, the smallest number of values that a forecast can be based on;
 - `read_length(count)`, how many values to read if the longest series has `count`;
 - `window_arrays(known, following)`, the inputs, targets and weights of windows.
@@ -126,7 +126,8 @@ def windows_of(task, series: list[Series]) -> tuple[int, Callable]:
     """Return the number of windows of series, and a function that gathers windows by index.
 
     A window is the known and the following values of one channel, `(context,)` and `(horizon,)`, or
-    with `joint_channels` of all channels, `(channels, context)` and `(channels, horizon)`. A series shorter than a window gives one window, padded with NaN at the front, if it has at least
+    with `joint_channels` of all channels, `(channels, context)` and `(channels, horizon)`. A series
+    shorter than a window gives one window, padded with NaN at the front, if it has at least
     `task.fewest` values followed by those of the horizon.
     """
     rows, counts, joint = scaled(task, series), [], task.joint_channels

@@ -1,8 +1,8 @@
 """PatchTSMixer: Ekambaram et al. 2023, https://arxiv.org/abs/2306.09364.
 
 A PatchTST with a feed-forward layer over the pieces in place of attention. Gates multiply what the
-feed-forward layers return. Each channel is a row of its own (`common_channel`), or all channels of a
-series are one row (`mix_channel`): then a layer is two blocks here, of which the first mixes the
+feed-forward layers return. Each channel is a row of its own (`common_channel`), or all channels of
+a series are one row (`mix_channel`): then a layer is two blocks here, of which the first mixes the
 channels of each piece, and has its gate before its feed-forward layer.
 """
 
