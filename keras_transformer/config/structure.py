@@ -252,14 +252,15 @@ class ModelSide:
         return self.config.layer(i)
 
     def lengths(self, source: int, target: int) -> tuple[int, int | None]:
-        """Return the number of states per row, and of the states that they attend to.
+        """Return the number of states per row of a block, and of the states that they attend to.
 
         Args:
             source: int, length of the source.
             target: int, length of the target.
         """
         attended = None if self.source_dim is None else self.attended or source
-        return self.fixed or (target if self.is_target else source), attended
+        own = self.fixed or (target if self.is_target else source)
+        return own + self.side.global_states, attended
 
 
 def sides(config: TransformerConfig) -> list[ModelSide]:
