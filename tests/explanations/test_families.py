@@ -33,7 +33,7 @@ def cases():
 
 
 def _tokens(given):
-    """What is given of the tokens: Pegasus-X gives more, of its global states."""
+    """Return what is given of the tokens. Pegasus-X gives more, of its global states."""
     given = given["local"] if isinstance(given, dict) else given
     return given[0] if isinstance(given, tuple) else given
 

@@ -244,7 +244,7 @@ class ChunksPattern(AttentionPattern):
     def attend(self, attention, attend, states, projected, visibility, bias, **options):
         batch, length = ops.shape(states)[:2]
         size, count = self.part.size, self.part.global_tokens
-        # With so many places before the first, chunks begin at multiples of their size.
+        # Chunks begin at multiples of their size if this many places are added before the first.
         before = (self.part.shift - count) % size
         whole = (visibility.explicit, visibility.prefix)  # these apply to all pairs of tokens
         if before or count:
