@@ -246,6 +246,8 @@ def pattern_words(config: TransformerConfig) -> list[str]:
         words.append("first tokens that see all")
     if config.block_size is not None:
         words.append("blocks of tokens" + (", some at random" if config.random_blocks else ""))
+    if config.only_side.global_states:
+        words.append("chunks that every second layer moves, and trained states that see all")
     return words
 
 

@@ -119,12 +119,6 @@ NOT_COVERED = (
         "on how a text is cut into calls. `capacity_factor` limits experts in training.",
     ),
     NotCovered(
-        "Pegasus-X (`pegasus_x`)",
-        "The encoder has states that belong to no token, with norms of their own, and blocks of "
-        "tokens that every second layer moves by half a block.",
-        ({"model_type": "pegasus_x"},),
-    ),
-    NotCovered(
         "PatchTST for pretraining, regression and classes, and with a distribution as its output",
         "The task here forecasts values. A model whose channels have embeddings or outputs of "
         "their own, or attend to each other, is no row for each channel.",
@@ -134,11 +128,11 @@ NOT_COVERED = (
         ),
     ),
     NotCovered(
-        "PatchTSMixer whose channels see each other (`mix_channel`), with attention beside its "
-        "layers (`self_attn`), and for pretraining, regression and classes",
-        "A row is one channel, and a block has one mixer. The task here forecasts values.",
+        "PatchTSMixer with attention beside its layers (`self_attn`), and for pretraining, "
+        "regression and classes",
+        "Attention and the layer over the pieces have a norm behind their sum. The task here "
+        "forecasts values.",
         (
-            {"model_type": "patchtsmixer", "mode": "mix_channel"},
             {"model_type": "patchtsmixer", "self_attn": True},
             {"model_type": "patchtsmixer", "architectures": ["PatchTSMixerForRegression"]},
         ),

@@ -120,6 +120,11 @@ class Block(Part):
         False,
     )
     convolution: Convolution | None = option("a convolution parallel to both sub-layers.", None)
+    global_norm: bool = option(
+        "the `global_tokens` of the mixer's pattern have a norm of their own before the mixer "
+        "(Pegasus-X).",
+        False,
+    )
     sparse: Experts | None = option(
         "experts beside a `Dense` feed-forward layer, which read the same states with a norm of "
         "their own. The outputs of both are normalized, each by itself, and added (Gemma 4).",
@@ -152,6 +157,17 @@ class Block(Part):
     def check(self):
         if getattr(self.mixer, "query_key_norm", None) == "per_head":
             self.check_head_norm(self.mixer.head_norm or self.norm)
+        if self.global_norm and not (
+            self.global_tokens
+            and self.residual.order in ("pre", "sandwich")
+            and self.residual.mixer_norm
+            and (self.laurel, self.altup, self.convolution) == (None, None, None)
+        ):
+            raise ValueError(
+                "`global_norm` needs a mixer whose pattern has `global_tokens`, the residual order "
+                "'pre' or 'sandwich' with `mixer_norm`, and neither `laurel`, `altup` nor a "
+                f"`convolution`, received {self}."
+            )
         if self.sparse is not None and not isinstance(self.feed_forward, Dense):
             raise ValueError("`sparse` needs a `Dense` feed-forward layer beside the experts.")
         if self.laurel is not None and (
@@ -211,6 +227,11 @@ class Block(Part):
         return self.mixer.of_another_side
 
     @property
+    def global_tokens(self) -> int:
+        """Number of first tokens that the mixer's pattern lets see all others."""
+        return getattr(getattr(self.mixer, "pattern", None), "global_tokens", 0)
+
+    @property
     def sublayers(self) -> tuple[str, ...]:
         """Names of the sub-layers that read the block's states."""
         further = {"feed_forward": self.feed_forward, "convolution": self.convolution}
@@ -243,6 +264,8 @@ class Block(Part):
             weights += self.sparse.weights("sparse")
             for name in SPARSE_NORMS:
                 weights += norm_of(name, kind)
+        if self.global_norm:
+            weights += norm_of("global_norm", kind)
         if self.output_scale:
             weights += weight_of("output_scale", "one")
         for own in (self.layer_input, self.laurel, self.altup):

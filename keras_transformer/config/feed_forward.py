@@ -79,7 +79,11 @@ class Dense(FeedForward, kind="dense"):
         "multiply the output by a softmax, over its features, of a projection of it (TSMixer).",
         False,
     )
-
+    softmax_gate_first: bool = option(
+        "`softmax_gate` only. Multiply the input instead of the output (TSMixer's mixing of "
+        "channels).",
+        False,
+    )
     sparsity: float = option(
         "`gated` only. Share of the gate's values that become zero before its activation, if they "
         "are normally distributed: those below a quantile, which the others are lowered by "
@@ -96,6 +100,8 @@ class Dense(FeedForward, kind="dense"):
         super().check()
         if self.gate_scale != 1 and not self.gated:
             raise ValueError(f"`gate_scale` needs `gated`, received {self.gate_scale}.")
+        if self.softmax_gate_first and not self.softmax_gate:
+            raise ValueError("`softmax_gate_first` needs `softmax_gate`, received False.")
         if self.sparsity and not self.gated:
             raise ValueError(f"`sparsity` needs `gated`, received {self.sparsity}.")
         if self.output_bias is None:

@@ -456,17 +456,41 @@ class TokenMixing(Mixer, kind="token_mixing"):
     layer = "keras_transformer.layers.mixers.token_mixing:TokenMixer"
     bidirectional = True
 
-    length: int = option("number of tokens, the same for all inputs.", least=1)
+    length: int = option("number of tokens that are mixed, the same for all inputs.", least=1)
+    groups: int = option(
+        "number of groups of `length` tokens that an input consists of. Each is mixed by itself, "
+        "with the same weights.",
+        1,
+        least=1,
+    )
+    interleaved: bool = option(
+        "the tokens of a group are `groups` places apart, instead of beside each other (TSMixer's "
+        "mixing of channels).",
+        False,
+    )
     dim: int = option("width of the feed-forward layer.", least=1)
     activation: str = option("one of `config.ACTIVATIONS`.", "gelu", choices=ACTIVATIONS)
     softmax_gate: bool = option(
         "multiply the output by a softmax, over the tokens, of a projection of it (TSMixer).", False
     )
 
+    softmax_gate_first: bool = option(
+        "`softmax_gate` only. Multiply the input instead of the output.", False
+    )
+
     @property
     def feed_forward(self) -> Dense:
         """The feed-forward layer, which all features share."""
-        return Dense(dim=self.dim, activation=self.activation, softmax_gate=self.softmax_gate)
+        names = ("dim", "activation", "softmax_gate", "softmax_gate_first")
+        return Dense(**{name: getattr(self, name) for name in names})
+
+    @property
+    def num_tokens(self) -> int:
+        """Number of tokens of an input."""
+        return self.length * self.groups
+
+    def check(self):
+        self.feed_forward  # noqa: B018
 
     def weights(self, name, norm, inputs="hidden_dim"):
         axes = {"hidden_dim": "mixed_tokens", "intermediate_dim": "mixing_dim"}
@@ -481,7 +505,7 @@ class TokenMixing(Mixer, kind="token_mixing"):
     def pair_products(self, queries, keys, hidden_dim):
         # The kernels multiply each feature of the states, and not each token.
         kernels = 2 * self.dim + self.softmax_gate * self.length
-        return kernels * self.length * (hidden_dim - queries)
+        return kernels * self.length * (self.groups * hidden_dim - queries)
 
     def cached(self, hidden_dim):
         raise ValueError(

@@ -114,15 +114,36 @@ class Blocks(Pattern, kind="blocks"):
 
 @part
 class Chunks(Pattern, kind="chunks"):
-    """Chunks of the sequence, within which tokens see each other (Llama 4's local attention)."""
+    """Chunks of the sequence, within which tokens see each other (Llama 4's local attention).
+
+    With `global_tokens`: Phang et al. 2022, "Investigating Efficiently Extending Transformers for
+    Long Input Summarization", section 3.2 (Pegasus-X).
+    """
 
     layer = "keras_transformer.layers.attention.sparse:ChunksPattern"
 
     size: int = option("number of tokens of a chunk; the first begins at position 0.", least=1)
+    shift: int = option(
+        "number of tokens by which the first chunk is shorter than the others.", 0, least=0
+    )
+    global_tokens: int = option(
+        "number of first tokens that see all others and are seen by all. The first chunk begins "
+        "behind them. For encoders.",
+        0,
+        least=0,
+    )
+
+    def check(self):
+        if self.shift >= self.size:
+            raise ValueError(f"`shift` must be less than size={self.size}, received {self.shift}.")
+
+    @property
+    def bidirectional(self):
+        return self.global_tokens > 0
 
     @property
     def receptive_field(self):
-        return self.size
+        return None if self.global_tokens else self.size
 
 
 @part

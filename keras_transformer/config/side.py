@@ -9,7 +9,7 @@ from keras_transformer.config.layer_inputs import LayerInputs
 from keras_transformer.config.mixers import Attention
 from keras_transformer.config.options import Part, merged, option, part
 from keras_transformer.config.outputs import Vector
-from keras_transformer.config.pattern import GridWindows
+from keras_transformer.config.pattern import Chunks, GridWindows
 from keras_transformer.config.positions import GridRotary, Position
 from keras_transformer.config.score_bias import (
     ALiBi,
@@ -60,6 +60,14 @@ class Side(Part):
     )
     layer_inputs: LayerInputs | None = option(
         "vectors that each token has for each layer, for blocks with a `layer_input`.", None
+    )
+    global_states: int = option(
+        "number of trained states that come before those of the input in all blocks, and are left "
+        "out behind the last. The pattern of each attention has as many `global_tokens` "
+        "(Pegasus-X).",
+        0,
+        of="side",
+        least=0,
     )
     position: Position | None = option("positions added to the states before the blocks.", None)
     embedding_dim: int | None = option(
@@ -134,6 +142,7 @@ class Side(Part):
         self._check_layers()
         self._check_score_bias()
         self._check_layer_inputs()
+        self._check_global_states()
         if self.layers:  # not the config of one of several layers
             self.sources()
         for block in self.every_block:
@@ -227,6 +236,22 @@ class Side(Part):
             raise ValueError("The blocks of a side share one `altup`, or have none.")
         if width is not None and (self.groups_share or not isinstance(self.input, Tokens)):
             raise ValueError("`layer_inputs` need `Tokens`, and layers that share no blocks.")
+
+    def _check_global_states(self):
+        if not self.global_states:
+            return
+        for block in self.every_block:
+            mixer = block.mixer
+            plain = isinstance(mixer, Attention) and isinstance(mixer.pattern, Chunks)
+            plain = plain and mixer.pattern.global_tokens == self.global_states
+            if not plain or mixer.position is not None or mixer.score_bias is not None:
+                raise ValueError(
+                    f"{self.global_states} `global_states` need attention with the pattern "
+                    "`Chunks` with as many `global_tokens`, without rotations and position biases, "
+                    f"in all layers, received {mixer}."
+                )
+        if not isinstance(self.input, Tokens):
+            raise ValueError(f"`global_states` need `Tokens` as input, received {self.input}.")
 
     @property
     def groups_share(self) -> bool:
@@ -332,6 +357,8 @@ class Side(Part):
             raise ValueError(f"{name} needs kind='encoder', received kind={kind!r}.")
         if self.layer_inputs is not None and encoder:
             raise ValueError(f"`layer_inputs` need kind='decoder', received kind={kind!r}.")
+        if self.global_states and not encoder:
+            raise ValueError(f"`global_states` need kind='encoder', received kind={kind!r}.")
         if self.altup is not None and encoder:
             raise ValueError(f"`altup` needs kind='decoder', received kind={kind!r}.")
         for block in self.every_block:

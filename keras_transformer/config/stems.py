@@ -467,11 +467,17 @@ class SeriesStemConfig(StemConfig, kind="series"):
     class_token: bool = option("a trained state before the patches.", False)
     end_token: bool = option("a trained state after the patches (Chronos-Bolt).", False)
     num_channels: int = option(
-        "number of channels of a series. Each is a separate row, and no weight depends on "
-        "their number: it is kept for exports to Transformers, which expects it.",
+        "number of channels of a series. Unless they are `joint_channels`, each is a separate row, "
+        "and no weight depends on their number: it is kept for exports to Transformers, which "
+        "expects it.",
         1,
         least=1,
         most=2**24,
+    )
+    joint_channels: bool = option(
+        "the channels of a series are one row, whose states are the patches of the first channel, "
+        "then those of the second, and so on. All channels have the same positions (TSMixer).",
+        False,
     )
 
     def check(self):
@@ -503,6 +509,16 @@ class SeriesStemConfig(StemConfig, kind="series"):
             raise ValueError("`running_scale` and tokens beside the patches cannot be combined.")
         if self.residual and not self.use_bias:
             raise ValueError("A `residual` projection has biases: leave `use_bias` out.")
+        if self.joint_channels and (self.reads_observed or self.class_token or self.end_token):
+            raise ValueError(
+                "`joint_channels` can be combined neither with `reads_observed` nor with tokens "
+                "beside the patches."
+            )
+        if self.num_states > _MOST_NUMBERS:
+            raise ValueError(
+                f"{self.num_channels} `joint_channels` have {self.num_states:,} patches, more than "
+                f"{_MOST_NUMBERS:,}."
+            )
 
     def pieces(self, length: int) -> int:
         """Return how many patches a series of this length has."""
@@ -512,7 +528,16 @@ class SeriesStemConfig(StemConfig, kind="series"):
         return (length - self.patch_length) // self.stride + 1
 
     @property
+    def num_rows(self) -> int:
+        """Number of channels that have a row of states together."""
+        return self.num_channels if self.joint_channels else 1
+
+    @property
     def num_states(self):
+        return self.num_rows * self.num_positions
+
+    @property
+    def num_positions(self):
         return self.pieces(self.context_length) + self.class_token + self.end_token
 
     @property
@@ -536,7 +561,7 @@ class SeriesStemConfig(StemConfig, kind="series"):
     @property
     def products(self):
         kernels = [each.path for each in self.weights if each.path.endswith("/kernel")]
-        return dict.fromkeys(kernels, self.pieces(self.context_length))
+        return dict.fromkeys(kernels, self.num_rows * self.pieces(self.context_length))
 
 
 # Stems of each kind that together have all weights of the kind, for the tables in `structure`.

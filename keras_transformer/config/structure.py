@@ -78,6 +78,8 @@ def before_blocks(side: Side) -> tuple[Weight, ...]:
     weights += () if bias is None else bias.weights(kind)
     weights += () if side.layer_inputs is None else side.layer_inputs.weights(kind)
     weights += () if side.altup is None else side.altup.weights_around()
+    if side.global_states:
+        weights += weight_of("global_states/embeddings", "global_states", "hidden_dim")
     pattern = getattr(side.block.mixer, "pattern", None)
     if isinstance(bias, RelativeBias) and getattr(pattern, "group_size", None) is not None:
         weights += weight_of("group_relative_bias/embeddings", "num_buckets", "num_heads")
@@ -219,6 +221,7 @@ _BEFORE = frozenset({
     "token_embedding", "segment_embedding", "position_embedding", "relative_bias",
     "group_relative_bias", "relative_embedding", "grid_bias", "embedding_norm",
     "token_projection", "embedding_projection", "layer_inputs", "altup_copies",
+    "global_states",
 })  # fmt: skip
 _BEHIND = "reverse_embeddings"
 _INPUT = "input_"  # the beginning of the names of a stem's weights
@@ -253,14 +256,15 @@ class ModelSide:
         return self.config.layer(i)
 
     def lengths(self, source: int, target: int) -> tuple[int, int | None]:
-        """Return the number of states per row, and of the states that they attend to.
+        """Return the number of states per row of a block, and of the states that they attend to.
 
         Args:
             source: int, length of the source.
             target: int, length of the target.
         """
         attended = None if self.source_dim is None else self.attended or source
-        return self.fixed or (target if self.is_target else source), attended
+        own = self.fixed or (target if self.is_target else source)
+        return own + self.side.global_states, attended
 
 
 def sides(config: TransformerConfig) -> list[ModelSide]:
@@ -321,6 +325,7 @@ def _sizes(side: Side) -> Mapping[str, int]:
         "embedding_dim": side.embedding_dim,
         "embedded": side.added_dim,
         "num_layers": side.num_layers,
+        "global_states": side.global_states,
         "max_sequence_length": side.max_sequence_length,
         "vocabulary_size": getattr(stem, "vocabulary_size", 0),
         "intermediate_dim": block.dense_dim,

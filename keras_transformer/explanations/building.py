@@ -87,7 +87,7 @@ def _states(config, inputs: Mapping[str, Any], prefix: str) -> int:
     if isinstance(config.stem, WaveformStemConfig):
         samples = max(np.shape(x)[1] for n, x in inputs.items() if n.startswith(prefix))
         return config.stem.lengths(samples)[-1]
-    return config.num_positions
+    return config.stem.num_states or config.num_positions
 
 
 def arrays_of(

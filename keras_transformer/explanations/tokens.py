@@ -83,7 +83,11 @@ def state_names(config: TransformerConfig, count: int) -> tuple[str, ...]:
             return (*names, *(",".join(map(str, place)) for place in np.ndindex(grid)))
     if hasattr(stem, "patch_length"):
         length, step = stem.patch_length, stem.stride
-        return (*names, *(f"{i * step}-{i * step + length - 1}" for i in range(rest)))
+        rows = stem.num_rows  # channels, whose patches are behind each other
+        starts = [i * step for i in range(rest // rows)]
+        channels = [f"{i}:" for i in range(rows)] if rows > 1 else [""]
+        of_all = (f"{each}{i}-{i + length - 1}" for each in channels for i in starts)
+        return (*names, *of_all)
     return (*names, *(str(i) for i in range(rest)))
 
 

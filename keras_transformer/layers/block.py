@@ -157,6 +157,8 @@ class Block(ChecksCall, SavesArguments, Rematerializable, keras.layers.Layer):
                     name="feed_forward",
                     dtype=self.dtype_policy,
                 )
+        if part.global_norm:
+            self.global_norm = self._make_norm("global_norm")
         if part.sparse is not None:
             self._make_sparse(part.sparse)
         if part.convolution is not None:
@@ -187,27 +189,21 @@ class Block(ChecksCall, SavesArguments, Rematerializable, keras.layers.Layer):
         """Make a sub-layer's norm, before it or after the sum, and the norm of its output."""
         wanted = self.config.residual.norms(sublayer)
         for name in (f"{sublayer}_norm", f"{sublayer}_output_norm"):
-            norm = None
-            if name in wanted:
-                with no_inner_remat():
-                    kind = self.config.norm
-                    norm = make_normalization(
-                        kind.type, kind.epsilon, name=name, dtype=self.dtype_policy
-                    )
-            setattr(self, name, norm)
+            setattr(self, name, self._make_norm(name) if name in wanted else None)
+
+    def _make_norm(self, name: str):
+        kind = self.config.norm
+        with no_inner_remat():
+            return make_normalization(kind.type, kind.epsilon, name=name, dtype=self.dtype_policy)
 
     def _make_sparse(self, part: Experts):
         """Make the experts beside the feed-forward layer, and the norms of both."""
-        kind = self.config.norm
         with no_inner_remat():
             self.sparse = layer_of(part).from_part(
                 part, kernel_initializer=self._initializer, name="sparse", dtype=self.dtype_policy
             )
-            for name in SPARSE_NORMS:
-                norm = make_normalization(
-                    kind.type, kind.epsilon, name=name, dtype=self.dtype_policy
-                )
-                setattr(self, name, norm)
+        for name in SPARSE_NORMS:
+            setattr(self, name, self._make_norm(name))
 
     def _with_sparse(self, dense, states, mask, training: bool):
         """Return the outputs of the feed-forward layer, with those of the experts beside it."""
@@ -252,6 +248,8 @@ class Block(ChecksCall, SavesArguments, Rematerializable, keras.layers.Layer):
         setattr(self, name, self._mixer(part.mixer, hidden_dim, name=name, causal=self.causal))
         self.mixer_layer.build(inputs_shape)
         self._build_norms(name, inputs_shape)
+        if part.global_norm:
+            self.global_norm.build(inputs_shape)
         if part.feed_forward is not None:
             self.feed_forward.build(inputs_shape)
             self._build_norms("feed_forward", inputs_shape)
@@ -415,10 +413,14 @@ class Block(ChecksCall, SavesArguments, Rematerializable, keras.layers.Layer):
                 inputs = copies[:, :, 0]
             kept = inputs[:, :1] if first_only else inputs
             shared = residual.order == "parallel_shared"
-            normed = shared or self.config.laurel is not None
+            first = self.config.global_tokens if self.config.global_norm else 0
+            normed = shared or self.config.laurel is not None or first > 0
             if normed:
-                norm = getattr(self, f"{name}_norm")
-                inputs = normalized(norm, inputs, training)
+                norm, of_all = getattr(self, f"{name}_norm"), inputs[:, :first]
+                inputs = normalized(norm, inputs[:, first:], training)
+                if first:
+                    of_all = normalized(self.global_norm, of_all, training)
+                    inputs = ops.concatenate([of_all, inputs], axis=1)
             x = self._sublayer(name, mix, inputs, kept, training, normed=normed)
             if self.config.laurel is not None:
                 x = (x + self.laurel(inputs)) * 2**-0.5

@@ -93,6 +93,7 @@ class FeedForward(ChecksCall, SavesArguments, Rematerializable, keras.layers.Lay
         output_bias: bool, whether the last one has. Defaults to `use_bias`.
         softmax_gate: bool, whether the output is multiplied by a softmax, over its features, of a
             further projection of it.
+        softmax_gate_first: bool, whether `softmax_gate` multiplies the input instead.
         gate_scale, output_scale: float, factors of the gate before its activation, and of the
             output (Falcon-H1).
         sparsity: float, requires `gated`: the share of the gate's values that become zero before
@@ -146,6 +147,7 @@ class FeedForward(ChecksCall, SavesArguments, Rematerializable, keras.layers.Lay
         gate_scale: float = 1.0,
         output_scale: float = 1.0,
         sparsity: float = 0.0,
+        softmax_gate_first: bool = False,
         **kwargs,
     ):
         super().__init__(**kwargs)
@@ -155,6 +157,8 @@ class FeedForward(ChecksCall, SavesArguments, Rematerializable, keras.layers.Lay
         check_gate(gated, gate_limit)
         if sparsity and not gated:
             raise ValueError(f"`sparsity` needs `gated`, received {sparsity} with gated=False.")
+        if softmax_gate_first and not softmax_gate:
+            raise ValueError("`softmax_gate_first` needs `softmax_gate`, received False.")
         self.gate_scale, self.output_scale, self.sparsity = gate_scale, output_scale, sparsity
         self.intermediate_dim = intermediate_dim
         self.output_dim = output_dim
@@ -163,7 +167,7 @@ class FeedForward(ChecksCall, SavesArguments, Rematerializable, keras.layers.Lay
         self.gate_limit = gate_limit
         self.use_bias = use_bias
         self.output_bias = use_bias if output_bias is None else output_bias
-        self.softmax_gate = softmax_gate
+        self.softmax_gate, self.softmax_gate_first = softmax_gate, softmax_gate_first
         self.kernel_initializer = keras.initializers.get(kernel_initializer)
         self.supports_masking = True
         self.intermediate_dense = self._projection(intermediate_dim, "intermediate")
@@ -173,10 +177,10 @@ class FeedForward(ChecksCall, SavesArguments, Rematerializable, keras.layers.Lay
     def from_part(cls, part: DensePart, **kwargs) -> "FeedForward":
         """Make the layer for a part of a config; `kwargs` are the other arguments of the layer."""
         names = ("activation", "gated", "gate_limit", "gate_scale", "output_scale")
-        names += ("sparsity",)
+        names += ("sparsity", "softmax_gate", "softmax_gate_first")
         options = {n: getattr(part, n) for n in names}
         biases = {"use_bias": part.bias, "output_bias": part.output_bias}
-        return cls(part.dim, softmax_gate=part.softmax_gate, **biases, **options, **kwargs)
+        return cls(part.dim, **biases, **options, **kwargs)
 
     def _projection(self, units: int, name: str) -> Dense:
         biases = {"output": self.output_bias, "softmax_gate": True}
@@ -197,18 +201,22 @@ class FeedForward(ChecksCall, SavesArguments, Rematerializable, keras.layers.Lay
         self.output_dense = self._projection(self.output_dim or input_shape[-1], "output")
         self.output_dense.build((*input_shape[:-1], self.intermediate_dim))
         if self.softmax_gate:
-            width = self.output_dim or input_shape[-1]
+            width = input_shape[-1]
+            if not self.softmax_gate_first:
+                width = self.output_dim or width
             self.softmax_gate_dense = self._projection(width, "softmax_gate")
             self.softmax_gate_dense.build((*input_shape[:-1], width))
         self.fixed = {"dim": input_shape[-1]}
 
     def call(self, inputs):
+        if self.softmax_gate_first:
+            inputs = inputs * ops.softmax(self.softmax_gate_dense(inputs), axis=-1)
         hidden = self.intermediate_dense(inputs)
         gate = self.gate_dense(inputs) if self.gated else None
         gate = gate if gate is None or self.gate_scale == 1 else gate * self.gate_scale
         gate = above_quantile(gate, self.sparsity) if self.sparsity else gate
         outputs = self.output_dense(activated(self.activation, hidden, gate, self.gate_limit))
-        if self.softmax_gate:
+        if self.softmax_gate and not self.softmax_gate_first:
             outputs = outputs * ops.softmax(self.softmax_gate_dense(outputs), axis=-1)
         return outputs if self.output_scale == 1 else outputs * self.output_scale
 

@@ -16,7 +16,8 @@ from keras_transformer.layers.attention.masking import AttentionMask
 from keras_transformer.layers.attention.score_bias import LazyBias
 from keras_transformer.layers.decoder import DecoderBlock
 from keras_transformer.layers.encoder import EncoderBlock
-from keras_transformer.layers.initializers import kernel_initializer
+from keras_transformer.layers.global_states import GlobalStates
+from keras_transformer.layers.initializers import embedding_initializer, kernel_initializer
 from keras_transformer.layers.normalization import make_normalization
 from keras_transformer.layers.parts import layer_of
 from keras_transformer.layers.position import sequence_positions
@@ -68,6 +69,7 @@ class ForwardContext:
         self.cache = cache = cache.cache if isinstance(cache, OpaqueCache) else cache
         self.collected: dict[str, list] = {name: [] for name in collect}
         self._kept: list = []
+        self._num_before = 0
         self._for_later: dict[int, Any] = {}
         names = ("padding_mask", "pack_ids", "position_ids", "global_positions")
         padding, packs, positions, of_all = map(inputs.get, names)
@@ -94,6 +96,23 @@ class ForwardContext:
                     for key, visibility in self.visibilities.items()
                 }
             self.visibility = next(iter(self.visibilities.values()))
+
+    def put_before(self, count: int) -> None:
+        """Take the first `count` states of the blocks as real ones, which are not collected.
+
+        What is collected of the others leaves out their attention weights on these states.
+
+        Raises ValueError if documents are packed, which would all see these states.
+        """
+        self._num_before, seen = count, self.visibility
+        if seen.query_pack is not None:
+            raise ValueError("The `global_states` of a model would be seen by packed documents.")
+        padding = seen.padding
+        if padding is not None:
+            padding = ops.cast(padding, "int32")
+            padding = ops.pad(padding, ((0, 0), (count, 0)), constant_values=1) > 0
+        self.visibility = seen._replace(padding=padding, query_positions=None)
+        self.visibilities = {None: self.visibility}
 
     @property
     def positions(self):
@@ -137,7 +156,8 @@ class ForwardContext:
             visibility = visibility._replace(global_positions=None)
         options = {"visibility": visibility, **options}
         if "states" in self.collected:
-            self.collected["states"].append(x if len(x.shape) == 3 else x[:, :, 0])
+            states = x if len(x.shape) == 3 else x[:, :, 0]
+            self.collected["states"].append(states[:, self._num_before :])
         within = [name for name in ("queries", "keys") if name in self.collected]
         if "attention" in self.collected:
             options["return_attention_scores"] = True
@@ -169,7 +189,7 @@ class ForwardContext:
                 self._collect(side, "attention", given)
         x = result[0] if isinstance(result, (tuple, list)) else result
         if "block_outputs" in self.collected:
-            self.collected["block_outputs"].append(x)
+            self.collected["block_outputs"].append(x[:, self._num_before :])
         return x
 
     def _cache_of(self, source: int | None) -> dict:
@@ -181,6 +201,12 @@ class ForwardContext:
 
     def _collect(self, side: str, name: str, given) -> None:
         """Append the results of one attention layer to those of earlier blocks."""
+        before = self._num_before
+        if before and side == "self":
+            given = given[:, :, before:]
+            given = given[..., before:] if name == "attention" else given
+        elif before and name == "queries":
+            given = given[:, :, before:]
         name = name if side == "self" else f"cross_{name}"
         self.collected.setdefault(name, []).append(given)
 
@@ -253,6 +279,15 @@ class Stack(keras.layers.Layer):
                 options = {"kernel_initializer": own, "name": name, "dtype": self.dtype_policy}
                 with no_inner_remat():
                     setattr(self, name, copies(side.altup, **options))
+        self.global_states = None
+        if side.global_states:
+            with no_inner_remat():
+                self.global_states = GlobalStates(
+                    side.global_states,
+                    embeddings_initializer=embedding_initializer(config, initializer),
+                    name="global_states",
+                    dtype=self.dtype_policy,
+                )
         self.order = block_order(config)
         self.sources = side.sources()
         # Files name the blocks by their class.
@@ -279,6 +314,8 @@ class Stack(keras.layers.Layer):
             )
 
     def build(self, input_shape):
+        if self.global_states is not None:
+            self.global_states.build(input_shape)
         source = () if self.cross_dim is None else ((*input_shape[:-1], self.cross_dim),)
         of_block = input_shape
         if self.altup_copies is not None:
@@ -316,6 +353,10 @@ class Stack(keras.layers.Layer):
         elif run.cache is not None and run.cache.source.shape[1] != 0:
             options["cross_visibility"] = AttentionMask(run.cache.source)
         x = inputs if self.altup_copies is None else self.altup_copies(inputs)
+        before = self.side.global_states
+        if before:
+            x = self.global_states(x)
+            run.put_before(before)
         bias_of = self._biases(x, run)
         if self.relative_embedding is not None:
             queries = sequence_positions(x) if run.positions is None else run.positions
@@ -323,7 +364,7 @@ class Stack(keras.layers.Layer):
             options["relative"] = self.relative_embedding(queries, queries, **compared)
         on_grid = None if self.grid_bias is None else self.grid_bias.of_layers(run.grid)
         for i, block in enumerate(self.order):
-            if first_only and i == len(self.order) - 1:
+            if first_only and not before and i == len(self.order) - 1:
                 options["first_only"] = True
             block = self.blocks[block]
             bias = bias_of(block, i) if on_grid is None else on_grid[i % len(on_grid)]
@@ -334,6 +375,8 @@ class Stack(keras.layers.Layer):
             x = run(block, x, checked=i > 0, bias=bias, **taken, **options)
             x = x + added[i] if i < len(added) else x
         x = x if self.altup_mean is None else self.altup_mean(x)
+        if before:
+            x = x[:, before : before + 1] if first_only else x[:, before:]
         x = x if self.final_norm is None else self.final_norm(x)
         return run.outputs(x, encoder_padding_mask)
 

@@ -161,7 +161,7 @@ def check_lengths(config: TransformerConfig, length, target_length) -> tuple[int
     length = check_int("length", length, at_least=1, at_most=2**31 - 1)
     target = check_int("target_length", target_length, 1, 2**31 - 1, none=True) or length
     for name, value in (("length", length), ("target_length", target)):
-        longest = config.num_positions
+        longest = max(config.num_positions, config.last_side.input.num_states or 0)
         if config.position == "learned" and value > longest:
             raise ValueError(
                 f"`{name}` is {value} tokens, but the model has learned positions for {longest} "

@@ -264,6 +264,12 @@ RANGES = {
     },
     "blenderbot": _without(_BART, "classifier_dropout"),
     "pegasus": _without(_BART, "classifier_dropout"),
+    "pegasus_x": {
+        **_without(_BART, "classifier_dropout"),
+        "block_size": [2, 4, 6, 64],
+        "num_global_tokens": [1, 2, 5],
+        "stagger_local_blocks": _BOTH,
+    },
     "marian": {
         **_without(_BART, "classifier_dropout", "bos_token_id"),
         "": lambda random, values: (

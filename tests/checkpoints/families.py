@@ -56,6 +56,7 @@ LANGUAGE_MODELS = {
     "umt5": "UMT5ForConditionalGeneration",
     "mt5": "MT5ForConditionalGeneration",
     "pegasus": "PegasusForConditionalGeneration",
+    "pegasus_x": "PegasusXForConditionalGeneration",
     "t5gemma": "T5GemmaForConditionalGeneration",
     "t5gemma2": "T5Gemma2ForConditionalGeneration",
     "marian": "MarianMTModel",

@@ -27,6 +27,7 @@ _LED = {
     "max_encoder_position_embeddings": 24,
     "max_decoder_position_embeddings": 17,
 }
+_CHUNKS = {"block_size": 4, "num_global_tokens": 3}
 _SIDE = {
     **LLAMA,
     "head_dim": 6,
@@ -224,6 +225,30 @@ CONFIGS = {
             {**_BART, "scale_embedding": True, "activation_function": "relu"},
             {**_BART, "encoder_attention_heads": 2, "encoder_ffn_dim": 28},
             {**_BART, "tie_word_embeddings": False},
+        ],
+    ),
+    "pegasus_x": (
+        "PegasusX",
+        [
+            {**_BART, "max_position_embeddings": 66, **_CHUNKS},
+            {
+                **_BART,
+                **_CHUNKS,
+                "stagger_local_blocks": False,
+                "scale_embedding": False,
+                "activation_function": "relu",
+                "block_size": 5,
+                "decoder_attention_heads": 2,
+            },
+            {
+                **_BART,
+                **_CHUNKS,
+                "num_global_tokens": 7,
+                "encoder_layers": 1,
+                "encoder_ffn_dim": 28,
+                "tie_word_embeddings": False,
+            },
+            {**_BART, **_CHUNKS, "num_global_tokens": 1, "block_size": 6, "encoder_layers": 3},
         ],
     ),
     "bart": (

@@ -45,6 +45,9 @@ _PATCHTSMIXER = [
      "scaling": True, "dropout": 0.0},
     {**_MIXER, "patch_stride": 5, "use_positional_encoding": True, "num_layers": 1,
      "positional_encoding_type": "random", "norm_eps": 1e-3, "head_dropout": 0.3, "init_std": 0.3},
+    {**_MIXER, "mode": "mix_channel", "use_positional_encoding": True},
+    {**_MIXER, "mode": "mix_channel", "num_input_channels": 5, "norm_mlp": "BatchNorm",
+     "gated_attn": False, "expansion_factor": 2},
 ]  # fmt: skip
 
 _TIMES = {

@@ -219,6 +219,7 @@ _WITH_GRADIENTS = [
     "bart",
     "mbart",
     "pegasus",
+    "pegasus_x",
     "encoder-decoder",
 ]
 
@@ -443,6 +444,7 @@ _GENERATING = [
     "blenderbot",
     "marian",
     "pegasus",
+    "pegasus_x",
     "encoder-decoder",
 ]
 

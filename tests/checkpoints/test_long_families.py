@@ -191,6 +191,21 @@ def test_longt5(tmp_path, number):
     assert_same(logits, expected, np.ones(targets.shape, bool), atol=1e-4)
 
 
+@pytest.mark.parametrize("number", range(4))
+def test_pegasus_x(tmp_path, number):
+    """Chunks that no length is a multiple of, moved in every second layer."""
+    values = {"block_size": 50, "num_global_tokens": 7 * number + 1, "max_position_embeddings": 240}
+    reference = families.make("pegasus_x", number, "ForConditionalGeneration", **values)
+    backbone = load_backbone(saved(reference, tmp_path))
+    ids, mask = batch(reference)
+    targets = ids[:, :9]
+    ours = {"encoder_token_ids": ids, "encoder_padding_mask": mask, "decoder_token_ids": targets}
+    expected = theirs_of(reference, ids, mask, decoder_input_ids=targets)
+    assert_same(backbone.encode(ids, mask), expected.encoder_last_hidden_state, mask)
+    logits = backbone.logits(backbone(ours))
+    assert_same(logits, expected.logits, np.ones(targets.shape, bool), atol=1e-4)
+
+
 @pytest.mark.parametrize("model_type", ["longformer", "big_bird"])
 def test_a_classifier_sets_the_tokens_that_see_all(tmp_path, model_type):
     reference = families.make(

@@ -16,6 +16,12 @@ from tests.checkpoints.test_series_families import as_rows, assert_the_way_back,
 torch = pytest.importorskip("torch")
 
 
+def rows_of(backbone, series):
+    """The values of series as rows: one for each channel, or with all channels."""
+    joint = backbone.config.stem.joint_channels
+    return {"values": np.moveaxis(series, 2, 1) if joint else as_rows(series)}
+
+
 @pytest.fixture(scope="module", params=range(len(CONFIGS["patchtsmixer"][1])))
 def both(request, tmp_path_factory):
     reference = families.make("patchtsmixer", request.param, "ForPrediction")
@@ -30,7 +36,7 @@ def test_same_states_and_forecasts(both):
     with torch.no_grad():
         expected = reference(torch.tensor(series)).prediction_outputs.numpy()
         states = reference.model(torch.tensor(series)).last_hidden_state
-    found = to_numpy(task.backbone({"values": as_rows(scaled(series))}))
+    found = to_numpy(task.backbone(rows_of(task.backbone, scaled(series))))
     assert np.abs(found - states.numpy().reshape(found.shape)).max() <= 2e-5
     found = task.forecast([*series])
     assert np.abs(np.stack(found) - expected).max() <= 1e-4
@@ -38,12 +44,15 @@ def test_same_states_and_forecasts(both):
 
 
 @pytest.mark.each_backend
-def test_same_gradients(tmp_path):
-    reference = families.make("patchtsmixer", 0, "Model")
+@pytest.mark.parametrize("number", [0, 3])
+def test_same_gradients(number, tmp_path):
+    reference = families.make("patchtsmixer", number, "Model")
     backbone = load_backbone(saved(reference, tmp_path / "theirs"))
     series = rows(reference.config)
+    for parameter in reference.parameters():
+        parameter.requires_grad_(True)  # Positions of sines and cosines are not trained there.
     (reference(torch.tensor(series)).last_hidden_state ** 2).mean().backward()
-    ours = {"values": as_rows(scaled(series))}
+    ours = rows_of(backbone, scaled(series))
     found = _gradients(backbone, lambda: keras.ops.mean(keras.ops.square(backbone(ours))))
     with torch.no_grad():
         for parameter in reference.parameters():
@@ -60,8 +69,9 @@ def test_export_is_the_way_back(both, tmp_path):
 
 
 @pytest.mark.one_backend
-def test_trains_and_is_saved(tmp_path):
-    reference = families.make("patchtsmixer", 0, "ForPrediction")
+@pytest.mark.parametrize("number", [0, 3])
+def test_trains_and_is_saved(number, tmp_path):
+    reference = families.make("patchtsmixer", number, "ForPrediction")
     task = kt.Forecaster.from_preset(saved(reference, tmp_path / "theirs"))
     time = np.arange(120)
     series = np.stack([np.sin(0.3 * time), 3 + np.cos(0.2 * time)], axis=1)
@@ -85,7 +95,8 @@ def test_what_a_checkpoint_cannot_say(both, tmp_path):
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"mode": "mix_channel"}, "mode='mix_channel' is not supported, only 'common_channel'"),
+        ({"mode": "flatten"}, "mode='flatten' is not supported, only 'common_channel' or 'mix"),
+        ({"mode": "mix_channel", "num_layers": 2**20}, "num_layers=1048576 is not from 1 to"),
         ({"self_attn": True}, "self_attn=True is not supported"),
         ({"scaling": None}, "scaling=None is not supported, only 'std'"),
         ({"norm_mlp": 3}, "norm_mlp=3 is not supported"),

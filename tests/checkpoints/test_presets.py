@@ -31,6 +31,7 @@ pytestmark = pytest.mark.one_backend
 
 WITHOUT_WEIGHTS = (
     "transformer_base", "transformer_big", "mbart_large_multi", "pegasus_large_en",
+    "pegasus_x_base_en", "pegasus_x_large_en",
 )  # fmt: skip
 
 # Trained here, with the weights of a head.

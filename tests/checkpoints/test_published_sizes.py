@@ -164,6 +164,8 @@ SAID = {
     "phi1_5_1_3b_en": 1_400,
     "phi2_2_7b_en": 2_780,
     "pegasus_large_en": 568,
+    "pegasus_x_base_en": 272,
+    "pegasus_x_large_en": 568,
     "persimmon_8b_en": 9_300,
     "phi3_mini_4k_instruct_en": 3800,
     "phi3_medium_4k_instruct_en": 14_000,

@@ -24,7 +24,7 @@ def rows(config, seed=3):
     """Two series of each channel, of other levels, `(2, context, channels)`."""
     shape = (2, config.context_length, config.num_input_channels)
     noise = np.random.default_rng(seed).normal(size=shape)
-    return (noise * [2, 0.5] + [5, -1]).astype("float32")
+    return (noise * np.resize([2, 0.5], shape[2]) + np.resize([5, -1], shape[2])).astype("float32")
 
 
 def as_rows(series):

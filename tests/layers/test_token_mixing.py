@@ -34,6 +34,26 @@ def test_a_gated_layer_over_tokens_and_over_features():
         assert_close(layer(x), np.swapaxes(expected, 1, 2) if mixes else expected, atol=1e-5)
 
 
+@pytest.mark.parametrize("interleaved", [False, True])
+def test_groups_are_mixed_separately(interleaved):
+    part = PART.replace(groups=2, interleaved=interleaved, softmax_gate_first=True)
+    layer, x = TokenMixer(part), random(2, 10, 3)
+    layer.build(x.shape)
+    randomize(layer)
+    first, first_bias, last, last_bias, gate, gate_bias = map(numpy, layer.weights)
+    places = [range(0, 10, 2), range(1, 10, 2)] if interleaved else [range(5), range(5, 10)]
+    expected = np.zeros_like(x)
+    for group in map(list, places):
+        each = np.swapaxes(x[:, group], 1, 2)
+        scores = np.exp(each @ gate + gate_bias)
+        each = each * scores / scores.sum(-1, keepdims=True)
+        mixed = np.maximum(each @ first + first_bias, 0) @ last + last_bias
+        expected[:, group] = np.swapaxes(mixed, 1, 2)
+    assert_close(layer(x), expected, atol=1e-5)
+    with pytest.raises(ValueError, match="for inputs of 10 tokens, received 5"):
+        layer(x[:, :5])
+
+
 def test_padding_counts_as_zeros():
     layer, x = TokenMixer(PART), random(2, 5, 3)
     mask = np.array([[True] * 5, [True] * 3 + [False] * 2])
@@ -51,6 +71,14 @@ def test_what_it_cannot_do():
     packs = AttentionMask(query_pack=np.zeros((1, 5), "int32"))
     with pytest.raises(ValueError, match="would mix packed documents"):
         TokenMixer(PART)(random(1, 5, 3), visibility=packs)
+
+
+@pytest.mark.backend_independent
+def test_a_gate_that_is_first_needs_a_gate():
+    with pytest.raises(ValueError, match="`softmax_gate_first` needs `softmax_gate`"):
+        parts.TokenMixing(length=5, dim=7, softmax_gate_first=True)
+    with pytest.raises(ValueError, match="`softmax_gate_first` needs `softmax_gate`"):
+        FeedForward(7, softmax_gate_first=True)
 
 
 @pytest.mark.one_backend

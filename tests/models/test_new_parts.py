@@ -261,6 +261,79 @@ def test_chunks_equal_a_dense_mask(length):
     assert_close(chunks(x, mask=padding)[0], expected[0], atol=1e-5)
 
 
+GLOBAL = parts.Attention(num_heads=2, pattern=parts.Chunks(size=4, global_tokens=3))
+
+
+def encoder(block=None, count=3, **values):
+    """An encoder with states before those of its tokens, whose chunks alternate."""
+    block = block or parts.Block(
+        mixer=GLOBAL,
+        feed_forward=parts.Dense(dim=12),
+        global_norm=True,
+        residual=parts.Residual(order="pre"),
+    )
+    moved = block.mixer.pattern.replace(shift=1)
+    side = parts.Side(
+        input=parts.Tokens(vocabulary_size=20),
+        hidden_dim=8,
+        num_layers=2,
+        block=block,
+        layers=(block, block.replace(mixer=block.mixer.replace(pattern=moved))),
+        global_states=count,
+        position=parts.Sinusoidal(),
+        max_sequence_length=24,
+        **values,
+    )
+    backbone = kt.models.Encoder(kt.TransformerConfig(encoder=side))
+    randomize(backbone)
+    return backbone
+
+
+def test_global_states(tmp_path):
+    """States before those of the tokens, which see all and are seen by all, and are left out."""
+    backbone = encoder()
+    shapes = variable_shapes(backbone.config)
+    assert shapes["encoder/global_states/embeddings"] == (3, 8)
+    assert shapes["encoder/layer_1/global_norm/gamma"] == (8,)
+    assert {v.path.split("/", 1)[1]: tuple(v.shape) for v in backbone.variables} == shapes
+    inputs = {"token_ids": IDS, "padding_mask": MASK}
+    whole = numpy(backbone(inputs))
+    assert whole.shape == (2, 9, 8)
+    assert_close(backbone({"token_ids": IDS[1:, :4]}), whole[1:, :4], atol=1e-5)
+    assert_close(backbone(inputs, first_only=True), whole[:, :1], atol=1e-5)
+    # A call that returns the weights computes all pairs of tokens.
+    _, found = backbone(inputs, collect=("states", "attention", "queries", "keys"))
+    assert_close(found["states"][-1][MASK], whole[MASK], atol=1e-5)
+    assert [x.shape[1] for x in found["states"]] == [9, 9, 9]
+    assert found["attention"][1].shape == (2, 2, 9, 9)
+    assert found["queries"][0].shape[2] == found["keys"][0].shape[2] == 9
+    seen = numpy(found["attention"][1])[0, 0] > 0
+    chunks = (np.arange(9) + 1) // 4
+    assert (seen == (chunks[:, None] == chunks)).all()
+    # The last token is in another chunk than the first in all layers: they meet in global states.
+    other = IDS.copy()
+    other[0, -1] = 3
+    changed = numpy(backbone({"token_ids": other, "padding_mask": MASK}))
+    assert np.abs(changed[0, 0] - whole[0, 0]).max() > 1e-4
+    backbone.save_to_preset(tmp_path)
+    assert_close(kt.Backbone.from_preset(tmp_path)(inputs), whole, atol=1e-5)
+
+
+@pytest.mark.one_backend
+def test_global_states_and_what_they_need():
+    block = encoder().config.encoder.block
+    with pytest.raises(ValueError, match="2 `global_states` need attention with the pattern"):
+        encoder(count=2)
+    with pytest.raises(ValueError, match="would be seen by packed documents"):
+        encoder()({"token_ids": IDS, "pack_ids": np.array([[0] * 4 + [1] * 5] * 2)})
+    with pytest.raises(ValueError, match="`global_norm` needs a mixer whose pattern has"):
+        block.replace(mixer=parts.Attention(num_heads=2))
+    with pytest.raises(ValueError, match="`shift` must be less than size=4, received 4"):
+        parts.Chunks(size=4, shift=4)
+    with pytest.raises(ValueError, match="needs an encoder"):
+        kt.TransformerConfig(decoder=encoder().config.encoder.replace(global_states=0))
+
+
 @pytest.mark.one_backend
 def test_axial_positions_by_hand():
     backbone = model(ATTENTION.replace(position=None), position=parts.Axial(rows=6, columns=4))

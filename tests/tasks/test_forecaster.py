@@ -6,7 +6,9 @@ import pytest
 
 import keras_transformer as kt
 from keras_transformer.checkpoints.weights.safetensors_io import to_numpy
+from keras_transformer.tasks.series.windows import windows_of
 from keras_transformer.training.losses.losses import QuantileLoss
+from tests.layers.conftest import assert_close
 from tests.layers.stems import assert_is_as_described
 from tests.tasks import images
 from tests.tasks.series import bolt, config, forecaster, waves
@@ -450,3 +452,40 @@ def test_wrong_series(learned):
         kt.Forecaster(kt.models.Encoder(config()), scale_epsilon=-1)
     with pytest.raises(ValueError, match="`std` must be above 0"):
         kt.SeriesProcessor([1.0], [0.0])
+
+
+def test_channels_that_see_each_other(tmp_path):
+    """With `joint_channels` a row is a series, whose channels have scales of their own."""
+    task = forecaster(num_channels=2, joint_channels=True, quantiles=[0.1, 0.5, 0.9])
+    series = waves().astype("float32")
+    count, windows = windows_of(task, task.processor.rows([series, series[:35]]))
+    known, following = windows(np.array([0, 3, count - 1]))
+    assert count == 211 + 6 and known.shape == (3, 2, 24) and following.shape == (3, 2, 6)
+    assert (known[1] == series[3:27].T).all() and (following[2] == series[29:35].T).all()
+
+    task.fit([series, series[:35]], epochs=1, seed=0, verbose=0)
+    expected = task.forecast(series, horizon=14)
+    assert expected.shape == (14, 2, 3)
+    both = task.forecast([series[:60], series], horizon=14)
+    assert_close(both[1], expected, atol=1e-4)
+    changed = series.copy()
+    changed[:, 1] += 30 * np.sin(np.arange(240))
+    difference = task.forecast(changed) - expected[:6]
+    assert (np.abs(difference).max(axis=(0, 2)) > 1e-3).all()
+    scaled = task.forecast(series * np.array([1, 10]) + np.array([0, 5]))
+    assert_close(scaled, expected[:6] * [[[1], [10]]] + [[[0], [5]]], atol=1e-2)
+    missing = series.copy()
+    missing[-3:, 1] = np.nan
+    assert np.isfinite(task.forecast(missing)).all()
+
+    high = series.astype("float64") + np.array([1e9, 0])
+    assert_close(task.forecast(high) - [[[1e9], [0]]], expected[:6], atol=1e-2)
+    predicted = task.predict(series, verbose=0)
+    assert predicted.shape == (211, 2, 6, 3)
+    assert_close(predicted[0], np.swapaxes(task.forecast(series[:24]), 0, 1), atol=1e-4)
+    task.save_to_preset(tmp_path)
+    assert_close(kt.Forecaster.from_preset(tmp_path).forecast(series), expected[:6], atol=1e-4)
+    with pytest.raises(ValueError, match="`x` has 3 channels, but the model is for series of 2"):
+        task.forecast(np.concatenate([series, series[:, :1]], axis=1))
+    with pytest.raises(ValueError, match="neither with `reads_observed`"):
+        config(num_channels=2, joint_channels=True, reads_observed=True)

@@ -109,6 +109,7 @@ from keras_transformer.checkpoints.families.seq2seq.longt5 import LONGT5
 from keras_transformer.checkpoints.families.seq2seq.m2m_100 import M2M_100
 from keras_transformer.checkpoints.families.seq2seq.mbart import MBART, PEGASUS
 from keras_transformer.checkpoints.families.seq2seq.mt5 import MT5
+from keras_transformer.checkpoints.families.seq2seq.pegasus_x import PEGASUS_X
 from keras_transformer.checkpoints.families.seq2seq.plbart import PLBART
 from keras_transformer.checkpoints.families.seq2seq.switch_transformers import SWITCH_TRANSFORMERS
 from keras_transformer.checkpoints.families.seq2seq.t5 import T5
@@ -273,6 +274,7 @@ FAMILIES = {
         LED,
         LONGT5,
         PEGASUS,
+        PEGASUS_X,
         ENCODER_DECODER,
         VIT,
         DEIT,

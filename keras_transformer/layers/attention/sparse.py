@@ -239,18 +239,36 @@ class ChunksPattern(AttentionPattern):
     def mask(self, visibility, query_slots, key_slots, key_length):
         queries = query_slots if visibility.query_positions is None else visibility.query_positions
         keys = key_slots if visibility.key_positions is None else visibility.key_positions
-        size = self.part.size
-        return pairs(queries // size, keys // size, ops.equal)
+        size, count = self.part.size, self.part.global_tokens
+        moved = self.part.shift - count
+        near = pairs((queries + moved) // size, (keys + moved) // size, ops.equal)
+        if count:
+            near = near | by_query(query_slots < count) | by_key(key_slots < count)
+        return near
 
     def attend(self, attention, attend, states, projected, visibility, bias, **options):
         batch, length = ops.shape(states)[:2]
+        size, count = self.part.size, self.part.global_tokens
+        # Chunks begin at multiples of their size if this many places are added before the first.
+        before = (self.part.shift - count) % size
         whole = (visibility.explicit, visibility.prefix)  # these apply to all pairs of tokens
-        fits = isinstance(length, int) and length > self.part.size
+        if before or count:
+            whole += (bias, *visibility.packs)
+        fits = isinstance(length, int) and length > size + count
         fits = fits and isinstance(bias, LazyBias | None) and all(x is None for x in whole)
         if not (options["may_cut"] and fits):
             return super().attend(attention, attend, states, projected, visibility, bias)
-        cut = Sparse(SequenceBlocks(length, self.part.size, 0, 0), 1, batch, length)
-        return attend_in_blocks(_first_of(attend), *projected, visibility, bias, cut), None
+        if before:
+            real = ops.ones((1, length)) if visibility.padding is None else visibility.padding
+            real = ops.pad(ops.cast(real, "int32"), ((0, 0), (before, 0))) > 0
+            visibility = visibility._replace(padding=real)
+            projected = [ops.pad(x, ((0, 0), (before, 0), (0, 0), (0, 0))) for x in projected]
+        if count:
+            places = np.arange(before, before + count, dtype="int32")[None]
+            visibility = visibility._replace(global_positions=constant(places))
+        cut = Sparse(SequenceBlocks(before + length, size, 0, 0), 1, batch, before + length)
+        attended = attend_in_blocks(_first_of(attend), *projected, visibility, bias, cut)
+        return attended[:, before:], None
 
 
 def _first_of(attend: Callable) -> Callable:

@@ -16,7 +16,7 @@ from keras_transformer.support.checking import check_bool
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
 class TokenMixer(ChecksCall, SavesArguments, Rematerializable, keras.layers.Layer):
-    """Apply one feed-forward layer to the tokens of each feature.
+    """Apply one feed-forward layer to the tokens of each feature, or of each feature and group.
 
     The layer has a weight for each place, so all inputs have the same number of tokens.
 
@@ -50,8 +50,8 @@ class TokenMixer(ChecksCall, SavesArguments, Rematerializable, keras.layers.Laye
     assert mixer(np.random.rand(2, 7, 16)).shape == (2, 7, 16)
     ```
 
-    Source: Tolstikhin et al. 2021, "MLP-Mixer", section 2; with `softmax_gate`: Ekambaram et al.
-    2023, "TSMixer", section 3.3.
+    Source: Tolstikhin et al. 2021, "MLP-Mixer", section 2; with `softmax_gate` or groups: Ekambaram
+    et al. 2023, "TSMixer", section 3.3.
     """
 
     option_rules: ClassVar = {"causal": check_bool}
@@ -95,12 +95,19 @@ class TokenMixer(ChecksCall, SavesArguments, Rematerializable, keras.layers.Laye
         self._check_length(inputs.shape[1])
         if visibility.padding is not None:
             inputs = ops.where(ops.cast(visibility.padding, "bool")[:, :, None], inputs, 0)
-        return ops.swapaxes(self.tokens(ops.swapaxes(inputs, 1, 2)), 1, 2)
+        if self.part.groups == 1:
+            return ops.swapaxes(self.tokens(ops.swapaxes(inputs, 1, 2)), 1, 2)
+        sizes = (self.part.groups, self.part.length)
+        sizes, axis = (sizes[::-1], 1) if self.part.interleaved else (sizes, 2)
+        grouped = ops.reshape(inputs, (-1, *sizes, inputs.shape[-1]))
+        mixed = ops.swapaxes(self.tokens(ops.swapaxes(grouped, axis, 3)), axis, 3)
+        return ops.reshape(mixed, (-1, self.part.num_tokens, inputs.shape[-1]))
 
     def _check_length(self, length: int | None):
-        if length not in (None, self.part.length):
+        if length not in (None, self.part.num_tokens):
             raise ValueError(
-                f"This `TokenMixing` is for inputs of {self.part.length} tokens, received {length}."
+                f"This `TokenMixing` is for inputs of {self.part.num_tokens} tokens, received "
+                f"{length}."
             )
 
     def compute_mask(self, inputs, mask=None, **kwargs):

@@ -27,6 +27,7 @@ class SeriesStem(PositionedStem):
     Call arguments:
         inputs: dict of `values`, float `(batch, length)`, one channel of a series per row, and
                 optionally `observed`, bool `(batch, length)`, False for missing values, used as 0.
+                With `joint_channels` both are `(batch, num_channels, length)`.
 
     Returns:
         `Embedded`: a state for each patch, between the states of the stem's tokens. The last patch
@@ -62,9 +63,11 @@ class SeriesStem(PositionedStem):
 
     @property
     def inputs(self):
+        stem = self.config.stem
+        shape = (stem.num_channels, None) if stem.joint_channels else (None,)
         return (
-            Input("values", "float32", (None,), required=True),
-            Input("observed", "bool", (None,)),
+            Input("values", "float32", shape, required=True),
+            Input("observed", "bool", shape),
         )
 
     def build(self, input_shape=None):
@@ -85,6 +88,8 @@ class SeriesStem(PositionedStem):
         observed = inputs.get("observed")
         if observed is not None:
             x = x * ops.cast(observed, x.dtype)
+        if stem.joint_channels:  # each a row of its own until its patches have their positions
+            x = ops.reshape(x, (-1, x.shape[2] or stem.context_length))
         pieces, mask, positions = self._pieces(x), None, None
         if stem.reads_observed:
             observed = ops.ones_like(x) if observed is None else ops.cast(observed, x.dtype)
@@ -101,6 +106,8 @@ class SeriesStem(PositionedStem):
         states = self.patches(pieces, training=training) if stem.residual else self.patches(pieces)
         states, mask = self._with_tokens(states, mask)
         states = self.positioned(states, training=training)
+        if stem.joint_channels:
+            states = ops.reshape(states, (-1, stem.num_channels * states.shape[1], states.shape[2]))
         return Embedded(states, None if mask is None else mask > 0, positions)
 
     def _pieces(self, x):

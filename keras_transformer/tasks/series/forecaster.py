@@ -120,6 +120,17 @@ class ForecastHead(Head):
         return layer
 
     def __call__(self, states, inputs, training: bool = False):
+        stem = self.task.stem_config
+        if stem.joint_channels:
+            places = states.shape[1] // stem.num_channels
+            states = ops.reshape(states, (-1, places, states.shape[2]))
+        outputs = self._outputs(states, training)
+        if stem.joint_channels:
+            outputs = ops.reshape(outputs, (-1, stem.num_channels, *outputs.shape[1:]))
+        return outputs
+
+    def _outputs(self, states, training: bool):
+        """Return the values `(rows, horizon, quantiles)` of states `(rows, length, width)`."""
         if self.pooling is None:
             flat = ops.reshape(states, (-1, states.shape[1] * states.shape[2]))
         elif self.pooling == "last":
@@ -202,8 +213,9 @@ class ForecastHead(Head):
 class Forecaster(Task):
     """An encoder of time series with a layer from its states to the values that follow.
 
-    Each channel of a series is a separate row, and all share the same weights. The known values of
-    a row are standardized (mean 0, standard deviation 1) and the forecast is scaled back, so the
+    Each channel of a series is a separate row, and all share the same weights; if the stem has
+    `joint_channels`, the channels of a series are one row and see each other. The known values of a
+    channel are standardized (mean 0, standard deviation 1) and the forecast is scaled back, so the
     model does not depend on the level of a series. Missing values (NaN) are replaced by the mean,
     and do not count in it. A model whose stem reads which values are known (`reads_observed`) sees
     that they are missing, and takes series that are shorter than its context. In an
@@ -247,10 +259,12 @@ class Forecaster(Task):
 
     Call arguments:
         inputs: dict with `values`, float `(batch, context_length)`, and optionally `observed`, bool
-            `(batch, context_length)`, False for missing values.
+            `(batch, context_length)`, False for missing values. With `joint_channels` of the stem
+            both are `(batch, num_channels, context_length)`.
 
     Returns:
-        Float `(batch, horizon, quantiles)`; the last axis is 1 without quantiles.
+        Float `(batch, horizon, quantiles)`, or `(batch, num_channels, horizon, quantiles)` with
+            `joint_channels`; the last axis is 1 without quantiles.
 
     Raises:
         ValueError: if the backbone does not read series, quantiles are out of range, or the
@@ -407,6 +421,11 @@ class Forecaster(Task):
         return self.stem_config.context_length
 
     @property
+    def joint_channels(self) -> int | None:
+        """The number of channels of a series that are one row, or None if each is a row."""
+        return self.stem_config.num_channels if self.stem_config.joint_channels else None
+
+    @property
     def fewest(self) -> int:
         return 1 if self.stem_config.reads_observed else self.context_length
 
@@ -423,12 +442,12 @@ class Forecaster(Task):
         if inputs.get("observed") is not None:
             known = known * ops.cast(inputs["observed"], "float32")
         values = ops.where(known > 0, values, 0.0)
-        count = ops.maximum(ops.sum(known, axis=1, keepdims=True), 1.0)
-        mean = ops.sum(values * known, axis=1, keepdims=True) / count
+        count = ops.maximum(ops.sum(known, axis=-1, keepdims=True), 1.0)
+        mean = ops.sum(values * known, axis=-1, keepdims=True) / count
         centered = (values - mean) * known
-        variance = ops.sum(ops.square(centered), axis=1, keepdims=True) / count
+        variance = ops.sum(ops.square(centered), axis=-1, keepdims=True) / count
         scale = ops.sqrt(variance + self.scale_epsilon)
-        least = ops.where(ops.max(known, axis=1, keepdims=True) > 0, 1e-5, 1.0)
+        least = ops.where(ops.max(known, axis=-1, keepdims=True) > 0, 1e-5, 1.0)
         scale = ops.where(scale > 0, scale, least)
         given = {"values": ops.cast(centered / scale, self.compute_dtype)}
         if self.stem_config.reads_observed:
@@ -491,12 +510,12 @@ class Forecaster(Task):
         """Return inputs, targets and weights for windows.
 
         Args:
-            known: float64 `(rows, context)`, with NaN for missing values. A window without known
-                values gets weight 0.
+            known: float64 `(rows, context)`, with NaN for missing values; with `joint_channels`
+                `(rows, channels, context)`. A channel without known values gets weight 0.
             following: float64 `(rows, horizon)`, like `known`.
         """
         level = level_of(known, following)
-        weights = np.isfinite(following) & np.isfinite(known).any(axis=1, keepdims=True)
+        weights = np.isfinite(following) & np.isfinite(known).any(axis=-1, keepdims=True)
         targets = np.where(weights, following - level, 0).astype("float32")
         return known_values(known - level), targets[..., None], weights.astype("float32")
 
@@ -510,8 +529,9 @@ class Forecaster(Task):
         if has_level(x):
             level = level_of(np.asarray(x["values"]), known=x.get("observed"))
             x = {**x, "values": x["values"] - level}
-            if isinstance(y, np.ndarray) and y.dtype.kind in "iuf" and y.ndim in (2, 3):
-                y = (y - level.reshape(-1, *[1] * (y.ndim - 1))).astype("float32")
+            more = y.ndim - level.ndim if isinstance(y, np.ndarray) else -1
+            if more in (0, 1) and y.dtype.kind in "iuf":
+                y = (y - level.reshape(*level.shape, *[1] * more)).astype("float32")
         return super()._batches(x, y, sample_weight, processing, **options)
 
     def predict(self, x, batch_size=None, verbose="auto", steps=None, callbacks=None) -> np.ndarray:
@@ -528,7 +548,7 @@ class Forecaster(Task):
             numbers = np.array_split(np.arange(count), -(-count // _WINDOWS))
             level = np.concatenate([level_of(*windows(some)) for some in numbers])
         found = super().predict(x, batch_size, verbose, steps, callbacks)
-        return found + level[: len(found), :, None] if level.any() else found
+        return found + level[: len(found), ..., None] if level.any() else found
 
     @reads
     def forecast(self, x, horizon: int | None = None, batch_size: int = 256):
@@ -556,48 +576,48 @@ class Forecaster(Task):
         horizon = check_int("horizon", horizon, 1, MOST_HORIZON, none=True) or self.horizon
 
         def make(rows):
-            longest = max(map(len, rows))
+            longest = max(row.shape[-1] for row in rows)
             known = np.stack([padded(row, longest) for row in rows])
-            level = np.nanmean(known, axis=1, keepdims=True)
+            level = np.nanmean(known, axis=-1, keepdims=True)
             return self._continued(known - level, horizon, batch_size) + level[..., None]
 
         return forecasts(self, x, make, self.quantiles, self.nonnegative)
 
     def explained_inputs(self, x):
-        """Return the last values of each channel of the series, each channel as a separate row."""
+        """Return the last values of the series, as rows of the model."""
         if isinstance(x, Mapping):
             return super().explained_inputs(x)
         processor = self._require_processor()
         last = [row[None] for row in last_rows(self, processor.rows(x))]
         rows = [known_values(row - level_of(row)) for row in last]
         for row in rows:
-            if row["values"].shape[1] < self.fewest:
+            if row["values"].shape[-1] < self.fewest:
                 raise ValueError(
-                    f"A series has {row['values'].shape[1]} values, but the model reads at least "
+                    f"A series has {row['values'].shape[-1]} values, but the model reads at least "
                     f"{self.fewest}."
                 )
         return rows, len(rows) == 1 and processor.is_one(x)
 
     def _continued(self, known: np.ndarray, horizon: int, batch_size: int) -> np.ndarray:
-        """Return forecasts `(rows, horizon, quantiles)` for rows of known values."""
+        """Return forecasts `(rows, ..., horizon, quantiles)` of values `(rows, ..., time)`."""
         made = [self._following(known, batch_size)]
         levels, rows = self.quantiles or [0.5], len(known)
         known = np.repeat(known[:, None], len(levels), axis=1)
-        while sum(part.shape[1] for part in made) < horizon:
-            known = np.concatenate([known, np.swapaxes(made[-1], 1, 2)], axis=2)
+        while sum(part.shape[-2] for part in made) < horizon:
+            known = np.concatenate([known, np.moveaxis(made[-1], -1, 1)], axis=-1)
             known = known[..., -self.context_length :]
-            found = self._following(known.reshape(-1, known.shape[2]), batch_size)
+            found = self._following(known.reshape(-1, *known.shape[2:]), batch_size)
             # For each row, the continuations of all its quantiles side by side.
-            found = found.reshape(rows, len(levels), self.horizon, len(levels))
-            found = np.swapaxes(found, 1, 2).reshape(rows, self.horizon, -1)
-            found = np.quantile(found, levels, axis=2).astype("float32")
-            made.append(np.moveaxis(found, 0, 2))
-        return np.concatenate(made, axis=1)[:, :horizon]
+            found = np.moveaxis(found.reshape(rows, len(levels), *found.shape[1:]), 1, -2)
+            found = found.reshape(*found.shape[:-2], -1)
+            found = np.quantile(found, levels, axis=-1).astype("float32")
+            made.append(np.moveaxis(found, 0, -1))
+        return np.concatenate(made, axis=-2)[..., :horizon, :]
 
     def _following(self, known: np.ndarray, batch_size: int) -> np.ndarray:
         """Return the forecast of one pass for rows of equal length."""
-        length = self.read_length(known.shape[1])
-        inputs = known_values(padded(known[:, -length:], length))
+        length = self.read_length(known.shape[-1])
+        inputs = known_values(padded(known[..., -length:], length))
         return self.predict(inputs, batch_size=batch_size, verbose=0)
 
 
@@ -623,7 +643,7 @@ def checked_symmetric(given: bool, quantiles: list[float] | None) -> bool:
 
 
 def known_values(rows: np.ndarray) -> dict[str, np.ndarray]:
-    """Return the model's inputs for rows `(batch, length)`; NaN marks missing values."""
+    """Return the model's inputs for rows `(batch, ..., length)`; NaN marks missing values."""
     observed = np.isfinite(rows)
     values = np.where(observed, rows, 0)
     if (largest := np.abs(values).max(initial=0)) > _LARGEST:
@@ -637,27 +657,27 @@ def known_values(rows: np.ndarray) -> dict[str, np.ndarray]:
 def has_level(x: Any) -> bool:
     """Return True if `x` holds float64 inputs, whose level float32 may not represent exactly."""
     values = x.get("values") if isinstance(x, Mapping) else None
-    return isinstance(values, np.ndarray) and values.dtype == "float64" and values.ndim == 2
+    return isinstance(values, np.ndarray) and values.dtype == "float64" and values.ndim in (2, 3)
 
 
 def level_of(*windows: np.ndarray, known: Any = None) -> np.ndarray:
-    """Return the level that is subtracted from each window in float64, `(rows, 1)`.
+    """Return the level that is subtracted from each window in float64, `(rows, ..., 1)`.
 
     It is 0 except for windows in which float32 would lose precision, since their mean exceeds 256
     standard deviations. Metrics that depend on the level, such as percentage errors, are therefore
     unchanged for all other windows.
 
     Args:
-        windows: float64 `(rows, length)`, the known values and, if given, the following ones; NaN
-            for missing values.
-        known: bool `(rows, length)`, which values of the first array are known. Defaults to the
-            finite ones.
+        windows: float64 `(rows, ..., length)`, the known values and, if given, the following ones;
+            NaN for missing values.
+        known: bool `(rows, ..., length)`, which values of the first array are known. Defaults to
+            the finite ones.
     """
     first = windows[0] if known is None else np.where(known, windows[0], np.nan)
-    whole = np.concatenate([first, *windows[1:]], axis=1)
+    whole = np.concatenate([first, *windows[1:]], axis=-1)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)  # from rows without known values
-        level = np.nanmean(first, axis=1, keepdims=True)
-        deviation = np.nanstd(whole, axis=1, keepdims=True)
+        level = np.nanmean(first, axis=-1, keepdims=True)
+        deviation = np.nanstd(whole, axis=-1, keepdims=True)
     deviation = np.where(deviation > 0, deviation, 1)
     return np.where(np.abs(level) > 256 * deviation, level, 0)

@@ -106,6 +106,7 @@ class SampledForecaster(LanguageModel):
     """
 
     alias = "sampled_forecasting"
+    joint_channels = None
     backbone_kinds = ("seq2seq",)
     head_class = ValueTokenHead
     format_class = ValueFormat

@@ -4,6 +4,8 @@ A forecasting task has a `SeriesProcessor` and these attributes and methods:
 
 - `context_length`, the largest number of values that it reads;
 - `horizon`, the number of values that it forecasts in one pass;
+- `joint_channels`, the number of channels of a series that are one row of the model, or None if
+  each channel is a row;
 - `fewest`, the smallest number of values that a forecast can be based on;
 - `read_length(count)`, how many values to read if the longest series has `count`;
 - `window_arrays(known, following)`, the inputs, targets and weights of windows.
@@ -68,8 +70,8 @@ def forecasts(
     Args:
         task: the task.
         x: a series, or a list of them.
-        make: function from rows, the last `context_length` values of each channel of each
-            series, float64, to forecasts `(rows, horizon, quantiles)`.
+        make: function from the rows of `last_rows` to forecasts `(rows, horizon, quantiles)`, with
+            `joint_channels` `(rows, channels, horizon, quantiles)`.
         quantiles: list of floats, the quantiles in the last axis. None if there is only one
             forecast.
         nonnegative: bool, whether a channel without values below 0 gets no forecast below 0.
@@ -84,6 +86,8 @@ def forecasts(
                 f"{task.fewest}."
             )
     found = make(last_rows(task, series))
+    if task.joint_channels:
+        found = found.reshape(-1, *found.shape[2:])
     results, first, one = [], 0, processor.is_one(x)
     for each, given in zip(series, [x] if one else x, strict=True):
         count = each.values.shape[1]
@@ -99,31 +103,34 @@ def forecasts(
 
 
 def last_rows(task, series: list[Series]) -> list[np.ndarray]:
-    """Return the last values that the model reads of each channel of series, scaled.
+    """Return the last values that the model reads of each channel of series, scaled, as float64.
 
-    Raises ValueError if all of them are missing in a channel.
+    With `joint_channels` a row is `(channels, time)`, else `(time,)`. Raises ValueError if all of
+    them are missing in a channel.
     """
-    rows = []
+    rows: list[np.ndarray] = []
     for number, (each, values) in enumerate(zip(series, scaled(task, series), strict=True)):
-        for name, row in zip(each.names, values[-task.context_length :].T, strict=True):
+        found = values[-task.context_length :].T
+        for name, row in zip(each.names, found, strict=True):
             if np.isnan(row).all():
                 place = "x" if len(series) == 1 else f"x[{number}]"
                 raise ValueError(
                     f"`{place}` has no value in the last {len(row)} rows of {name!r}, which "
                     "the model reads: all are missing (NaN)."
                 )
-            rows.append(row)
+        rows += [found] if task.joint_channels else [*found]
     return rows
 
 
 def windows_of(task, series: list[Series]) -> tuple[int, Callable]:
     """Return the number of windows of series, and a function that gathers windows by index.
 
-    A window is the known and the following values of one channel, `(context,)` and `(horizon,)`. A
-    series shorter than a window gives one window, padded with NaN at the front, if it has at least
+    A window is the known and the following values of one channel, `(context,)` and `(horizon,)`, or
+    with `joint_channels` of all channels, `(channels, context)` and `(channels, horizon)`. A series
+    shorter than a window gives one window, padded with NaN at the front, if it has at least
     `task.fewest` values followed by those of the horizon.
     """
-    rows, counts = scaled(task, series), []
+    rows, counts, joint = scaled(task, series), [], task.joint_channels
     context = task.read_length(max(map(len, rows)) - task.horizon)
     size, fewest = context + task.horizon, task.fewest + task.horizon
     for number, values in enumerate(rows):
@@ -133,7 +140,7 @@ def windows_of(task, series: list[Series]) -> tuple[int, Callable]:
                 f"{task.horizon} that follow, {fewest} in all."
             )
         rows[number] = values = padded(values.T, max(size, len(values))).T
-        counts.append((len(values) - size + 1) * values.shape[1])
+        counts.append((len(values) - size + 1) * (1 if joint else values.shape[1]))
     ends = np.cumsum(counts)
     first = np.cumsum([0, *(values.size for values in rows)])
     channels = np.array([values.shape[1] for values in rows])
@@ -143,20 +150,29 @@ def windows_of(task, series: list[Series]) -> tuple[int, Callable]:
         series = np.searchsorted(ends, numbers, side="right")
         width = channels[series]
         # Windows are numbered by position and then by channel, in the order of values in memory.
-        begin = first[series] + numbers - (ends - counts)[series]
-        found = flat[begin[:, None] + width[:, None] * steps]
-        return found[:, :context], found[:, context:]
+        number = numbers - (ends - counts)[series]
+        begin = (first[series] + (number * width if joint else number))[:, None]
+        along = width[:, None] * steps
+        if joint:
+            begin, along = begin[..., None] + np.arange(joint)[:, None], along[:, None]
+        found = flat[begin + along]
+        return found[..., :context], found[..., context:]
 
     return int(ends[-1]), take
 
 
 def scaled(task, series: list[Series]) -> list[np.ndarray]:
     """Return the values of series as the processor of a task scales them."""
-    one = len(series) == 1
-    return [
-        task.processor.scaled(each.values, "x" if one else f"x[{i}]")
-        for i, each in enumerate(series)
-    ]
+    places = ["x" if len(series) == 1 else f"x[{i}]" for i in range(len(series))]
+    for place, each in zip(places, series, strict=True):
+        count = each.values.shape[1]
+        if task.joint_channels not in (None, count):
+            raise ValueError(
+                f"`{place}` has {count} channels, but the model is for series of "
+                f"{task.joint_channels}, which see each other."
+            )
+    pairs = zip(series, places, strict=True)
+    return [task.processor.scaled(each.values, place) for each, place in pairs]
 
 
 def padded(values: np.ndarray, length: int) -> np.ndarray:

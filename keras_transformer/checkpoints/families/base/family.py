@@ -342,8 +342,13 @@ class Family:
 
 def _same_parts(config: TransformerConfig, other: TransformerConfig) -> bool:
     """Return whether the layers of two configs are equal, and what the layers are given."""
-    both = (config.last_side, other.last_side)
-    one, two = ((tuple(side.blocks), side.layer_inputs) for side in both)
+    one, two = (
+        [
+            (tuple(side.blocks), side.layer_inputs, side.global_states)
+            for side in (each.only_side for each in whole.sides)
+        ]
+        for whole in (config, other)
+    )
     return one == two
 
 

@@ -1,9 +1,12 @@
 """PatchTSMixer: Ekambaram et al. 2023, https://arxiv.org/abs/2306.09364.
 
 A PatchTST with a feed-forward layer over the pieces in place of attention. Gates multiply what the
-feed-forward layers return. Each channel is a row of its own (`common_channel`).
+feed-forward layers return. Each channel is a row of its own (`common_channel`), or all channels of
+a series are one row (`mix_channel`): then a layer is two blocks here, of which the first mixes the
+channels of each piece, and has its gate before its feed-forward layer.
 """
 
+import dataclasses
 from typing import Any
 
 from keras_transformer.checkpoints.families.base.family import (
@@ -15,7 +18,7 @@ from keras_transformer.checkpoints.families.base.family import (
 )
 from keras_transformer.checkpoints.families.base.shared import flag, number
 from keras_transformer.checkpoints.weights.tables import Names, WeightLine, layers
-from keras_transformer.config import SeriesStemConfig, TokenMixing, TransformerConfig
+from keras_transformer.config import MOST_LAYERS, SeriesStemConfig, TokenMixing, TransformerConfig
 
 _NORMS = {"LayerNorm": "layer_norm", "BatchNorm": "batch_norm"}
 _REFUSED = tuple(
@@ -32,11 +35,8 @@ def _read(values: Values) -> dict[str, Any]:
             "'PatchTSMixerModel'. No task of this package has the head of another class."
         )
     mode, norm = values.get("mode", "common_channel"), values.get("norm_mlp", "LayerNorm")
-    if mode != "common_channel":
-        raise ValueError(
-            f"mode={mode!r} is not supported, only 'common_channel': a row is one channel, which "
-            "sees no other."
-        )
+    if mode not in ("common_channel", "mix_channel"):
+        raise ValueError(f"mode={mode!r} is not supported, only 'common_channel' or 'mix_channel'.")
     if not isinstance(norm, str):
         raise ValueError(f"norm_mlp={norm!r} is not supported, only {[*_NORMS]}.")
     scaling = values.get("scaling", "std")
@@ -56,30 +56,46 @@ def _read(values: Values) -> dict[str, Any]:
         patch_length=patch,
         stride=stride,
         num_channels=number(values, "num_input_channels", 1),
+        joint_channels=mode == "mix_channel",
     )
     width, factor = number(values, "d_model", 8), number(values, "expansion_factor", 2)
     gate = flag(values, "gated_attn", True)
-    mixer = TokenMixing(length=stem.num_states, dim=factor * stem.num_states, softmax_gate=gate)
+    pieces, channels = stem.num_positions, stem.num_channels
+    mixer = TokenMixing(length=pieces, groups=stem.num_rows, dim=factor * pieces, softmax_gate=gate)
+    count = number(values, "num_layers", 3)
+    depth: dict[str, Any] = {"num_layers": count, "mixer": mixer}
+    if mode == "mix_channel":
+        if not 0 < count <= MOST_LAYERS // 2:
+            raise ValueError(f"num_layers={count} is not from 1 to {MOST_LAYERS // 2:,}.")
+        across = TokenMixing(
+            length=channels, groups=pieces, interleaved=True, dim=factor * channels,
+            softmax_gate=gate, softmax_gate_first=gate,
+        )  # fmt: skip
+        alone = {"mixer": across, "intermediate_dim": 0}
+        depth |= {"num_layers": 2 * count, "layer_pattern": (alone, {})}
     return {
         # Their norm is of a batch if its name has these letters.
         "normalization": "batch_norm" if "batch" in norm.lower() else "layer_norm",
         "position": "learned" if flag(values, "use_positional_encoding") else "none",
         "stem": stem,
-        "mixer": mixer,
+        **depth,
         "intermediate_dim": factor * width,
         "softmax_gate": gate,
     }
 
 
 def _write(config: TransformerConfig) -> dict[str, Any]:
-    stem, mixer = config.stem, config.last_side.block.mixer
-    if stem is None or stem.kind != "series" or not isinstance(mixer, TokenMixing):
+    stem = config.stem
+    mixers = [block.mixer for block in config.last_side.blocks]
+    if stem is None or stem.kind != "series" or not isinstance(mixers[-1], TokenMixing):
         raise ValueError(
             "A checkpoint of this family needs a stem for series, and `TokenMixing` as its mixer."
         )
+    joint = stem.joint_channels
     norms = {ours: theirs for theirs, ours in _NORMS.items()}
     return {
-        "mode": "common_channel",
+        "mode": "mix_channel" if joint else "common_channel",
+        "num_layers": len(mixers) // (1 + joint),
         "norm_mlp": norms.get(config.normalization, config.normalization),
         "context_length": stem.context_length,
         "patch_length": stem.patch_length,
@@ -87,8 +103,8 @@ def _write(config: TransformerConfig) -> dict[str, Any]:
         "num_input_channels": stem.num_channels,
         "use_positional_encoding": config.position == "learned",
         "positional_encoding_type": "random",  # a trained table
-        "expansion_factor": config.intermediate_dim // config.hidden_dim,
-        "gated_attn": config.softmax_gate,
+        "expansion_factor": mixers[-1].dim // mixers[-1].length,
+        "gated_attn": mixers[-1].softmax_gate,
         "scaling": "std",
     }
 
@@ -121,17 +137,50 @@ _LAYER = {
     "feed_forward/output": "feature_mixer.mlp.fc2",
     "feed_forward/softmax_gate": "feature_mixer.gating_block.attn_layer",
 }
+_CHANNELS = {
+    "mixer/tokens/intermediate": "channel_feature_mixer.mlp.fc1",
+    "mixer/tokens/output": "channel_feature_mixer.mlp.fc2",
+    "mixer/tokens/softmax_gate": "channel_feature_mixer.gating_block.attn_layer",
+}
 _PLACES = {"mixer_norm": "patch_mixer.norm.norm", "feed_forward_norm": "feature_mixer.norm.norm"}
-_LAYERS = ("encoder/layer_{i}/", "encoder.mlp_mixer_encoder.mixers.{i}.")
 _OF_BATCH = ("normalization", "batch_norm")
-_BATCH_NORMS = layers({ours: f"{its}.batchnorm" for ours, its in _PLACES.items()}, *_LAYERS)
+
+
+def _layer(table: dict[str, str], places: dict[str, str]) -> tuple[WeightLine, ...]:
+    """Return the lines of a block, from the names of its dense layers and of its norms."""
+    both = ("encoder/layer_{i}/", "encoder.mlp_mixer_encoder.mixers.{i}.")
+    of_batch = {ours: f"{its}.batchnorm" for ours, its in places.items()}
+    return (
+        *layers(table, *both),
+        *(line for line in layers(places, *both) if line.when != _OF_BATCH),
+        *(line for line in layers(of_batch, *both) if line.when == _OF_BATCH),
+    )
+
+
+_PIECES = _layer(_LAYER, _PLACES)
+_ACROSS = _layer(_CHANNELS, {"mixer_norm": "channel_feature_mixer.norm.norm"})
+
+
+def _lines(config: TransformerConfig) -> tuple[WeightLine, ...]:
+    """Return the lines of all blocks, one or two of which are a published layer."""
+    kinds = (_ACROSS, _PIECES) if config.stem.joint_channels else (_PIECES,)
+    return tuple(
+        dataclasses.replace(
+            line,
+            ours=line.ours.replace("{i}", str(i)),
+            theirs=line.theirs.replace("{i}", str(i // len(kinds))),
+            counter=line.counter and line.counter.replace("{i}", str(i // len(kinds))),
+        )
+        for i in range(config.num_layers)
+        for line in kinds[i % len(kinds)]
+    )
+
 
 PATCHTSMIXER = Family(
     model_type="patchtsmixer",
     architecture="PatchTSMixerModel",
     fields={
         "d_model": ConfigField("hidden_dim", 8),
-        "num_layers": ConfigField("num_layers", 3),
         "norm_eps": ConfigField("normalization_epsilon", 1e-5),
         "dropout": ConfigField("dropout", 0.2),
         "init_std": ConfigField("initializer_range", 0.02),
@@ -150,10 +199,8 @@ PATCHTSMIXER = Family(
         WeightLine(
             "encoder/position_embedding/embeddings", "encoder.positional_encoder.position_enc"
         ),
-        *layers(_LAYER, *_LAYERS),
-        *(line for line in layers(_PLACES, *_LAYERS) if line.when != _OF_BATCH),
-        *(line for line in _BATCH_NORMS if line.when == _OF_BATCH),
     ),
+    of_config=_lines,
     heads={
         "Forecaster": PublishedHead(
             weights=layers({"output": "head.base_forecast_block"}),
