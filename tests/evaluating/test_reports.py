@@ -1,4 +1,4 @@
-"""Reports against scikit-learn's and nervaluate's of the same labels."""
+"""Reports against scikit-learn's, seqeval's and nervaluate's of the same labels."""
 
 import numpy as np
 import pytest
@@ -64,6 +64,33 @@ def test_entities_as_nervaluate_reports_them():
     assert 0 < overall.f1 < 1
     means = np.mean([x.f1 for x in report.classes.values()])
     assert report.averages["macro"].f1 == pytest.approx(means)
+
+
+@pytest.mark.parametrize(
+    ("letters", "options"),
+    [("BI", {}), ("BIES", {}), ("BILU", {"mode": "strict", "scheme": "BILOU"})],
+    ids=["BIO", "BIOES", "BILOU"],
+)
+def test_entities_as_seqeval_reports_them(letters, options):
+    """Tags are drawn: in BIO and BIOES an entity may begin in the middle, or not end."""
+    metrics = pytest.importorskip("seqeval.metrics", reason="needs seqeval")
+    schemes = pytest.importorskip("seqeval.scheme")
+    options = {k: getattr(schemes, v) if k == "scheme" else v for k, v in options.items()}
+    random = np.random.default_rng(1)
+    tags = np.array(["O", *(f"{letter}-{kind}" for kind in ("PER", "LOC") for letter in letters)])
+    labels = [random.choice(tags, 12).tolist() for _ in range(60)]
+    predictions = [
+        np.where(random.random(12) < 0.7, row, random.choice(tags, 12)).tolist() for row in labels
+    ]
+    expected = metrics.classification_report(
+        labels, predictions, output_dict=True, zero_division=0, **options
+    )
+    found = EntityReport.of(labels, predictions).numbers
+    for name, values in expected.items():
+        for key, ours in (("precision",) * 2, ("recall",) * 2, ("f1-score", "f1")):
+            assert found[name][ours] == pytest.approx(values[key], abs=1e-12), (name, key)
+        assert found[name]["support"] == values["support"] > 0
+    assert 0 < expected["micro avg"]["f1-score"] < 1
 
 
 def test_entities_of_tags_and_of_spans_are_the_same():
