@@ -36,7 +36,7 @@ bounded = functools.partial(
 def of_a_format(name, count):
     """Draw `count` examples of our formats and one family of each kind, fewer of their kin."""
     first = name in ("ours", "sharded", "bert", "gpt2", "llama", "t5")
-    return bounded(max_examples=many(count, short=None if first else count // 8))
+    return bounded(max_examples=many(count, short=None if first else count // 12))
 
 
 def assert_said(said, part):
