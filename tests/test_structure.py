@@ -315,11 +315,11 @@ def check_description(config):
     }
     assert {v.dtype for v in real.values()} == {backbone.variable_dtype}
     assert backbone.count_params() == count_parameters(config)
-    # What adapters stand beside in blocks and heads: the kernels but those of scores, of experts
-    # and of convolutions over tokens.
+    # What adapters stand beside in blocks and heads: the kernels but those of scores, of experts,
+    # of convolutions over tokens, and of recurrent gates, which multiply groups of numbers.
     dense = (x for x in backbone._flatten_layers() if isinstance(x, keras.layers.Dense))
     kernels = {layer.kernel.path.removeprefix(f"{backbone.path}/") for layer in dense}
-    others = ("/score/", "/expert_", "/input_", "_convolution/", "/altup_")
+    others = ("/score/", "/expert_", "/input_", "_convolution/", "/altup_", "/recurrence_gate/")
     assert {path for path in kernels if "/input_" not in path} == {
         path
         for path in described

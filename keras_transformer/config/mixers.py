@@ -982,8 +982,8 @@ class LinearRecurrence(Mixer, kind="linear_recurrence"):
                 weight
                 for gate in gates
                 for weight in (
-                    *weight_of(f"{gate}/kernel", "state_heads", "state_head", "state_head"),
-                    *weight_of(f"{gate}/bias", "state_heads", "state_head"),
+                    *weight_of(f"{gate}/kernel", "each_state_head", "state_head", "state_head"),
+                    *weight_of(f"{gate}/bias", "each_state_head", "state_head"),
                 )
             ),
             *weight_of(f"{name}/decay", "state_dim"),
@@ -993,7 +993,7 @@ class LinearRecurrence(Mixer, kind="linear_recurrence"):
     def sizes(self, hidden_dim):
         return {
             "state_dim": self.state_dim,
-            "state_heads": self.num_heads,
+            "each_state_head": self.num_heads,
             "state_head": self.state_dim // self.num_heads,
             "kernel_size": self.convolution_size,
         }

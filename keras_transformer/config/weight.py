@@ -31,7 +31,7 @@ def grid_distances(grid: tuple[int, int]) -> int:
 
 
 # Axes over experts or heads, each of which has a vector or a matrix of its own.
-_EACH = ("num_experts", "each_head", "each_key_head")
+_EACH = ("num_experts", "each_head", "each_key_head", "each_state_head")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -91,9 +91,25 @@ def _step_of_variables(loss, data, training: bool):
     elif training:
         import torch
 
-        from keras_transformer.kernels.torch_gradients import gradients_of
-
-        gradients = gradients_of(scaled, trained, model)
+        gradients = _gradients_on_torch(scaled, trained, model)
         with torch.no_grad():
             loss.apply(gradients, trained, weight)
     return _logs(loss, value, weight, states, x, y, weights)
+
+
+def _gradients_on_torch(loss, variables: list, model: keras.Model) -> list:
+    """Return the gradients of a loss by Keras variables, None where a variable has no gradient.
+
+    They are computed by `backward`, whose hooks let replicas sum them. In a step that is traced
+    instead of run, they are computed by the values that the variables have in the trace.
+    """
+    import torch
+
+    from keras_transformer.kernels.torch_modes import is_eager
+
+    if is_eager():
+        model.zero_grad()
+        loss.backward()
+        return [variable.value.grad for variable in variables]
+    values = [variable.value for variable in variables]
+    return list(torch.autograd.grad(loss, values, allow_unused=True))
