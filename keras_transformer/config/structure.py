@@ -458,10 +458,11 @@ def is_frozen(path: str) -> bool:
 
 def is_before_blocks(path: str) -> bool:
     """Return whether a variable belongs to a layer before the blocks, such as an embedding."""
-    *folders, name = path.split("/")
+    outside, *within = re.split(r"/layer_\d+/", path, maxsplit=1)  # of a block, its own names
+    *folders, name = outside.split("/")
     if any(each.startswith(_INPUT) for each in (*folders, name)):
         return True
-    return name != _BEHIND and not _BEFORE.isdisjoint(folders)
+    return not within and name != _BEHIND and not _BEFORE.isdisjoint(folders)
 
 
 def is_hidden_matrix(path: str, axes: int) -> bool:
