@@ -62,8 +62,8 @@ class Side(Part):
         "vectors that each token has for each layer, for blocks with a `layer_input`.", None
     )
     global_states: int = option(
-        "number of trained states that come before those of the input in all blocks, and are left "
-        "out behind the last. The pattern of each attention has as many `global_tokens` "
+        "number of trained states that precede the input in every block and are dropped after the "
+        "last. The pattern of each attention has as many `global_tokens` "
         "(Pegasus-X).",
         0,
         of="side",

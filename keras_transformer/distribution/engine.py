@@ -11,7 +11,7 @@ from keras_transformer.distribution.checkpoint_engine import CheckpointEngine
 class Engine:
     """The processes and devices of a backend.
 
-    What is defined here is that of a backend on which no processes can be connected.
+    The methods of this class are for a backend that cannot connect processes.
 
     Fields:
         name: str, the backend.

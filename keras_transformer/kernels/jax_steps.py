@@ -75,7 +75,7 @@ def atomic_step(model: keras.Model, step: Callable, changed: tuple, groups: tupl
 
 
 class VariableGroup:
-    """Group of variables. It is no list, since Keras would track its items as the model's own."""
+    """Group of variables. Keras would track the items of a list as the model's own."""
 
     def __init__(self, variables: list):
         self._variables = variables

@@ -41,7 +41,7 @@ def with_windows(config: TransformerConfig, size: Callable[[int], int]) -> Trans
 
 
 def joined(encoder: TransformerConfig, decoder: TransformerConfig) -> dict[str, Any]:
-    """Return our values of an encoder-decoder whose sides are those of two decoders."""
+    """Return the values of an encoder-decoder whose sides have the configs of two decoders."""
     encoder_values, decoder_values = encoder.flat, decoder.flat
     names = [name for name in (*_OWN, "layer_pattern") if name != "dropout"]
     # Values that only the decoder states are kept even if equal: the encoder derives them from
