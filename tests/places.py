@@ -4,10 +4,10 @@ A test is left out as early as its marks are known: a file before it is read by 
 before its parameters are made, a parameter once it is an item. Collecting everything on each
 backend took a fifth of the run.
 
-A test without such a mark runs on each backend; of the upper floors, which compute by way of what
-the lower ones hold on each backend, on PyTorch and on one of those that compile. Of a test with
-cases the first does, and the others take turns. The mark `each_backend` keeps a test and all of
-its cases on each backend, and so does the thorough run.
+A test without such a mark runs on each backend if its subject is operations: kernels, layers,
+models, losses and the like. What is built on these runs on PyTorch and, in turn, on one of the
+backends that compile. Of a test with cases the first does, and the others take turns. The mark
+`each_backend` keeps a test and all of its cases on each backend, and so does the thorough run.
 """
 
 import ast
@@ -28,12 +28,14 @@ INSTALLED = [
 # The backends that these tests are run on, one after the other: `make` names them.
 RUN = os.environ.get("TEST_BACKENDS", "").split() or INSTALLED
 HERE = Path(__file__).parent
-UPPER_FLOORS = {"generation", "optimizing", "serving", "tasks"}
-# Files among these whose subject is operations, or what Keras and a compiler make of a task.
+# Folders of tests whose subject is operations, as it is of the files beside the folders.
+LOWER_FLOORS = {"kernels", "layers", "models"}
+# Files of other folders whose subject is operations, or what Keras and a compiler make of a task.
 OF_OPERATIONS = {
-    "test_cache.py", "test_choosing.py", "test_engine.py", "test_first_fit.py",
-    "test_keras_contract.py", "test_random_sampling.py", "test_rules.py",
-    "test_verbs_in_any_order.py",
+    "test_accumulation.py", "test_cache.py", "test_choosing.py", "test_embedding_losses.py",
+    "test_engine.py", "test_first_fit.py", "test_keras_contract.py",
+    "test_linear_cross_entropy.py", "test_losses.py", "test_metrics.py", "test_optimizers.py",
+    "test_random_sampling.py", "test_rules.py", "test_verbs_in_any_order.py",
 }  # fmt: skip
 # Marks that say where a case runs.
 PLACED = {"backend_independent", "one_backend", "each_backend", "thorough", "skipif"}
@@ -62,8 +64,9 @@ def place(marks: dict[str, tuple], here: str) -> tuple[str | None, str]:
 
 def backends_of(path: Path, name: str) -> list[str]:
     """Return the backends of a test without a mark, of those of the run."""
-    of_floor = path.is_relative_to(HERE) and path.relative_to(HERE).parts[0] in UPPER_FLOORS
-    if not of_floor or path.name in OF_OPERATIONS or len(RUN) < 3:
+    in_folder = path.is_relative_to(HERE) and path.parent != HERE
+    lower = not in_folder or path.relative_to(HERE).parts[0] in LOWER_FLOORS
+    if lower or path.name in OF_OPERATIONS or len(RUN) < 3:
         return RUN
     compiled = [backend for backend in RUN if backend != "torch"]
     # By its name, so that it is the same in each process.

@@ -107,14 +107,15 @@ def test_what_is_asked_for_by_name_says_where_it_runs(tmp_path):
     assert "TEST_BACKENDS=jax" in printed
 
 
-def test_upper_floors_run_on_pytorch_and_another(monkeypatch):
+def test_what_is_built_on_operations_runs_on_pytorch_and_another(monkeypatch):
     backends = ["jax", "tensorflow", "torch"]
     monkeypatch.setattr(places, "RUN", backends)
     assert places.backends_of(ROOT / "tests/layers/test_blocks.py", "test_a") == backends
-    upper = ROOT / "tests/tasks/test_streams.py"
-    found = {tuple(places.backends_of(upper, f"test_{i}")) for i in range(20)}
-    assert found == {("jax", "torch"), ("tensorflow", "torch")}
-    assert places.backends_of(ROOT / "tests/tasks/test_first_fit.py", "test_a") == backends
+    for upper in (ROOT / "tests/tasks/test_streams.py", ROOT / "tests/checkpoints/test_weights.py"):
+        found = {tuple(places.backends_of(upper, f"test_{i}")) for i in range(20)}
+        assert found == {("jax", "torch"), ("tensorflow", "torch")}
+    for of_operations in ("tasks/test_first_fit.py", "training/test_losses.py", "test_sizes.py"):
+        assert places.backends_of(ROOT / "tests" / of_operations, "test_a") == backends
     monkeypatch.setattr(places, "RUN", ["jax", "torch"])
     assert places.backends_of(upper, "test_a") == ["jax", "torch"]
 
