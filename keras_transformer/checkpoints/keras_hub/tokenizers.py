@@ -88,7 +88,7 @@ class _Options:
         return default if value is None else value
 
     def id(self, name: str, default: int | None) -> int | None:
-        """Return an id or its default, which may be that there is none."""
+        """Return an id or its default, which may be None."""
         value = self.values.get(name)
         if value is not None and not (type(value) is int and 0 <= value < 2**31):
             raise ValueError(f"{self.path}: {name} must be a number from 0, not {value!r}.")
