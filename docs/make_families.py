@@ -107,10 +107,9 @@ NOT_COVERED = (
         "`qwen3_5_moe_text` or `gemma3n_text`, and is exported as one.",
     ),
     NotCovered(
-        "RWKV-7 in Hugging Face's format, and texts of RWKV-7",
-        "Transformers has no class of it to compare with: it loads from KerasHub's folders. Its "
-        "tokenizer takes the longest token at each place of a text, across words, which the "
-        "library of tokenizers cannot do. The model takes token ids.",
+        "RWKV-7 in Hugging Face's format",
+        "Transformers has no class of it to compare with: the model loads from KerasHub's folders, "
+        "its tokenizer from `rwkv_vocab_v20230424.txt` too.",
     ),
     NotCovered(
         "The capacity of experts of Switch Transformers (`expert_capacity`)",

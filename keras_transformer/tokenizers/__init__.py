@@ -2,6 +2,7 @@
 
 from keras_transformer.tokenizers import m2m100 as m2m100  # registers the format that it reads
 from keras_transformer.tokenizers import marian as marian
+from keras_transformer.tokenizers import rwkv as rwkv
 from keras_transformer.tokenizers.conversation_tokens import (
     ConversationTokens,
     encode_completion,

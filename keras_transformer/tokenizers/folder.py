@@ -23,6 +23,7 @@ CONFIG_FILE = "tokenizer_config.json"
 CHAT_FILE = "chat_template.jinja"
 MARIAN_FILES = ("source.spm", "target.spm", "vocab.json")
 M2M100_FILES = ("sentencepiece.bpe.model", "vocab.json")
+RWKV_FILE = "rwkv_vocab_v20230424.txt"
 # Files that hold a tokenizer, and files with more information about it.
 TOKENIZER_FILES = (
     TOKENIZER_FILE,
@@ -33,6 +34,7 @@ TOKENIZER_FILES = (
     "spm.model",
     "sentencepiece.model",
     "tokenizer.model",
+    RWKV_FILE,
 )
 FURTHER_FILES = (
     "merges.txt",
@@ -188,7 +190,9 @@ class Folder:
 
     @property
     def format(self) -> str | None:
-        """`"marian"`, `"m2m100"` or `"ctc"` if that subclass of `Tokenizer` reads the files."""
+        """`"marian"`, `"m2m100"`, `"rwkv"` or `"ctc"`: the subclass that reads the files."""
+        if self.has(RWKV_FILE) or (self.class_name == "RwkvTokenizer" and self.has("vocab.txt")):
+            return "rwkv"
         marian = self.class_name == "MarianTokenizer" or self.tokenizer_json is None
         if marian and self.has(*MARIAN_FILES):
             return "marian"
@@ -291,7 +295,7 @@ class Folder:
             usual: further special tokens of the class, used if the files mention no further ones.
             own: the added tokens of `tokenizer.json` by id, used if the config does not list any.
         """
-        listed = self._listed_tokens() | ({} if self.lists_added else own or {})
+        listed = self.listed_tokens() | ({} if self.lists_added else own or {})
         names = {token for token in self.tokens.values() if token}
         present = backend.get_added_tokens_decoder().values()
         known = {token.content for token in present}
@@ -347,7 +351,7 @@ class Folder:
         sizes = [part.get("vocab_size") for part in parts if isinstance(part, dict)]
         return max((size for size in sizes if isinstance(size, int)), default=None)
 
-    def _listed_tokens(self) -> dict[int, AddedToken]:
+    def listed_tokens(self) -> dict[int, AddedToken]:
         """Return the added tokens by id, from the config or `added_tokens.json`."""
         if self.lists_added:
             listed = self.values["added_tokens_decoder"]

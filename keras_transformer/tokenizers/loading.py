@@ -193,7 +193,8 @@ def _guess_class(folder: Folder) -> str | None:
         f"No tokenizer in {str(path)!r}{'' if path.is_dir() else ' (which is not a folder)'}. "
         "Looked for tokenizer.json, then vocab.txt, then vocab.json with merges.txt, then "
         "spiece.model, sentencepiece.bpe.model, spm.model, sentencepiece.model and "
-        "tokenizer.model, and for Marian's source.spm with target.spm and vocab.json."
+        "tokenizer.model, for Marian's source.spm with target.spm and vocab.json, and for "
+        "rwkv_vocab_v20230424.txt."
     )
 
 

@@ -56,6 +56,7 @@ class Tokenizer(ForeignNames, Chats, Vocabulary):
 
     # True in a subclass that segments texts itself: the backend is given lists of pieces.
     _takes_pieces = False
+    _crosses_words = False  # True in a subclass whose tokens may span words
     _ends_once = False  # whether no end is added to a text that ends with one
     _of_formats: ClassVar[dict[str, type["Tokenizer"]]] = {}  # subclasses by the format they read
 
@@ -142,11 +143,12 @@ class Tokenizer(ForeignNames, Chats, Vocabulary):
             directory: a folder with `tokenizer.json`, or the older files of a published class:
                 `vocab.txt` (WordPiece), `vocab.json` and `merges.txt` (BPE), a SentencePiece file
                 (`spiece.model`, `sentencepiece.bpe.model`, `spm.model`, `sentencepiece.model`,
-                `tokenizer.model`), Marian's `source.spm`, `target.spm` and `vocab.json`, or the
-                `vocab.json` of characters of wav2vec 2.0. `tokenizer_config.json`,
-                `special_tokens_map.json`, `added_tokens.json` and `config.json`, if present, define
-                the class, the added tokens and the role of each token. The chat template is read
-                from `chat_template.jinja`, or else from `tokenizer_config.json`.
+                `tokenizer.model`), Marian's `source.spm`, `target.spm` and `vocab.json`, the
+                `vocab.json` of characters of wav2vec 2.0, or RWKV's `rwkv_vocab_v20230424.txt`.
+                `tokenizer_config.json`, `special_tokens_map.json`, `added_tokens.json` and
+                `config.json`, if present, define the class, the added tokens and the role of each
+                token. The chat template is read from `chat_template.jinja`, or else from
+                `tokenizer_config.json`.
 
         Raises:
             FileNotFoundError: if the folder has none of these files.
@@ -327,7 +329,8 @@ class Tokenizer(ForeignNames, Chats, Vocabulary):
             return known(backend, rows, encodings)
 
         with self._refusing("encode"):
-            if max_length is None or pairs is not None or self._takes_pieces:
+            whole = self._takes_pieces or self._crosses_words
+            if max_length is None or pairs is not None or whole:
                 encodings = encode(rows)
             else:
                 encodings = encode_beginnings(encode, rows, int(max_length))

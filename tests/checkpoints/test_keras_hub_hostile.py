@@ -19,6 +19,7 @@ from keras_transformer.checkpoints.weights.safetensors_io import to_numpy
 from keras_transformer.checkpoints.weights.tables import expand, export
 from keras_transformer.models import build_backbone
 from keras_transformer.tokenizers import Tokenizer
+from tests.tokenizers.test_rwkv import LINES
 
 pytestmark = pytest.mark.backend_independent
 
@@ -389,6 +390,24 @@ def test_hostile_byte_pairs(preset, vocabulary, merges, message):
     write(preset, serialized("GPT2Tokenizer", {}), "tokenizer.json")
     write(preset, vocabulary, "assets/tokenizer/vocabulary.json")
     (preset / "assets" / "tokenizer" / "merges.txt").write_text(merges)
+    with pytest.raises(ValueError, match=message):
+        read_tokenizer(preset)
+
+
+@pytest.mark.parametrize(
+    "arguments, line, message",
+    [
+        ({}, "300 open('x') 2", "line 1 is not an id"),
+        ({"pad_token_id": -1}, "", "pad_token_id must be a number from 0"),
+        ({"end_token_id": True}, "", "end_token_id must be a number from 0"),
+        ({"start_token_id": 5000}, "", "start_token_id is 5000, which is no token"),
+        ({"pad_token_id": 2**31 - 1}, "", "ids may go up to"),
+    ],
+)
+def test_hostile_rwkv(preset, arguments, line, message):
+    write(preset, serialized("RWKVTokenizer", arguments), "tokenizer.json")
+    lines = [line] * bool(line) + LINES
+    (preset / VOCABULARY).write_text("\n".join(lines), "utf-8", newline="\n")
     with pytest.raises(ValueError, match=message):
         read_tokenizer(preset)
 

@@ -10,6 +10,7 @@ import pytest
 from keras_transformer.checkpoints.weights.safetensors_io import to_numpy
 from keras_transformer.tokenizers import Tokenizer
 from tests.tokenizers.nasty import NASTY
+from tests.tokenizers.test_rwkv import LINES
 
 pytestmark = pytest.mark.backend_independent
 
@@ -245,3 +246,29 @@ def test_there_and_back(tmp_path, hub, name, options):
     if name not in ("XLMRoberta", "Albert", "FNet"):  # which are of the same kind
         with pytest.raises(ValueError, match="it has the kind"):
             make_tokenizer(hub, other, mine)
+
+
+def test_ids_of_rwkv(tmp_path, hub):
+    """Bytes, also parts of characters: ids, the bytes of any ids, roles, and the way back."""
+    from keras_transformer.checkpoints.keras_hub.writing import make_tokenizer
+
+    theirs = hub.models.RWKVTokenizer([f"{line}\n" for line in LINES])
+    theirs.save_to_preset(tmp_path)
+    mine = Tokenizer.from_preset(tmp_path)
+    texts = [text for text in [*ALL_TEXTS[::3], *LONG, "日本🙂" * 9, " " * 300, "\n\n\n"] if text]
+    assert_same_ids(mine, theirs, texts)
+    assert (mine.pad_id, mine.start_id, mine.end_id) == (0, None, theirs.end_token_id)
+    rng = random.Random(0)
+    for _ in range(100):
+        ids = rng.choices(range(100, len(LINES) + 1), k=rng.choice([1, 3, 9]))
+        expected = theirs._tokenizer.decodeBytes(ids).decode("utf-8", "replace")
+        assert mine.decode(ids) == expected
+    mine.save(tmp_path / "ours")
+    again = Tokenizer.from_files(tmp_path / "ours")
+    assert again.encode_batch(texts) == mine.encode_batch(texts)
+    back = make_tokenizer(hub, "RWKVTokenizer", mine)
+    assert_same_ids(mine, back, texts[-9:])
+    assert back.end_token_id == theirs.end_token_id
+    for name, other in (("Qwen3Tokenizer", mine), ("RWKVTokenizer", Tokenizer.of_symbols("a"))):
+        with pytest.raises(ValueError, match="it has the kind"):
+            make_tokenizer(hub, name, other)

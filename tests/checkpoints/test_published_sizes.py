@@ -35,6 +35,8 @@ SAID = {
     "bloom_560m_multi": 559,
     "bloom_7_1b_multi": 7069,
     "bloom_176b_multi": 176_247,
+    "camembert_base_fr": 110,
+    "camembert_large_fr": 335,
     "codegen_350m_mono": 350,
     "command_a_111b_multi": 111_000,
     "command_r7b_multi": 8030,
@@ -130,6 +132,7 @@ SAID = {
     "gpt_oss_120b": 116_830,
     "mbart50_large_multi": 611,
     "minitron_4b_en": 4190,
+    "ministral3_8b_base": 8400,  # without the image tower
     "mistral_7b_en": 7_300,
     "mixtral_8x7b": 46_700,
     "mixtral_8x22b": 141_000,
@@ -171,6 +174,7 @@ SAID = {
     "phi3_medium_4k_instruct_en": 14_000,
     "phi4_14b": 14_700,
     "pixtral_12b": 12_700,
+    "plbart_base": 140,
     "pythia_1_4b_en": 1_400,
     "qwen1_5_moe_a2_7b": 14_300,
     "qwen2_57b_a14b": 57_410,
@@ -278,10 +282,10 @@ def test_every_published_preset_says_where_it_is_from():
     presets = list(published())
     assert len(presets) > 90
     without = {
-        "camembert", "clip_text_model", "clip_vision_model", "data2vec-text", "encoder-decoder",
-        "glm4", "granitemoeshared", "hunyuan_v1_dense", "megatron-bert", "metaclip_2_text_model",
-        "metaclip_2_vision_model", "ministral", "ministral3", "olmo_hybrid", "patchtsmixer",
-        "phimoe", "plbart", "qwen3_5_text", "roberta-prelayernorm", "roformer", "siglip_text_model",
+        "clip_text_model", "clip_vision_model", "data2vec-text", "encoder-decoder", "glm4",
+        "granitemoeshared", "hunyuan_v1_dense", "megatron-bert", "metaclip_2_text_model",
+        "metaclip_2_vision_model", "ministral", "olmo_hybrid", "patchtsmixer", "phimoe",
+        "qwen3_5_text", "roberta-prelayernorm", "roformer", "siglip_text_model",
         "siglip_vision_model",
     }  # fmt: skip
     assert {metadata["family"] for *_, metadata in presets} == set(FAMILIES) - without

@@ -251,7 +251,8 @@ class KerasHubFamily(Family):
     @property
     def tokenizer(self) -> str:
         """Name of KerasHub's tokenizer class."""
-        return self.architecture.removesuffix("Backbone") + "Tokenizer"
+        name = self.architecture.removesuffix("Backbone")
+        return ("RWKV" if name == "RWKV7" else name) + "Tokenizer"
 
     @property
     def arguments(self) -> set[str]:

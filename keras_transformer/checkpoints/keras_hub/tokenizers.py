@@ -9,7 +9,6 @@ are added as KerasHub's preprocessors do. Facts are from KerasHub 0.32, `tokeniz
 import dataclasses
 import functools
 import io
-import logging
 import os
 import unicodedata
 from collections.abc import Callable, Container, Sequence
@@ -24,14 +23,22 @@ from keras_transformer.checkpoints.keras_hub.family import (
     serialized_arguments,
 )
 from keras_transformer.support.untrusted import path_inside, read_json
+from keras_transformer.tokenizers import Tokenizer
 from keras_transformer.tokenizers.backend import CHINESE, WORD_BREAK, refusing
 from keras_transformer.tokenizers.bounds import check_ids
+from keras_transformer.tokenizers.folder import read_text
 from keras_transformer.tokenizers.published import PAIRS
+from keras_transformer.tokenizers.rwkv import (
+    END_OF_TEXT,
+    RWKVTokenizer,
+    make_backend,
+    read_vocabulary,
+    spell,
+)
 from keras_transformer.tokenizers.sentencepiece import read_sentencepiece
 from keras_transformer.tokenizers.sentencepiece_file import parse_sentencepiece
 from keras_transformer.tokenizers.training import BERT_ROLES, TEMPLATES, set_template
 
-_LOGGER = logging.getLogger("keras_transformer")
 TOKENIZER_FILE = "tokenizer.json"
 PREPROCESSOR_FILE = "preprocessor.json"
 ASSETS = "assets/tokenizer"
@@ -48,30 +55,21 @@ Roles = dict[str, str | None]
 
 
 def has_tokenizer(folder: str | os.PathLike) -> bool:
-    """Return whether a folder has a tokenizer in KerasHub's form that is read.
-
-    RWKV's tokenizer is not read: it takes the longest token of its vocabulary at each place of a
-    text, in bytes and across words, which the library of tokenizers cannot do. The model loads
-    without it.
-    """
+    """Return whether a folder has a tokenizer in KerasHub's form."""
     path = path_inside(folder, TOKENIZER_FILE)
-    if not path.is_file() or not path_inside(folder, ASSETS, is_folder=True).is_dir():
-        return False
-    if _options(path).name != "RWKVTokenizer":
-        return True
-    _LOGGER.warning(
-        "%s: the tokenizer of RWKV is not read, so the model takes token ids alone.", path
-    )
-    return False
+    return path.is_file() and path_inside(folder, ASSETS, is_folder=True).is_dir()
 
 
-def read_tokenizer(folder: str | os.PathLike) -> tuple[tokenizers.Tokenizer, Roles]:
+def read_tokenizer(
+    folder: str | os.PathLike, tokenizer_class: type[Tokenizer] = Tokenizer
+) -> Tokenizer:
     r"""Read the tokenizer of a KerasHub preset."""
     options = _options(path_inside(folder, TOKENIZER_FILE), _READERS)
     backend, roles = _READERS[options.name](Path(folder), options)
     with refusing(f"The tokenizer in {folder} is not usable"):
         check_ids(backend)
-    return backend, roles
+    own = {"RWKVTokenizer": RWKVTokenizer}.get(options.name)
+    return (own or tokenizer_class)(backend, **roles)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,6 +85,13 @@ class _Options:
         value, kind = self.values.get(name), type(default)
         if value is not None and not isinstance(value, kind):
             raise ValueError(f"{self.path}: {name} must be a {kind.__name__}, not {value!r}.")
+        return default if value is None else value
+
+    def id(self, name: str, default: int | None) -> int | None:
+        """Return an id or its default, which may be None."""
+        value = self.values.get(name)
+        if value is not None and not (type(value) is int and 0 <= value < 2**31):
+            raise ValueError(f"{self.path}: {name} must be a number from 0, not {value!r}.")
         return default if value is None else value
 
     def texts(self, name: str) -> list[str]:
@@ -312,6 +317,33 @@ def _xlm_roberta(folder: Path, options: _Options) -> tuple[tokenizers.Tokenizer,
     return model, roles
 
 
+# RWKV
+
+
+def _rwkv(folder: Path, options: _Options) -> tuple[tokenizers.Tokenizer, Roles]:
+    """Return RWKV's tokenizer, whose padding usually is no line of its file."""
+    path = _asset(folder, "vocabulary.txt")
+    ids = {
+        "pad": options.id("pad_token_id", 0),
+        "start": options.id("start_token_id", None),
+        "end": options.id("end_token_id", None),
+    }
+    with refusing(f"{path} is not a usable vocabulary"):
+        vocabulary = read_vocabulary(read_text(path))
+        tokens = {index: token for token, index in vocabulary.items()}
+        further = {} if ids["pad"] in tokens else {END_OF_TEXT: ids["pad"]}
+        backend = make_backend(vocabulary, further)
+        backend.add_special_tokens([AddedToken(token, normalized=False) for token in further])
+    tokens |= {index: token for token, index in further.items()}
+    # KerasHub ends a text with two line breaks unless it is told another token than the padding.
+    if ids["end"] in (None, ids["pad"]):
+        ids["end"] = vocabulary.get(spell("\n\n"), ids["pad"])
+    for role, index in ids.items():
+        if index is not None and index not in tokens:
+            raise ValueError(f"{options.path}: {role}_token_id is {index}, which is no token.")
+    return backend, {role: None if index is None else tokens[index] for role, index in ids.items()}
+
+
 _TEXT_END = "<|endoftext|>"
 _FRAME = {"start": "<s>", "end": "</s>", "pad": "<pad>"}
 _BERT_PIECES = {**BERT_ROLES, "pad": "<pad>", "unknown": "<unk>"}
@@ -337,4 +369,5 @@ _READERS = {
         ("AlbertTokenizer", "FNetTokenizer"), _reader(_pieces, TEMPLATES["bert"], **_BERT_PIECES)
     ),
     "XLMRobertaTokenizer": _xlm_roberta,
+    "RWKVTokenizer": _rwkv,
 }

@@ -6,6 +6,7 @@ import re
 from typing import Any
 
 from keras_transformer.tokenizers import Tokenizer
+from keras_transformer.tokenizers.rwkv import RWKVTokenizer
 from keras_transformer.tokenizers.sentencepiece_file import (
     BYTE,
     CONTROL,
@@ -30,9 +31,8 @@ _PROBES = ("A man wasn't here in 1999.", "naïve  CAFÉ (one) two ; x", "東京 
 
 def make_tokenizer(hub: Any, name: str, tokenizer: Tokenizer) -> Any:
     """Return KerasHub's tokenizer, of class `name`, that gives the same ids as `tokenizer`."""
-    values = json.loads(tokenizer._backend.to_str())
     try:
-        made = getattr(hub.tokenizers, name)(**_arguments(name, tokenizer, values))
+        made = getattr(hub.tokenizers, name)(**_arguments(name, tokenizer))
     except ValueError as error:
         raise ValueError(
             f"its {name} does not take this tokenizer: {error} Convert the `backbone` alone."
@@ -48,7 +48,10 @@ def make_tokenizer(hub: Any, name: str, tokenizer: Tokenizer) -> Any:
     return made
 
 
-def _arguments(name: str, tokenizer: Tokenizer, values: dict[str, Any]) -> dict[str, Any]:
+def _arguments(name: str, tokenizer: Tokenizer) -> dict[str, Any]:
+    if isinstance(tokenizer, RWKVTokenizer) or name == "RWKVTokenizer":
+        return _longest_match(name, tokenizer)
+    values = json.loads(tokenizer._backend.to_str())
     model = values["model"]
     in_bytes = '"ByteLevel"' in json.dumps([values["pre_tokenizer"], values["decoder"]])
     pieces = _SENTENCE_PIECE.get(name)
@@ -68,6 +71,14 @@ def _arguments(name: str, tokenizer: Tokenizer, values: dict[str, Any]) -> dict[
     if name == "Qwen3_5Tokenizer":
         more["has_vision_tokens"] = "<|vision_start|>" in vocabulary
     return {"vocabulary": vocabulary, "merges": merges, "add_prefix_space": first, **more}
+
+
+def _longest_match(name: str, tokenizer: Tokenizer) -> dict[str, Any]:
+    if not isinstance(tokenizer, RWKVTokenizer) or name != "RWKVTokenizer":
+        kind = "RWKV's" if isinstance(tokenizer, RWKVTokenizer) else "another"
+        raise ValueError(f"it has the kind of its class, but the model's has {kind}.")
+    roles = {f"{role}_token_id": getattr(tokenizer, f"{role}_id") for role in ("start", "end")}
+    return {"vocabulary": tokenizer.lines(), "pad_token_id": tokenizer.pad_id or 0, **roles}
 
 
 def _word_piece(tokenizer: Tokenizer, model: dict[str, Any]) -> dict[str, Any]:

@@ -202,8 +202,7 @@ class Preset(os.PathLike):
 
         folder = self.tokenizer or self
         if keras_hub.has_tokenizer(folder):
-            backend, roles = keras_hub.read_tokenizer(folder)
-            return tokenizer_class(backend, **roles)
+            return keras_hub.read_tokenizer(folder, tokenizer_class)
         return tokenizer_class.from_files(folder)
 
     @functools.cached_property
