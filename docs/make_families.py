@@ -128,14 +128,9 @@ NOT_COVERED = (
         ),
     ),
     NotCovered(
-        "PatchTSMixer with attention beside its layers (`self_attn`), and for pretraining, "
-        "regression and classes",
-        "Attention and the layer over the pieces have a norm behind their sum. The task here "
-        "forecasts values.",
-        (
-            {"model_type": "patchtsmixer", "self_attn": True},
-            {"model_type": "patchtsmixer", "architectures": ["PatchTSMixerForRegression"]},
-        ),
+        "PatchTSMixer for pretraining, regression and classes",
+        "The task here forecasts values.",
+        ({"model_type": "patchtsmixer", "architectures": ["PatchTSMixerForRegression"]},),
     ),
     NotCovered(
         "LLaVA that reads several layers of images (`vision_feature_layer` a list), such as "
