@@ -199,9 +199,9 @@ NOT_COVERED = (
     ),
     NotCovered(
         "Weights quantized by other schemes than GPTQ, AWQ, bitsandbytes, compressed-tensors, FP8 "
-        "and MXFP4; GGUF files of other architectures than Llama, Mistral, Mixtral, Qwen 2 and 3 "
-        "(MoE too), gpt-oss, Gemma 1 to 3, Phi 3, Falcon, BLOOM, GPT-2, StableLM, StarCoder 2, "
-        "Nemotron and LFM2",
+        "and MXFP4; GGUF files of other architectures than Llama, Mistral, Mixtral, Qwen 2, 3 and "
+        "3.5 (MoE too), DeepSeek-V2, gpt-oss, Gemma 1 to 3, Phi 3, Falcon, BLOOM, GPT-2, StableLM, "
+        "StarCoder 2, Nemotron, LFM2 and T5",
         "Loading names the scheme and those that are read. A GGUF file says too little about a "
         "model to read one of an architecture that was not compared with its published form.",
     ),
