@@ -146,25 +146,6 @@ def _side(random, values):
     }
 
 
-def _t5gemma2(random, values):
-    sides = [_side(random, values) for _ in range(2)]
-    for side in sides:
-        side |= {"hidden_size": 24, "attn_logit_softcapping": None}
-        side["rope_parameters"] = _of_kinds(random, values)
-        # Of fewer, squares may all be so small that the norm behind them magnifies rounding.
-        side["intermediate_size"] += 20
-    images = {"model_type": "siglip_vision_model", "hidden_size": 4, "intermediate_size": 4}
-    images |= {"num_hidden_layers": 1, "num_attention_heads": 1, "image_size": 4, "patch_size": 2}
-    encoder = {"text_config": sides[0], "vision_config": images, "mm_tokens_per_image": 1}
-    return {
-        "encoder": encoder | {"eoi_token_index": int(random.choice([6, 60]))},
-        "decoder": sides[1],
-        "tie_word_embeddings": True,
-        "dropout_rate": float(random.choice([0.0, 0.1])),
-        "attention_dropout": float(random.choice([0.0, 0.1])),
-    }
-
-
 RANGES = {
     "bert": _BERT,
     "roberta": _BERT,
@@ -274,7 +255,6 @@ RANGES = {
         "dropout_rate": [0.0, 0.1],
         "attention_dropout": [0.0, 0.1],
     },
-    "t5gemma2": {"": _t5gemma2},
     "bart": _BART,
     "mbart": {**_BART, "decoder_start_token_id": [None, 0, 2, 3]},
     "m2m_100": {
