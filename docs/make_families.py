@@ -127,14 +127,9 @@ NOT_COVERED = (
         ),
     ),
     NotCovered(
-        "PatchTSMixer with attention beside its layers (`self_attn`), and for pretraining, "
-        "regression and classes",
-        "Attention and the layer over the pieces have a norm behind their sum. The task here "
-        "forecasts values.",
-        (
-            {"model_type": "patchtsmixer", "self_attn": True},
-            {"model_type": "patchtsmixer", "architectures": ["PatchTSMixerForRegression"]},
-        ),
+        "PatchTSMixer for pretraining, regression and classes",
+        "The task here forecasts values.",
+        ({"model_type": "patchtsmixer", "architectures": ["PatchTSMixerForRegression"]},),
     ),
     NotCovered(
         "LLaVA that reads several layers of images (`vision_feature_layer` a list), such as "
@@ -203,9 +198,9 @@ NOT_COVERED = (
     ),
     NotCovered(
         "Weights quantized by other schemes than GPTQ, AWQ, bitsandbytes, compressed-tensors, FP8 "
-        "and MXFP4; GGUF files of other architectures than Llama, Mistral, Mixtral, Qwen 2 and 3 "
-        "(MoE too), gpt-oss, Gemma 1 to 3, Phi 3, Falcon, BLOOM, GPT-2, StableLM, StarCoder 2, "
-        "Nemotron and LFM2",
+        "and MXFP4; GGUF files of other architectures than Llama, Mistral, Mixtral, Qwen 2, 3 and "
+        "3.5 (MoE too), DeepSeek-V2, gpt-oss, Gemma 1 to 3, Phi 3, Falcon, BLOOM, GPT-2, StableLM, "
+        "StarCoder 2, Nemotron, LFM2 and T5",
         "Loading names the scheme and those that are read. A GGUF file says too little about a "
         "model to read one of an architecture that was not compared with its published form.",
     ),

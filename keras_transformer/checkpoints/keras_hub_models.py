@@ -183,6 +183,8 @@ def _in_their_form(family: KerasHubFamily, config: TransformerConfig) -> Transfo
     # In KerasHub learned positions start at row 0, a single token type has no embedding, and the
     # class determines whether there is a pooler.
     values: dict[str, Any] = {}
+    if config.share_embeddings and family.constants.get("share_embeddings") is False:
+        values["share_embeddings"] = False  # each side gets the table
     if config.kind == "encoder":
         values["pooler"] = bool(family.constants.get("pooler"))
     if config.position == "learned":
@@ -210,6 +212,10 @@ def _arrays(backbone: Any, config: TransformerConfig) -> dict[str, np.ndarray]:
             if segments in arrays and not config.segment_vocabulary_size:
                 arrays[place] = arrays[place] + arrays[segments]
     shapes = variable_shapes(config)
+    if "encoder_token_embedding/embeddings" in shapes:
+        arrays.setdefault(
+            "encoder_token_embedding/embeddings", arrays["token_embedding/embeddings"]
+        )
     further = arrays.keys() - shapes.keys() - variable_shapes(mine).keys()
     if further:
         raise ValueError(

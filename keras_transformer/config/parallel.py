@@ -2,6 +2,7 @@
 
 from keras_transformer.config.mixers import Mixer
 from keras_transformer.config.options import option, part
+from keras_transformer.config.weight import norm_of
 from keras_transformer.support.checking import is_number, shorten
 
 __all__ = ["Parallel"]
@@ -11,7 +12,8 @@ __all__ = ["Parallel"]
 class Parallel(Mixer, kind="parallel"):
     """`layers.mixers.parallel.ParallelMixers`: mixers that read the same states (Falcon-H1).
 
-    Their outputs are added. A cache keeps what all members keep, of which one may keep tokens.
+    Their outputs are added. A cache keeps what all members keep, of which one may keep tokens. With
+    a member that sees later tokens it is for encoders.
     """
 
     layer = "keras_transformer.layers.mixers.parallel:ParallelMixers"
@@ -23,6 +25,9 @@ class Parallel(Mixer, kind="parallel"):
     output_scales: tuple | list | None = option(
         "factor of the output of each member. None for factors of 1.", None
     )
+    norm_output: bool = option(
+        "normalize the sum of the outputs, by a norm of the type of the block's (TSMixer).", False
+    )
 
     def check(self):
         kinds = [member.kind for member in self.members]
@@ -32,10 +37,10 @@ class Parallel(Mixer, kind="parallel"):
                 f"{self.kind!r}, received {kinds}."
             )
         for member in self.members:
-            if member.bidirectional or getattr(member, "score_bias", None) is not None:
+            if getattr(member, "score_bias", None) is not None:
                 raise ValueError(
-                    f"A mixer of kind {member.kind!r} that sees later tokens or has a bias of "
-                    "scores cannot be one of several."
+                    f"A mixer of kind {member.kind!r} that has a bias of scores cannot be one of "
+                    "several."
                 )
             if not getattr(member, "has_keys", True):
                 raise ValueError("key_source='earlier' is not for one of several mixers.")
@@ -57,6 +62,10 @@ class Parallel(Mixer, kind="parallel"):
     @property
     def every_mixer(self):
         return self.members
+
+    @property
+    def bidirectional(self):
+        return any(member.bidirectional for member in self.members)
 
     @property
     def attends(self):
@@ -85,12 +94,15 @@ class Parallel(Mixer, kind="parallel"):
     def for_side(self, hidden_dim, max_length):
         members = tuple(each.for_side(hidden_dim, max_length) for each in self.members)
         made = self.replace(members=members)
-        made.cached(hidden_dim)
+        if not made.bidirectional:
+            made.cached(hidden_dim)
         return made
 
     def weights(self, name, norm, inputs="hidden_dim"):
         pairs = zip(self.members, self.names(name), strict=True)
-        return tuple(w for member, own in pairs for w in member.weights(own, norm, inputs))
+        found = tuple(w for member, own in pairs for w in member.weights(own, norm, inputs))
+        output = f"{name}/output_norm" if name else "output_norm"
+        return found + (norm_of(output, norm) if self.norm_output else ())
 
     def sizes(self, hidden_dim):
         found: dict[str, int] = {}

@@ -32,7 +32,15 @@ TYPES = {
 }  # fmt: skip
 _OF_DTYPE = {"float32": "f32", "float16": "f16", "bfloat16": "bf16"}
 # Tensors that llama.cpp computes with in float32, whatever the type of the others.
-_PRECISE = ("_norm.weight", ".bias", "ffn_gate_inp.weight", "position_embd.weight", "conv.weight")
+_PRECISE = (
+    "_norm.weight",
+    ".bias",
+    "ffn_gate_inp.weight",
+    "position_embd.weight",
+    "conv.weight",
+    "ssm_conv1d.weight",
+    "ssm_a",
+)
 _AT_ONCE = 2**18  # numbers packed at once: the library needs several times their memory
 # Values that only matter for training, and those that no output depends on.
 _UNSAID = (

@@ -22,15 +22,19 @@ SPACE = "▁"
 
 def read_sentencepiece(path: str | os.PathLike) -> tokenizers.Tokenizer:
     """Return the backend of a SentencePiece file, with SentencePiece's segmentation and ids."""
+    return sentencepiece_backend(parse_sentencepiece(path), repr(os.fspath(path)))
+
+
+def sentencepiece_backend(model: SentencePieceModel, where: str) -> tokenizers.Tokenizer:
+    """Return the backend of the content of a SentencePiece file; `where` names it in errors."""
     # Two differences from SentencePiece, as in Transformers: a control symbol such as `</s>` that
     # is written out in a text is recognized, and rules are looked up for a character together with
     # its marks, so decomposed Korean, or two marks on one letter, may come out differently.
-    model = parse_sentencepiece(path)
     backend = tokenizers.Tokenizer(
         piece_model(model, segmentation_scores(model), model.byte_fallback)
     )
     added = [t for t in model.added_tokens() if t.special or model.kind != "unigram"]
-    steps = charsmap_normalizers(model.charsmap, repr(os.fspath(path)))
+    steps = charsmap_normalizers(model.charsmap, where)
     if model.remove_extra_whitespaces:
         steps += [normalizers.Replace(Regex(r"\A +| +\z"), "")]
         steps += [normalizers.Replace(Regex(" {2,}"), " ")]

@@ -48,6 +48,8 @@ _PATCHTSMIXER = [
     {**_MIXER, "mode": "mix_channel", "use_positional_encoding": True},
     {**_MIXER, "mode": "mix_channel", "num_input_channels": 5, "norm_mlp": "BatchNorm",
      "gated_attn": False, "expansion_factor": 2},
+    {**_MIXER, "self_attn": True, "self_attn_heads": 3, "norm_mlp": "BatchNorm"},
+    {**_MIXER, "mode": "mix_channel", "self_attn": True, "self_attn_heads": 2},
 ]  # fmt: skip
 
 _TIMES = {

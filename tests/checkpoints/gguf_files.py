@@ -109,8 +109,24 @@ MODELS |= {
         },
     }),
 }  # fmt: skip
+_DELTA = {
+    "head_dim": 16, "layer_types": ["linear_attention", "full_attention"],
+    "linear_num_key_heads": 2, "linear_num_value_heads": 6, "linear_key_head_dim": 4,
+    "linear_value_head_dim": 8, "linear_conv_kernel_dim": 3,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.25,
+                        "mrope_section": [1, 1, 0]},
+}  # fmt: skip
+MODELS |= {
+    "qwen35": ("qwen35", "Qwen3_5TextConfig", {**_DELTA, "tie_word_embeddings": True}),
+    "qwen35moe": ("qwen35moe", "Qwen3_5MoeTextConfig", {
+        **_DELTA, **_EXPERTS, "shared_expert_intermediate_size": 24}),
+}  # fmt: skip
 # Names that the package's table does not have.
-_RENAMED = {"block_sparse_moe.": "mlp.", "mlp.router": "mlp.gate"}
+_RENAMED = {
+    "block_sparse_moe.": "mlp.",
+    "mlp.router": "mlp.gate",
+    "linear_attn.dt_bias": "linear_attn.dt_proj.bias",
+}
 
 
 def made(name, **values):
@@ -141,6 +157,7 @@ def tensors_of(model, architecture):
         if path == "lm_head.weight" and config.tie_word_embeddings:
             continue
         end = ".bias" if path.endswith((".bias", "_bias")) else ".weight"
+        end = "" if path.endswith("A_log") else end
         for theirs, known in _RENAMED.items():
             path = path.replace(theirs, known)
         path = path.removesuffix(end).removesuffix("_bias")
@@ -182,6 +199,8 @@ def _split(state, config):
 
 def _as_stored(array, name, config, architecture):
     """An array as llama.cpp's converter changes it for an architecture."""
+    if architecture.startswith("qwen35"):
+        return _as_stored_in_qwen35(array, name, config)
     part, end = name.split(".")[-2:]
     heads = config.num_attention_heads
     groups = getattr(config, "num_key_value_heads", None) or heads
@@ -204,6 +223,30 @@ def _as_stored(array, name, config, architecture):
     return array[0] if part == "ffn_gate_inp_shexp" else array
 
 
+def _as_stored_in_qwen35(array, name, config):
+    keys, values = config.linear_num_key_heads, config.linear_num_value_heads
+
+    def tiled(array, axis=0):  # from the heads of values of each key to those of all keys in turn
+        moved = np.moveaxis(array, axis, 0)
+        each = moved.reshape(keys, values // keys, -1, *moved.shape[1:])
+        return np.moveaxis(each.swapaxes(0, 1).reshape(moved.shape), 0, axis)
+
+    part = name.split(".")[2] if name.startswith("blk") else name.split(".")[0]
+    if part == "ssm_a":
+        return tiled(-np.exp(array))
+    if part == "ssm_out":
+        return tiled(array, 1)
+    if part in ("attn_qkv", "ssm_conv1d"):
+        array = array[:, 0] if part == "ssm_conv1d" else array
+        first = 2 * keys * config.linear_key_head_dim
+        return np.concatenate([array[:first], tiled(array[first:])])
+    if part in ("attn_gate", "ssm_beta", "ssm_alpha", "ssm_dt"):
+        return tiled(array)
+    if part.endswith("norm") and part != "ssm_norm":
+        return array + np.float32(1)
+    return array[0] if part == "ffn_gate_inp_shexp" else array
+
+
 def describe(writer, config, architecture):
     """Write the metadata of a model."""
     heads, width = config.num_attention_heads, config.hidden_size
@@ -213,9 +256,10 @@ def describe(writer, config, architecture):
     writer.add_block_count(config.num_hidden_layers)
     widths = ("ffn_hidden_size", "n_inner", "intermediate_size")
     found = (getattr(config, name, None) for name in widths)
-    writer.add_feed_forward_length(
-        4 * width if architecture == "bloom" else next(each for each in found if each)
-    )
+    if architecture != "qwen35moe":
+        writer.add_feed_forward_length(
+            4 * width if architecture == "bloom" else next(each for each in found if each)
+        )
     writer.add_head_count(heads)
     groups = getattr(config, "num_key_value_heads", None) or heads
     if architecture in ("bloom", "gpt2"):
@@ -237,6 +281,13 @@ def describe(writer, config, architecture):
         writer.add_key_length(head_dim)
         writer.add_value_length(head_dim)
         _describe_rotary(writer, config, head_dim)
+    if architecture.startswith("qwen35"):
+        writer.add_ssm_conv_kernel(config.linear_conv_kernel_dim)
+        writer.add_ssm_state_size(config.linear_key_head_dim)
+        writer.add_ssm_group_count(config.linear_num_key_heads)
+        writer.add_ssm_time_step_rank(config.linear_num_value_heads)
+        writer.add_ssm_inner_size(config.linear_value_head_dim * config.linear_num_value_heads)
+        writer.add_full_attention_interval(2)
     if architecture.startswith("gemma") and architecture != "gemma":
         writer.add_sliding_window(config.sliding_window)
     if architecture == "gpt-oss" or (architecture == "phi3" and config.sliding_window):
@@ -258,7 +309,7 @@ def _describe_experts(writer, config, architecture):
     writer.add_expert_used_count(config.num_experts_per_tok)
     if architecture.startswith("qwen"):
         writer.add_expert_feed_forward_length(config.moe_intermediate_size)
-    if architecture == "qwen2moe":
+    if architecture in ("qwen2moe", "qwen35moe"):
         writer.add_expert_shared_feed_forward_length(config.shared_expert_intermediate_size)
 
 

@@ -82,6 +82,27 @@ RWKV7 = {
     "aaa_lora": 5,
     "decay_lora": 6,
 }
+T5GEMMA2 = {
+    "vocabulary_size": 30,
+    "sliding_window": 4,
+    "query_pre_attn_scalar": 5.0,
+    "rope_max_wavelength": 70.0,
+    "encoder_rope_max_wavelength": 50.0,
+    "global_rope_scaling_factor": 8.0,
+    "encoder_global_rope_scaling_factor": 1.0,
+    "final_logit_softcapping": 2.0,
+}
+for side, layers in {"encoder": ["sliding", "full"], "decoder": ["full", "sliding"]}.items():
+    sizes = {
+        "hidden_dim": 8,
+        "intermediate_dim": 12 if side == "encoder" else 10,
+        "num_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2 if side == "encoder" else 4,
+        "head_dim": 6,
+        "layer_types": [f"{each}_attention" for each in layers],
+    }
+    T5GEMMA2 |= {f"{side}_{name}": value for name, value in sizes.items()}
 ELECTRA = {**{n: v for n, v in LEARNED.items() if n != "vocabulary_size"}, "vocab_size": 30}
 
 
@@ -134,6 +155,7 @@ def assert_same_weights(made, model):
         ("RoformerV2", kt.TextClassifier, ROFORMER, {"num_classes": 3}),
         ("T5", kt.Seq2SeqLM, {**SIZES, "num_layers": 1}, {}),
         ("Bart", kt.Seq2SeqLM, LEARNED, {}),
+        ("T5Gemma2", kt.Seq2SeqLM, T5GEMMA2, {}),
     ],
 )
 def test_a_task_there_and_back(hub, name, task, sizes, options):  # noqa: F811
@@ -293,6 +315,7 @@ def test_names_of_presets(hub):  # noqa: F811
         published |= {preset: (name, values["metadata"]) for preset, values in found.items()}
     both = {name: name for name in set(published) & set(kt.list_presets())}
     del both["bart_large_en_cnn"]  # of which KerasHub gives the number of bart_large_en
+    of_texts = {name: both.pop(name) for name in [*both] if name.startswith("t5gemma2")}
     assert len(both) > 20 and not set(tables()["presets"]) & set(kt.list_presets())
     for theirs, ours in (both | tables()["presets"]).items():
         family, metadata = published[theirs]
@@ -302,6 +325,17 @@ def test_names_of_presets(hub):  # noqa: F811
             config = config.replace(tie_embeddings=False)
         count = sum(map(math.prod, variable_shapes(config).values()))
         assert count == metadata["params"], (theirs, ours)
+    assert len(of_texts) == 3
+    for name in of_texts:  # theirs has an image tower, and with 4B the vectors of a token as well
+        config = load_config(name, load_weights=False)[0]
+        width, parts = config.hidden_dim, {"share_embeddings": False}
+        for side in ("encoder", "decoder"):
+            whole = getattr(config, side)
+            parts[side] = whole.replace(input=whole.input.replace(replaced_id=None))
+        count = sum(map(math.prod, variable_shapes(config.replace(**parts)).values()))
+        tower = 416_866_032 + 1152 * (width + 1)  # SigLIP So400m/14 of 896 pixels, and a projection
+        apart = 2 * width if name.endswith("4b") else 0
+        assert count + tower + apart == published[name][1]["params"], name
 
 
 @pytest.mark.backend_independent

@@ -211,6 +211,8 @@ SAID = {
     "timesfm_2_5_200m": 200,
     "t5gemma_9b_9b": 20_300,
     "t5gemma2_270m_270m": 370,  # without the image tower
+    "t5gemma2_1b_1b": 1700,
+    "t5gemma2_4b_4b": 7000,
     "t5_11b_multi": 11_000,
     "trocr_small_printed": 62,
     "trocr_base_handwritten": 334,

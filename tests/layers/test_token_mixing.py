@@ -7,6 +7,7 @@ import keras_transformer as kt
 from keras_transformer import config as parts
 from keras_transformer.config.structure import variable_shapes
 from keras_transformer.layers import AttentionMask, FeedForward
+from keras_transformer.layers.mixers.parallel import ParallelMixers
 from keras_transformer.layers.mixers.token_mixing import TokenMixer
 from tests.layers.conftest import assert_close, numpy, random, randomize
 
@@ -52,6 +53,22 @@ def test_groups_are_mixed_separately(interleaved):
     assert_close(layer(x), expected, atol=1e-5)
     with pytest.raises(ValueError, match="for inputs of 10 tokens, received 5"):
         layer(x[:, :5])
+
+
+def test_attention_beside_it_and_a_norm_of_their_sum():
+    norm = parts.Norm(type="batch_norm", epsilon=1e-5)
+    attention = parts.Attention(num_heads=2, head_dim=3, pattern=parts.Chunks(size=5))
+    both = parts.Parallel(members=(PART.replace(groups=2), attention), norm_output=True)
+    layer, x = ParallelMixers(both, norm=norm, causal=False), random(2, 10, 6)
+    layer.build(x.shape)
+    randomize(layer)
+    mixing, attending = layer.members
+    own = [numpy(attending(x[:, places])) for places in (slice(5), slice(5, 10))]
+    output = numpy(mixing(x)) + np.concatenate(own, axis=1)
+    gamma, beta = numpy(layer.output_norm.gamma), numpy(layer.output_norm.beta)
+    mean, variance = output.mean((0, 1)), output.var((0, 1))
+    expected = (output - mean) / np.sqrt(variance + 1e-5) * gamma + beta
+    assert_close(layer(x, training=True), expected, atol=1e-5)
 
 
 def test_padding_counts_as_zeros():

@@ -7,6 +7,7 @@ from typing import Any
 
 from keras_transformer.checkpoints.families import FAMILIES
 from keras_transformer.checkpoints.families.base.family import Family
+from keras_transformer.checkpoints.gguf import gated_delta, latent_attention
 from keras_transformer.checkpoints.gguf.metadata import Metadata
 from keras_transformer.checkpoints.weights.tables import (
     Names,
@@ -136,6 +137,8 @@ class Architecture:
     said: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     further: tuple[Further, ...] = ()
     weights: tuple[WeightLine, ...] = _DECODER
+    of_config: Callable[[TransformerConfig], tuple[WeightLine, ...]] | None = None
+    unread: tuple[str, ...] = ()  # tensors that no model uses
     rotary: Mapping[str, Any] | None = dataclasses.field(default_factory=dict)  # what is not stated
     partial: bool = False  # whether rotary positions may be on a part of a head
     turned: bool = False  # whether the rows of a head's rotary halves alternate
@@ -150,7 +153,11 @@ class Architecture:
     def family(self) -> Family:
         """The published family, with the names of the tensors in GGUF files."""
         return dataclasses.replace(
-            FAMILIES[self.model_type], weights=self.weights, names=Names(), computed=None
+            FAMILIES[self.model_type],
+            weights=self.weights,
+            of_config=self.of_config or FAMILIES[self.model_type].of_config,
+            names=Names(ignored=self.unread),
+            computed=None,
         )
 
     @functools.cached_property
@@ -276,6 +283,72 @@ def _write_lfm2(config: TransformerConfig) -> Values:
 _LFM2 = Further(
     read=_read_lfm2, write=_write_lfm2, keys=("attention.head_count_kv", "shortconv.l_cache")
 )
+_OF_T5 = {
+    **attention("attn_{}", "q", "k", "v", "o"),
+    **attention("cross_attn_{}", "q", "k", "v", "o", ours="cross_attention"),
+    "self_attention_norm": "attn_norm",
+    "cross_attention_norm": "cross_attn_norm",
+    "feed_forward/gate": "ffn_gate",
+    "feed_forward/intermediate": "ffn_up",
+    "feed_forward/output": "ffn_down",
+    "feed_forward_norm": "ffn_norm",
+}
+_T5 = (
+    *layers({"token_embedding": "token_embd"}),
+    output_matrix("output.weight"),
+    *(
+        line
+        for side, its in (("encoder", "enc"), ("decoder", "dec"))
+        for line in (
+            *layers({f"{side}/relative_bias": f"{its}.blk.0.attn_rel_b"}),
+            *layers({f"{side}/final_norm": f"{its}.output_norm"}),
+            *layers(_OF_T5, f"{side}/layer_{{i}}/", f"{its}.blk.{{i}}."),
+        )
+    ),
+)
+_T5_KEYS = {
+    **{key: ours for key, ours in _RMS.items() if key != "attention.head_count_kv"},
+    "attention.key_length": "head_dim",
+    "attention.relative_buckets_count": "relative_num_buckets",
+}
+
+
+def _read_t5(metadata: Metadata) -> Values:
+    # What llama.cpp computes, as no key names the activation.
+    gated = metadata.has("ffn_gate.weight")
+    return {
+        "feed_forward_proj": "gated-gelu" if gated else "relu",
+        "num_decoder_layers": metadata.whole("decoder_block_count"),
+        "decoder_start_token_id": metadata.whole("decoder_start_token_id", 0),
+    }
+
+
+def _not_written(config: TransformerConfig) -> Values:
+    raise ValueError("models of this architecture are read, and not written.")
+
+
+_FURTHER_OF_T5 = Further(
+    read=_read_t5,
+    write=_not_written,
+    keys=("attention.layer_norm_epsilon", "decoder_block_count", "decoder_start_token_id"),
+)
+_DELTA = Further(read=gated_delta.read_delta, write=gated_delta.write_delta, keys=gated_delta.KEYS)
+_LATENT = Further(
+    read=latent_attention.read_latent,
+    write=_not_written,
+    keys=latent_attention.KEYS,
+)
+_AFTER_ATTENTION = layers({"feed_forward_norm": "post_attention_norm"}, _OURS, _THEIRS)
+
+
+def _without(names: tuple[str, ...], lines: tuple[WeightLine, ...]) -> tuple[WeightLine, ...]:
+    """Return the lines of other variables than these of a layer."""
+    return tuple(
+        line for line in lines if not line.ours.startswith(tuple(_OURS + n for n in names))
+    )
+
+
+_HYBRID = _without(("mixer/", "self_attention/query/"), _with(*_AFTER_ATTENTION))
 _BIASES = {"attention_bias": "attn_q.bias"}
 _IMPLIED = {"num_key_value_heads": None}
 _NAMES_OF_BLOOM = {
@@ -448,6 +521,64 @@ ARCHITECTURES = (
         said={"block_auto_adjust_ff_dim": False},
         further=(_LFM2,),
         weights=_with(*layers({"decoder/final_norm": "token_embd_norm"})),
+    ),
+    Architecture(
+        name="deepseek2",
+        model_type="deepseek_v2",
+        language_model="DeepseekV2ForCausalLM",
+        keys={k: v for k, v in _RMS.items() if not k.startswith("attention.head_count")},
+        further=(_LATENT,),
+        weights=(
+            *_without(("self_attention/",), _DECODER),
+            *latent_attention.LATENT_LINES,
+        ),
+        rotary=None,
+    ),
+    Architecture(
+        name="qwen35",
+        model_type="qwen3_5_text",
+        language_model="Qwen3_5ForCausalLM",
+        keys=_RMS,
+        flags=_BIASES,
+        further=(_DELTA,),
+        weights=_HYBRID,
+        of_config=gated_delta.delta_lines,
+        partial=True,
+        plus_one=True,
+    ),
+    Architecture(
+        name="qwen35moe",
+        model_type="qwen3_5_moe_text",
+        language_model="Qwen3_5MoeForCausalLM",
+        keys={
+            **{key: ours for key, ours in _RMS.items() if key != "feed_forward_length"},
+            **_OF_EXPERTS,
+            "expert_feed_forward_length": "intermediate_dim",
+            "expert_shared_feed_forward_length": "shared_expert_dim",
+        },
+        names={"num_experts": "num_experts"},
+        flags=_BIASES,
+        further=(_DELTA,),
+        weights=_HYBRID,
+        of_config=gated_delta.delta_lines,
+        partial=True,
+        plus_one=True,
+    ),
+    *(
+        Architecture(
+            name=name,
+            model_type="t5",
+            language_model=published,
+            keys=_T5_KEYS,
+            further=(_FURTHER_OF_T5,),
+            weights=_T5,
+            # A bias in early checkpoints that was never used.
+            unread=("dec.blk.0.cross_attn_rel_b.weight",),
+            rotary=None,
+        )
+        for name, published in (
+            ("t5", "T5ForConditionalGeneration"), ("t5encoder", "T5EncoderModel"),
+        )
     ),
 )  # fmt: skip
 NAMES = tuple(dict.fromkeys(each.name for each in ARCHITECTURES))

@@ -69,14 +69,14 @@ def published_config(header: Header, floats: Callable[[str], np.ndarray]) -> dic
         "model_type": architecture.model_type,
         "architectures": [architecture.language_model],
         "vocab_size": embedding.shape[0],
-        "head_dim": metadata.head_dim,
         "tie_word_embeddings": "output.weight" not in header.tensors,
         **_read_keys(metadata, architecture),
         **architecture.said,
         **{name: metadata.has(end) for name, end in architecture.flags.items()},
     }
     if architecture.rotary is not None:
-        values |= read_rotary(metadata, architecture, floats)
+        values["head_dim"] = metadata.head_dim
+        values |= read_rotary(metadata, floats, architecture.partial, architecture.rotary)
     for further in architecture.further:
         values |= further.read(metadata)
     return values | _special_ids(header)
@@ -153,7 +153,7 @@ def write_keys(
     tensors: Mapping[str, np.ndarray] = {}
     if architecture.rotary is not None:
         values |= {f"attention.{name}_length": config.head_dim for name in ("key", "value")}
-        rotary, tensors = write_rotary(config, architecture)
+        rotary, tensors = write_rotary(config)
         values |= rotary
     for further in architecture.further:
         values |= further.write(config)

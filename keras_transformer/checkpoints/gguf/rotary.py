@@ -2,16 +2,13 @@
 
 import math
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from keras_transformer.checkpoints.families.base.shared import rotary_share
 from keras_transformer.checkpoints.gguf.metadata import Metadata
 from keras_transformer.config import TransformerConfig
-
-if TYPE_CHECKING:
-    from keras_transformer.checkpoints.gguf.architectures import Architecture
 
 # Divisors of the frequencies: one set for Llama 3, and LongRoPE's sets for long and short texts.
 _FREQUENCIES = "rope_freqs.weight"
@@ -37,9 +34,15 @@ _LOAD_THE_OTHER = "Load the model that it was made from."
 
 
 def read_rotary(
-    metadata: Metadata, architecture: "Architecture", floats: Callable[[str], np.ndarray]
+    metadata: Metadata,
+    floats: Callable[[str], np.ndarray],
+    partial: bool,
+    unstated: Mapping[str, Any],
 ) -> dict[str, Any]:
     """Return the published values of rotary positions.
+
+    `partial` says whether they may be on a part of a head; `unstated` are values of a scaling that
+    no key states.
 
     Raises ValueError if a file states a scaling that is not supported, or half of one.
     """
@@ -48,12 +51,12 @@ def read_rotary(
     values: dict[str, Any] = {"rope_theta": base, "rope_scaling": {"rope_type": "default"}}
     width = metadata.head_dim
     turned = metadata.whole("rope.dimension_count") or width
-    if turned > width or (turned != width and not architecture.partial):
+    if turned > width or (turned != width and not partial):
         raise ValueError(
             f"{path}: rotary positions of {turned} of {width} features are not supported in a "
             f"{metadata.architecture} GGUF file. {_LOAD_THE_OTHER}"
         )
-    if architecture.partial:
+    if partial:
         values["partial_rotary_factor"] = rotary_share(turned, width, turned / width)
     kind = metadata.text(_TYPE, "none") or "none"
     if {_LONG, _SHORT} & tensors.keys() and kind in ("none", "longrope"):
@@ -77,7 +80,7 @@ def read_rotary(
         if "original_max_position_embeddings" in options:
             original = options["original_max_position_embeddings"]
             values["original_max_position_embeddings"] = original
-        values["rope_scaling"] = {"rope_type": kind, **options, **architecture.rotary}
+        values["rope_scaling"] = {"rope_type": kind, **options, **unstated}
     return values
 
 
@@ -95,6 +98,11 @@ def _linear(metadata: Metadata, floats: Floats, turned: int, base: float) -> Opt
 
 
 def _yarn(metadata: Metadata, floats: Floats, turned: int, base: float) -> Options | None:
+    return read_yarn(metadata)
+
+
+def read_yarn(metadata: Metadata) -> Options:
+    """Return the published values of YaRN. Raises ValueError if a file states half of it."""
     if metadata.real("rope.scaling.yarn_ext_factor", 1.0) != 1:
         raise ValueError(
             f"{metadata.header.path}: YaRN whose 'rope.scaling.yarn_ext_factor' is not 1 is not "
@@ -189,7 +197,7 @@ def _factors(base: float, turned: int, factor: float) -> np.ndarray:
 
 
 def write_rotary(
-    config: TransformerConfig, architecture: "Architecture"
+    config: TransformerConfig,
 ) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
     """Return the keys of a config's rotary positions, and the tensors of its factors.
 

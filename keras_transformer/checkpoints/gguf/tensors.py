@@ -20,6 +20,7 @@ from keras_transformer.checkpoints.weights.safetensors_io import (
 Heads = Mapping[str, int]
 _AT_ONCE = 2**18  # numbers unpacked at once: the library needs several times their memory
 _OF_AN_EXPERT = re.compile(r"(blk\.\d+\.ffn_(?:gate|up|down))\.(\d+)\.weight", re.ASCII)
+_PLAIN_NORM = "ssm_norm"  # as published, even where the others have 1 added
 # A vector, which the published models store as a matrix with one row.
 _ONE_ROW = "ffn_gate_inp_shexp.weight"
 
@@ -43,7 +44,10 @@ class GGUFTensor(TensorInfo):
             stored.offset,
             heads=heads.get(part),
             added=float(
-                architecture.plus_one and part.endswith("norm") and name.endswith("weight")
+                architecture.plus_one
+                and part.endswith("norm")
+                and part != _PLAIN_NORM
+                and name.endswith("weight")
             ),
         )
 

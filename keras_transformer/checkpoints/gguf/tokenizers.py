@@ -11,7 +11,12 @@ from keras_transformer.checkpoints.gguf.words import WHOLE_WORDS, WORDS
 from keras_transformer.tokenizers.backend import InvalidTokenizer, byte_alphabet, refusing
 from keras_transformer.tokenizers.bounds import MAX_TOKEN, check_ids, try_out
 from keras_transformer.tokenizers.chat import MAX_TEMPLATE
-from keras_transformer.tokenizers.sentencepiece import SPACE, space_decoder
+from keras_transformer.tokenizers.sentencepiece import (
+    SPACE,
+    sentencepiece_backend,
+    space_decoder,
+)
+from keras_transformer.tokenizers.sentencepiece_file import SentencePieceModel
 from keras_transformer.tokenizers.training import set_template
 
 _TOKENS = "tokenizer.ggml.tokens"
@@ -39,11 +44,11 @@ def has_tokenizer(header: Header) -> bool:
 def read_tokenizer(header: Header) -> tuple[tokenizers.Tokenizer, Roles, str | None]:
     """Return the backend, the token of each role, and the chat template of a GGUF file."""
     kind = header.get("tokenizer.ggml.model", str, "")
-    make = {"gpt2": _byte_pair, "llama": _pieces}.get(kind)
+    make = {"gpt2": _byte_pair, "llama": _pieces, "t5": _unigram}.get(kind)
     if make is None:
         raise ValueError(
-            f"{header.path} has a tokenizer of kind {kind!r}; 'llama' and 'gpt2' are read. Load "
-            "the tokenizer of the model that it was made from, or load the model by "
+            f"{header.path} has a tokenizer of kind {kind!r}; 'llama', 'gpt2' and 't5' are read. "
+            "Load the tokenizer of the model that it was made from, or load the model by "
             "`Backbone.from_preset`, make the task from it, and give it token ids."
         )
     with refusing(f"The tokenizer of {header.path} is not usable"):
@@ -108,7 +113,8 @@ def _add_around(header: Header, backend: tokenizers.Tokenizer, roles: Roles) -> 
     pieces = header.get("tokenizer.ggml.model", str) == "llama"
     usual = pieces or header.get("tokenizer.ggml.pre", str) in WHOLE_WORDS
     starts = header.get("tokenizer.ggml.add_bos_token", bool, usual) and roles["start"] is not None
-    ends = header.get("tokenizer.ggml.add_eos_token", bool, False) and roles["end"] is not None
+    unigram = header.get("tokenizer.ggml.model", str) == "t5"
+    ends = header.get("tokenizer.ggml.add_eos_token", bool, unigram) and roles["end"] is not None
     single, pair = (
         " ".join(["{start}"] * starts + [text] + ["{end}"] * ends) for text in ("$A", "$B")
     )
@@ -192,6 +198,30 @@ def _pieces(header: Header, tokens: list[str], types: np.ndarray) -> tokenizers.
         backend.pre_tokenizer = pre_tokenizers.Metaspace(SPACE, scheme, split=False)
     backend.decoder = space_decoder(strip=prefix and not gemma)
     return backend
+
+
+def _unigram(header: Header, tokens: list[str], types: np.ndarray) -> tokenizers.Tokenizer:
+    """Return the backend of a SentencePiece vocabulary that segments by log probabilities."""
+    rules = header.numbers("tokenizer.ggml.precompiled_charsmap")
+    scores = [float(score) for score in _scores(header, tokens)[: len(tokens)]]
+    unknown = header.whole("tokenizer.ggml.unknown_token_id", 2)
+    if unknown >= len(tokens):
+        raise InvalidTokenizer(f"its unknown token is {unknown:,} of {len(tokens):,}")
+    if not np.isfinite(scores).all():
+        raise InvalidTokenizer("it has scores that are not finite")
+    model = SentencePieceModel(
+        kind="unigram",
+        pieces=tokens,
+        scores=scores,
+        types=[int(each) for each in types],
+        byte_fallback=False,
+        special_ids={"unk": unknown, "bos": -1, "eos": -1},
+        charsmap=b"" if rules is None else rules.astype("u1").tobytes(),
+        add_dummy_prefix=header.get("tokenizer.ggml.add_space_prefix", bool, True),
+        remove_extra_whitespaces=header.get("tokenizer.ggml.remove_extra_whitespaces", bool, False),
+        data=b"",
+    )
+    return sentencepiece_backend(model, str(header.path))
 
 
 def _scores(header: Header, tokens: list[str]) -> np.ndarray:

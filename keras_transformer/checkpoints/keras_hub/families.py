@@ -36,6 +36,7 @@ from keras_transformer.checkpoints.keras_hub.family import (
 from keras_transformer.checkpoints.keras_hub.hdf5 import TASK_WEIGHTS_FILE
 from keras_transformer.checkpoints.keras_hub.others import what_else
 from keras_transformer.checkpoints.keras_hub.rwkv7 import RWKV7
+from keras_transformer.checkpoints.keras_hub.t5gemma2 import T5GEMMA2
 from keras_transformer.checkpoints.other_formats import FAMILIES_PAGE
 from keras_transformer.checkpoints.weights.tables import Names, attention
 from keras_transformer.config import Fourier
@@ -334,5 +335,6 @@ KERAS_HUB: Mapping[str, KerasHubFamily] = {
         ),
         *DECODERS,
         RWKV7,
+        T5GEMMA2,
     )
 }

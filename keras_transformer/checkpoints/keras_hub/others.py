@@ -31,7 +31,6 @@ PUBLISHED_FORM: Mapping[str, tuple[str, ...]] = {
     "QwenMoeBackbone": ("qwen2_moe",),
     "SigLIPBackbone": ("siglip",),
     "SmolLM3Backbone": ("smollm3",),
-    "T5Gemma2Backbone": ("t5gemma2",),
     "T5GemmaBackbone": ("t5gemma",),
     "ViTBackbone": ("vit",),
     "WhisperBackbone": ("whisper",),

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +59,10 @@ class GGUFPreset(Preset):
     def tokenizer(self) -> "GGUFPreset | None":
         """The preset itself, or None if it has no vocabulary."""
         return self if has_tokenizer(self._header) else None
+
+    def for_kinds(self, kinds: Collection[str] | None) -> "GGUFPreset":
+        """Return the preset itself: a file has one model."""
+        return self
 
     @functools.cached_property
     def weights(self) -> "GGUFPreset":

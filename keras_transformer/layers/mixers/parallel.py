@@ -4,7 +4,7 @@ from typing import ClassVar
 
 import keras
 
-from keras_transformer.config import Parallel
+from keras_transformer.config import Norm, Parallel
 from keras_transformer.layers.arguments import (
     ChecksCall,
     SavesArguments,
@@ -13,6 +13,7 @@ from keras_transformer.layers.arguments import (
 )
 from keras_transformer.layers.attention.masking import AttentionMask
 from keras_transformer.layers.mixers.states import JointCache
+from keras_transformer.layers.normalization import make_normalization, normalized
 from keras_transformer.layers.parts import layer_of, part_of
 from keras_transformer.layers.remat import Rematerializable, no_inner_remat
 from keras_transformer.support.checking import check_bool
@@ -24,7 +25,7 @@ class ParallelMixers(ChecksCall, SavesArguments, Rematerializable, keras.layers.
 
     Args:
         part: `config.Parallel`.
-        norm: `config.Norm` of the block, for the members.
+        norm: `config.Norm` of the block, for the members and the norm of their sum.
         causal: bool, whether a token sees only itself and the tokens before it.
         kernel_initializer: initializer of the kernels.
         seed: int, seed of the members' dropout.
@@ -52,7 +53,8 @@ class ParallelMixers(ChecksCall, SavesArguments, Rematerializable, keras.layers.
     assert ParallelMixers(Parallel(members=members))(np.random.rand(2, 7, 16)).shape == (2, 7, 16)
     ```
 
-    Source: Zuo et al. 2025, "Falcon-H1", section 2.
+    Source: Zuo et al. 2025, "Falcon-H1", section 2; with `norm_output`: Transformers'
+    `PatchTSMixerConfig.self_attn`.
     """
 
     option_rules: ClassVar = {"causal": check_bool}
@@ -69,7 +71,8 @@ class ParallelMixers(ChecksCall, SavesArguments, Rematerializable, keras.layers.
     ):
         super().__init__(**kwargs)
         self.part = part_of("part", part, Parallel)
-        self.norm, self.causal, self.seed = norm, causal, seed
+        self.norm = part_of("norm", norm or Norm(), Norm)
+        self.causal, self.seed = causal, seed
         self.kernel_initializer = keras.initializers.get(kernel_initializer)
         self.supports_masking = True
 
@@ -89,6 +92,12 @@ class ParallelMixers(ChecksCall, SavesArguments, Rematerializable, keras.layers.
                 )
             layer.build(inputs_shape)
             self.members.append(layer)
+        if self.part.norm_output:
+            with no_inner_remat():
+                self.output_norm = make_normalization(
+                    self.norm.type, self.norm.epsilon, name="output_norm", dtype=self.dtype_policy
+                )
+            self.output_norm.build(inputs_shape)
         self.fixed = {"dim": inputs_shape[-1]}
 
     def call(
@@ -112,9 +121,11 @@ class ParallelMixers(ChecksCall, SavesArguments, Rematerializable, keras.layers.
         output, found = None, []
         for i, layer in enumerate(self.members):
             given = {"visibility": visibility, "training": training}
-            sizes = self.part.members[i].cached(inputs.shape[-1])
-            own = None if cache is None else kept.for_member(sizes)
-            given |= {} if own is None else {"cache": own}
+            own = None
+            if cache is not None:
+                sizes = self.part.members[i].cached(inputs.shape[-1])
+                own = kept.for_member(sizes)
+                given["cache"] = own
             given |= asked if self.part.members[i].attends else {}
             x = inputs if before[i] == 1 else inputs * before[i]
             mixed = call_unchecked(layer, x, **given)
@@ -125,6 +136,8 @@ class ParallelMixers(ChecksCall, SavesArguments, Rematerializable, keras.layers.
             found += returned
             mixed = mixed if after[i] == 1 else mixed * after[i]
             output = mixed if output is None else output + mixed
+        if self.part.norm_output:
+            output = normalized(self.output_norm, output, training)
         return pack_outputs(output, *found, None if cache is None else kept.single)
 
     def compute_mask(self, inputs, mask=None, **kwargs):

@@ -41,7 +41,8 @@ def _of_side(values: Values, name: str) -> dict[str, Any]:
     return {**given, "attention_dropout": values.get("attention_dropout", 0.0)}
 
 
-def _read_sides(values: Values) -> dict[str, Any]:
+def read_sides(values: Values) -> dict[str, Any]:
+    """Return the values of both sides, from the published config of each."""
     encoder, decoder = (GEMMA3.config(_of_side(values, name)) for name in SIDES)
     # A window of the encoder has half of its tokens, and itself, before a token.
     return joined(with_windows(encoder, lambda size: (size + 1) // 2), decoder)
@@ -66,8 +67,19 @@ def _with_behind(block: Block, behind: int | None) -> Block:
 
 def _read_parts(values: Values, config: TransformerConfig) -> TransformerConfig:
     size = number(_of_side(values, "encoder"), "sliding_window", _WINDOW)
-    behind = None if size % 2 else size // 2  # one more than before it
     own = number(nested(values, "encoder"), "eoi_token_index", 256000)
+    return merged(config, size, own)
+
+
+def merged(config: TransformerConfig, window: int, own: int | None) -> TransformerConfig:
+    """Return the config of `read_sides` with merged attention.
+
+    Args:
+        config: what `read_sides` says.
+        window: published size of the encoder's windows.
+        own: id of the token that has a vector beside the table, or None.
+    """
+    behind = None if window % 2 else window // 2  # one more than before it
     return config.replace(
         encoder=_with_blocks(config.encoder, lambda block: _with_behind(block, behind), own),
         decoder=_with_blocks(
@@ -97,6 +109,24 @@ def _write_parts(config: TransformerConfig) -> tuple[TransformerConfig, dict[str
     own = config.decoder.input.replaced_id
     if own is None:
         raise ValueError("one token there has a vector beside the table, a `replaced_id`.")
+    plain, (encoder, decoder) = written_sides(config)
+    return plain, {
+        "encoder": {
+            "model_type": "t5gemma2_encoder",
+            "text_config": encoder,
+            "vision_config": _NO_IMAGES,
+            "mm_tokens_per_image": 1,
+            "eoi_token_index": own,
+        },
+        "decoder": decoder,
+        "is_encoder_decoder": True,
+    }
+
+
+def written_sides(
+    config: TransformerConfig,
+) -> tuple[TransformerConfig, tuple[dict[str, Any], dict[str, Any]]]:
+    """Return the config without merged attention, and the published configs of both sides."""
     window = _published_window(config.encoder)
     plain = config.replace(
         encoder=_with_blocks(config.encoder, lambda block: _with_behind(block, None), None),
@@ -111,18 +141,9 @@ def _write_parts(config: TransformerConfig) -> tuple[TransformerConfig, dict[str
     for side, name in ((encoder, "text"), (decoder, "decoder")):
         side["model_type"] = f"t5gemma2_{name}"
         del side["architectures"], side["use_bidirectional_attention"]
+    encoder["sliding_window"] = window
     decoder["sliding_window"] = decoder["sliding_window"] or _WINDOW
-    return plain, {
-        "encoder": {
-            "model_type": "t5gemma2_encoder",
-            "text_config": {**encoder, "sliding_window": window},
-            "vision_config": _NO_IMAGES,
-            "mm_tokens_per_image": 1,
-            "eoi_token_index": own,
-        },
-        "decoder": decoder,
-        "is_encoder_decoder": True,
-    }
+    return plain, (encoder, decoder)
 
 
 _NORMS = {f"self_attention/{name}_norm": f"self_attn.{name[0]}_norm" for name in ("query", "key")}
@@ -136,7 +157,7 @@ T5GEMMA2 = Family(
         "attention_dropout": ConfigField("attention_dropout", 0.0),
     },
     constants={**GEMMA3.constants, "kind": "seq2seq", "share_embeddings": True},
-    conversions=(Conversion(_read_sides, lambda config: {}),),
+    conversions=(Conversion(read_sides, lambda config: {}),),
     parts=PartsWithoutKeywords(_read_parts, _write_parts),
     required={"tie_word_embeddings": True, "is_encoder_decoder": True},
     weights=(

@@ -3,7 +3,8 @@
 A PatchTST with a feed-forward layer over the pieces in place of attention. Gates multiply what the
 feed-forward layers return. Each channel is a row of its own (`common_channel`), or all channels of
 a series are one row (`mix_channel`): then a layer is two blocks here, of which the first mixes the
-channels of each piece, and has its gate before its feed-forward layer.
+channels of each piece, and has its gate before its feed-forward layer. With `self_attn` there is
+attention beside the feed-forward layer over the pieces, and a norm of their sum.
 """
 
 import dataclasses
@@ -17,8 +18,17 @@ from keras_transformer.checkpoints.families.base.family import (
     Values,
 )
 from keras_transformer.checkpoints.families.base.shared import flag, number
-from keras_transformer.checkpoints.weights.tables import Names, WeightLine, layers
-from keras_transformer.config import MOST_LAYERS, SeriesStemConfig, TokenMixing, TransformerConfig
+from keras_transformer.checkpoints.weights.tables import Names, WeightLine, attention, layers
+from keras_transformer.config import (
+    MOST_LAYERS,
+    Attention,
+    Chunks,
+    Mixer,
+    Parallel,
+    SeriesStemConfig,
+    TokenMixing,
+    TransformerConfig,
+)
 
 _NORMS = {"LayerNorm": "layer_norm", "BatchNorm": "batch_norm"}
 _REFUSED = tuple(
@@ -61,7 +71,11 @@ def _read(values: Values) -> dict[str, Any]:
     width, factor = number(values, "d_model", 8), number(values, "expansion_factor", 2)
     gate = flag(values, "gated_attn", True)
     pieces, channels = stem.num_positions, stem.num_channels
-    mixer = TokenMixing(length=pieces, groups=stem.num_rows, dim=factor * pieces, softmax_gate=gate)
+    mixer: Mixer = TokenMixing(
+        length=pieces, groups=stem.num_rows, dim=factor * pieces, softmax_gate=gate
+    )
+    if flag(values, "self_attn"):
+        mixer = Parallel(members=(mixer, _attention(values, stem)), norm_output=True)
     count = number(values, "num_layers", 3)
     depth: dict[str, Any] = {"num_layers": count, "mixer": mixer}
     if mode == "mix_channel":
@@ -84,13 +98,38 @@ def _read(values: Values) -> dict[str, Any]:
     }
 
 
+def _attention(values: Values, stem: SeriesStemConfig) -> Attention:
+    """Return the attention to pieces of the same channel."""
+    channel = Chunks(size=stem.num_positions) if stem.joint_channels else None
+    return Attention(
+        num_heads=number(values, "self_attn_heads", 1),
+        dropout=number(values, "dropout", 0.2, float),
+        pattern=channel,
+    )
+
+
+def _own_mixers(mixer: Mixer) -> tuple[TokenMixing, Attention | None]:
+    """Return the layer over the pieces, and the attention beside it or None.
+
+    Raises ValueError if a published layer has no such mixer.
+    """
+    kinds = [member.kind for member in mixer.every_mixer]
+    if isinstance(mixer, TokenMixing):
+        return mixer, None
+    if isinstance(mixer, Parallel) and kinds == [TokenMixing.kind, Attention.kind]:
+        return mixer.members
+    raise ValueError(
+        "A checkpoint of this family needs `TokenMixing` as its mixer, or a `Parallel` of it and "
+        f"an `Attention`, received {mixer}."
+    )
+
+
 def _write(config: TransformerConfig) -> dict[str, Any]:
     stem = config.stem
     mixers = [block.mixer for block in config.last_side.blocks]
-    if stem is None or stem.kind != "series" or not isinstance(mixers[-1], TokenMixing):
-        raise ValueError(
-            "A checkpoint of this family needs a stem for series, and `TokenMixing` as its mixer."
-        )
+    if stem is None or stem.kind != "series":
+        raise ValueError("A checkpoint of this family needs a stem for series.")
+    pieces, beside = _own_mixers(mixers[-1])
     joint = stem.joint_channels
     norms = {ours: theirs for theirs, ours in _NORMS.items()}
     return {
@@ -103,8 +142,10 @@ def _write(config: TransformerConfig) -> dict[str, Any]:
         "num_input_channels": stem.num_channels,
         "use_positional_encoding": config.position == "learned",
         "positional_encoding_type": "random",  # a trained table
-        "expansion_factor": mixers[-1].dim // mixers[-1].length,
-        "gated_attn": mixers[-1].softmax_gate,
+        "expansion_factor": pieces.dim // pieces.length,
+        "gated_attn": pieces.softmax_gate,
+        "self_attn": beside is not None,
+        "self_attn_heads": 1 if beside is None else beside.num_heads,
         "scaling": "std",
     }
 
@@ -137,6 +178,13 @@ _LAYER = {
     "feed_forward/output": "feature_mixer.mlp.fc2",
     "feed_forward/softmax_gate": "feature_mixer.gating_block.attn_layer",
 }
+# Attention beside the layer over the pieces, which then are two members of a mixer.
+_WITH_ATTENTION = {
+    **{ours.replace("mixer/", "mixer/token_mixing/"): its for ours, its in _LAYER.items()},
+    **attention(
+        "patch_mixer.self_attn_layer.{}_proj", "q", "k", "v", "out", ours="mixer/self_attention"
+    ),
+}
 _CHANNELS = {
     "mixer/tokens/intermediate": "channel_feature_mixer.mlp.fc1",
     "mixer/tokens/output": "channel_feature_mixer.mlp.fc2",
@@ -158,12 +206,15 @@ def _layer(table: dict[str, str], places: dict[str, str]) -> tuple[WeightLine, .
 
 
 _PIECES = _layer(_LAYER, _PLACES)
+_ATTENDING = _layer(_WITH_ATTENTION, {**_PLACES, "mixer/output_norm": "patch_mixer.norm_attn.norm"})
 _ACROSS = _layer(_CHANNELS, {"mixer_norm": "channel_feature_mixer.norm.norm"})
 
 
 def _lines(config: TransformerConfig) -> tuple[WeightLine, ...]:
     """Return the lines of all blocks, one or two of which are a published layer."""
-    kinds = (_ACROSS, _PIECES) if config.stem.joint_channels else (_PIECES,)
+    *_, last = config.last_side.blocks
+    pieces = _ATTENDING if last.mixer.attends else _PIECES
+    kinds = (_ACROSS, pieces) if config.stem.joint_channels else (pieces,)
     return tuple(
         dataclasses.replace(
             line,
@@ -193,7 +244,7 @@ PATCHTSMIXER = Family(
         "final_normalization": False,
     },
     conversions=(Conversion(_read, _write),),
-    required={"self_attn": False, "minimum_scale": 1e-5},
+    required={"minimum_scale": 1e-5},
     weights=(
         *layers({"encoder/input_patches": "encoder.patcher"}),
         WeightLine(
