@@ -273,16 +273,15 @@ ASKED |= {"num_heads": 4, "position": "learned", "num_decoder_layers": 1}
 CASES.append(("asked", TransformerConfig(kind="seq2seq", **ASKED, **TINY)))
 
 
-def pytest_generate_tests(metafunc):
-    """Read the presets where they are tested alone: 304 configs take three seconds."""
-    if "preset" in metafunc.fixturenames:
-        metafunc.parametrize("preset", [pytest.param(x, id=name) for name, x in tiny_presets()])
-
-
 # The layers make the same variables on each backend: there the drawn configs are enough.
 @pytest.mark.one_backend
-def test_the_description_is_that_of_a_preset(preset):
-    check_description(preset)
+def test_the_description_is_that_of_each_preset(subtests):
+    """In one test: to read all configs where tests are collected takes every process seconds."""
+    presets = tiny_presets()
+    assert len(presets) > 100
+    for name, config in presets:
+        with subtests.test(name):
+            check_description(config)
 
 
 # Drawn when they run: a config that is refused fails a test, not the collection of all.

@@ -53,7 +53,7 @@ class Weight:
     def with_shape(self, sizes: Mapping[str, int], folder: str = "") -> "Weight":
         """Return a copy with its shape, from the sizes of axes by name."""
         shape = tuple(sizes[axis] for axis in self.axes)
-        return dataclasses.replace(self, path=folder + self.path, shape=shape)
+        return Weight(folder + self.path, self.axes, self.kinds, shape)
 
     @property
     def is_vector(self) -> bool:

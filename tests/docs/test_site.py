@@ -205,7 +205,9 @@ def test_nothing_is_fetched_when_a_page_is_read(settings):
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory):
-    """The folder of the site, built strictly."""
+    """The folder of the site, built strictly; `BUILT_SITE` names one that was just built."""
+    if os.environ.get("BUILT_SITE"):
+        return Path(os.environ["BUILT_SITE"])
     for package in ("mkdocs", "material", "mkdocstrings_handlers"):
         if importlib.util.find_spec(package) is None:
             pytest.skip("needs the extra [docs]; `make docs` installs it")

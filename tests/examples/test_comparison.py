@@ -10,10 +10,10 @@ from tests.thorough import THOROUGH
 pytestmark = pytest.mark.one_backend
 
 
-# Recurrent networks take most of the time; test_recall and test_lengths have some of them.
-TEXT_MODELS = ["bag of words", "fastText", "TextCNN", "encoder from scratch", "pretrained encoder"]
+# Those that train longest are left to the thorough run; test_lengths has recurrent networks.
+TEXT_MODELS = ["bag of words", "TextCNN", "pretrained encoder"]
 if THOROUGH:
-    TEXT_MODELS += ["BiLSTM", "BiLSTM with attention"]
+    TEXT_MODELS += ["fastText", "encoder from scratch", "BiLSTM", "BiLSTM with attention"]
 SMALL = ("--epochs=1", "--tuning_epochs=1", "--goal=0")
 ROW = r"^{} +([\d,]+) +(\S+) +([\d.]+)% +([\d.]+)%"
 SPEED = r"^{} +([\d,]+) +([\d,]+) +\d+ s"
@@ -61,6 +61,7 @@ def test_translation(run):
         assert row(SPEED, name, printed)[1] > 1000
 
 
+@pytest.mark.thorough
 def test_recall(run, tmp_path):
     """Models that can carry the previous symbol learn to recall it at once."""
     models = "--models=RNN,attention"

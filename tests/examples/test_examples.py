@@ -296,7 +296,7 @@ def test_question_answering_says_what_is_missing(run):
 
 def test_translation_killed_and_started_again(start, run, tmp_path):
     flags = [
-        "--train_pairs=300",
+        "--train_pairs=150",
         "--eval_pairs=3",
         "--vocabulary_size=400",
         "--batch_tokens=8192",
