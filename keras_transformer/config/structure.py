@@ -9,6 +9,7 @@ Source: Roberts et al. 2022, "Scaling Up Models and Data with t5x and seqio", se
 """
 
 import dataclasses
+import functools
 import math
 import re
 from collections.abc import Iterable, Mapping
@@ -252,8 +253,15 @@ class ModelSide:
         return self.side.num_layers
 
     def layer(self, i: int) -> TransformerConfig:
-        """Return the config of one layer."""
-        return self.config.layer(i)
+        """Return the config of one layer: the same object for all layers with equal blocks."""
+        own = self.side.layer(i)
+        if own not in self._layers:
+            self._layers[own] = self.config.layer(i)
+        return self._layers[own]
+
+    @functools.cached_property
+    def _layers(self) -> dict[Block, TransformerConfig]:
+        return {}
 
     def lengths(self, source: int, target: int) -> tuple[int, int | None]:
         """Return the number of states per row of a block, and of the states that they attend to.
@@ -292,15 +300,11 @@ def block_order(config: TransformerConfig) -> list[int]:
     return [group * each + i for group in groups for i in range(each)]
 
 
-def block(
-    config: TransformerConfig, source_dim: int | None = None, folder: str = ""
-) -> list[Weight]:
+def block(config: TransformerConfig, source_dim: int | None = None) -> list[Weight]:
     """Return the weights of one block, given the config of its layer."""
     one = config.only_side.block
     sizes = {} if source_dim is None else {"source_dim": source_dim}
-    return shaped_weights(
-        one.weights(cross_attention=source_dim is not None), config, folder, **sizes
-    )
+    return shaped_weights(one.weights(cross_attention=source_dim is not None), config, **sizes)
 
 
 def shaped_weights(
@@ -365,8 +369,12 @@ def backbone(config: TransformerConfig) -> list[Weight]:
             *input_weights(flat, folder),
             *shaped_weights(before_blocks(each.side), flat, folder),
         ]
+        described: dict[int, list[Weight]] = {}  # by the config of a layer, which `each` keeps
         for i in range(each.groups):
-            found += block(each.layer(i), each.source_dim, f"{folder}layer_{i}/")
+            layer = each.layer(i)
+            if id(layer) not in described:
+                described[id(layer)] = block(layer, each.source_dim)
+            found += [weight.within(f"{folder}layer_{i}/") for weight in described[id(layer)]]
         if each.side.final_norm:
             found += shaped_weights(norm_of("final_norm", each.side.block.norm.type), flat, folder)
         if each.side.vector is not None:

@@ -55,6 +55,10 @@ class Weight:
         shape = tuple(sizes[axis] for axis in self.axes)
         return Weight(folder + self.path, self.axes, self.kinds, shape)
 
+    def within(self, folder: str) -> "Weight":
+        """Return a copy whose path is in a folder."""
+        return Weight(folder + self.path, self.axes, self.kinds, self.shape)
+
     @property
     def is_vector(self) -> bool:
         """Whether it is a vector, that is a bias or a norm, perhaps for each expert or head."""

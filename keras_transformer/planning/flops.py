@@ -4,6 +4,7 @@ A multiplication and an addition count as two operations. Memory-bound operation
 are not counted.
 """
 
+import collections
 import math
 
 from keras_transformer.config import TransformerConfig
@@ -132,10 +133,14 @@ def _forward_flops(config, length: int, target: int, first_only: bool) -> tuple[
     blocks, stems = 0, 2 * placed * _kernels(projector_weights(config))
     for side in sides(config):
         tokens, source = side.lengths(length, target)
-        for i in range(side.depth):
-            queries = 1 if first_only and i == side.depth - 1 else tokens
-            attended = [(tokens, tokens)] + ([(source, source)] if source else [])
-            blocks += layer_flops(side.layer(i), queries, attended, side.source_dim)
+        attended = [(tokens, tokens)] + ([(source, source)] if source else [])
+        last = side.depth - 1
+        alike = collections.Counter(
+            (side.layer(i), first_only and i == last) for i in range(last + 1)
+        )
+        for (layer, only_first), count in alike.items():
+            queries = 1 if only_first else tokens
+            blocks += count * layer_flops(layer, queries, attended, side.source_dim)
         stems += 2 * tokens * _kernels(shaped_weights(before_blocks(side.side), side.config))
         for weight in input_weights(side.config):
             stems += 2 * side.config.stem.products.get(weight.path, 0) * math.prod(weight.shape)
@@ -175,8 +180,8 @@ def decoding_flops(config: TransformerConfig, source: int, target: int) -> int:
     side = sides(config)[-1]
     attended = [(target, 1)] + ([(source, 0)] if side.source_dim else [])
     layers = (
-        layer_flops(side.layer(i), 1, attended, side.source_dim, cached=True)
-        for i in range(side.depth)
+        count * layer_flops(layer, 1, attended, side.source_dim, cached=True)
+        for layer, count in collections.Counter(map(side.layer, range(side.depth))).items()
     )
     head = config.embedding_dim * config.vocabulary_size + _kernels(
         shaped_weights(transform(config), side.config)
