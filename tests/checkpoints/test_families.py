@@ -82,15 +82,14 @@ def outputs_of(backbone, inputs):
     return states if backbone.config.kind == "encoder" else backbone.logits(states)
 
 
-def cases_of_backends():
-    """All cases; on each backend the first of a family, and each that says what none before did."""
+def cases(mark):
+    """All cases; with the mark the first of a family, and each that says what none before did."""
     known = set()
     for model_type, number in families.cases():
         config = FAMILIES[model_type].config(families.CONFIGS[model_type][1][number])
         new = set(_said(config.kind, config.flat)) - known
         known |= new
-        each = bool(new) or number == 0
-        marks = pytest.mark.each_backend if each else pytest.mark.one_backend
+        marks = mark if new or number == 0 else pytest.mark.thorough
         yield pytest.param((model_type, number), id=_name((model_type, number)), marks=marks)
 
 
@@ -116,7 +115,7 @@ def both(request, tmp_path_factory):
     return loaded(tmp_path_factory.mktemp("theirs"), *request.param)
 
 
-@pytest.mark.parametrize("both", [*cases_of_backends()], indirect=True)
+@pytest.mark.parametrize("both", [*cases(pytest.mark.each_backend)], indirect=True)
 def test_same_outputs(both):
     reference, backbone = both
     ours, theirs, mask = inputs_of(reference)
@@ -126,8 +125,7 @@ def test_same_outputs(both):
     assert difference <= (2e-5 if backbone.config.kind == "encoder" else 1e-4)
 
 
-@pytest.mark.one_backend
-@pytest.mark.parametrize("both", families.cases(), indirect=True, ids=_name)
+@pytest.mark.parametrize("both", [*cases(pytest.mark.one_backend)], indirect=True)
 def test_export_is_the_way_back(tmp_path, both):
     """Transformers loads what we write, all of it, and so do we."""
     reference, backbone = both

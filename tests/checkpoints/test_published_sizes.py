@@ -11,6 +11,7 @@ from keras_transformer.checkpoints import load_config, resolve_preset, variable_
 from keras_transformer.checkpoints.families import FAMILIES
 from keras_transformer.checkpoints.heads import TASKS
 from keras_transformer.checkpoints.presets.hub import HubName
+from tests.thorough import THOROUGH
 
 pytestmark = pytest.mark.backend_independent
 
@@ -332,8 +333,14 @@ def test_sizes_are_those_of_the_transformers_library(monkeypatch):
     # A table in plain Python, which takes seconds and has no parameters.
     monkeypatch.setattr(modeling_videomae, "get_sinusoid_encoding_table", lambda *_: torch.zeros(1))
 
-    for name, config, own, metadata in published():
+    presets = sorted(published(), key=lambda preset: preset[3]["parameters"])
+    compared = set()
+    for name, config, own, metadata in presets:
         family = FAMILIES[metadata["family"]]
+        # Others of a family are larger. Where their counts are published, that is compared above.
+        if metadata["family"] in compared and not THOROUGH:
+            continue
+        compared.add(metadata["family"])
         task = {"decoder": {"name": "CausalLM"}, "seq2seq": {"name": "Seq2SeqLM"}}
         chosen = task.get(config.kind)
         of_another = metadata["family"] == "chronos_bolt"
