@@ -98,7 +98,7 @@ def test_what_a_checkpoint_cannot_say(both, tmp_path):
         ({"mode": "flatten"}, "mode='flatten' is not supported, only 'common_channel' or 'mix"),
         ({"mode": "mix_channel", "num_layers": 2**20}, "num_layers=1048576 is not from 1 to"),
         ({"self_attn": True, "self_attn_heads": 3}, "8.*3"),
-        ({"self_attn": "yes"}, "self_attn must be"),
+        ({"self_attn": "yes"}, "`self_attn` must be True or False, received 'yes'"),
         ({"scaling": None}, "scaling=None is not supported, only 'std'"),
         ({"norm_mlp": 3}, "norm_mlp=3 is not supported"),
         ({"positional_encoding_type": "none"}, "positional_encoding_type='none' is not"),

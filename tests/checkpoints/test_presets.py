@@ -26,6 +26,7 @@ from keras_transformer.models import build_backbone
 from keras_transformer.tokenizers import Tokenizer
 from tests.checkpoints.conftest import needs_minilm, small_backbone
 from tests.test_structure import cut_down, small_sides
+from tests.thorough import THOROUGH
 
 pytestmark = pytest.mark.one_backend
 
@@ -101,8 +102,9 @@ def test_every_bundled_preset_is_complete(name):
             load_backbone(name)
 
 
-@pytest.mark.parametrize("name", list_presets())
-def test_every_bundled_preset_builds_without_weights(name):
+# Of each structure `tests/test_structure.py` builds one, so that the short run takes a third here.
+@pytest.mark.parametrize("name", list_presets()[:: 1 if THOROUGH else 3])
+def test_bundled_presets_build_without_weights(name):
     sizes = {"vocabulary_size": 13, "hidden_dim": 16, "num_heads": 4, "intermediate_dim": 8}
     sizes |= {"num_key_value_heads": 2, "rotary_dim": None}
     layers = {"num_layers": 1, "max_sequence_length": 8}
