@@ -220,9 +220,9 @@ def test_long_documents(run, tmp_path):
     assert classifier.predict(["[MAX 2 9 ]"], verbose=0).shape == (1, 10)
 
 
-@pytest.mark.each_backend
+# On the others the thorough run starts it; what it calls is tested there in `tests/distribution`.
 def test_train_distributed(run, backend, tmp_path):
-    """Two devices, or processes, on each backend: the curve of one device."""
+    """Two devices, or processes: the curve of one device."""
     sizes = ["--steps=3", "--batch_size=8", "--hidden_dim=16", "--num_layers=1"]
     axis = "--model=2" if backend == "jax" else "--data=2"
     flags = [axis, "--data=1"] if backend == "jax" else [axis]
