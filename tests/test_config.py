@@ -6,6 +6,8 @@ import json
 import pytest
 
 from keras_transformer import TransformerConfig
+from keras_transformer.config.flat import DEFAULTS, FIELDS
+from keras_transformer.config.options import Part, check_option
 
 pytestmark = pytest.mark.backend_independent
 
@@ -287,3 +289,20 @@ def test_frozen_and_hashable():
     assert len({first, config(), config(dropout=0.1)}) == 2
     with pytest.raises(TypeError):
         TransformerConfig("encoder", 20, 12, 2, 3, 16)
+
+
+def test_every_default_fits_its_option():
+    """A value that is the default is not checked again."""
+    parts, found = [Part], set()
+    while parts:
+        for each in parts.pop().__subclasses__():
+            parts.append(each)
+            fields = dataclasses.fields(each) if dataclasses.is_dataclass(each) else ()
+            for field in fields:
+                if field.default is not None and field.default is not dataclasses.MISSING:
+                    assert check_option(field.name, field.default, field) == field.default
+                    found.add((each.__name__, field.name))
+    assert len(found) > 200
+    for name, default in DEFAULTS.items():
+        if default is not None and default is not dataclasses.MISSING:
+            assert check_option(name, default, FIELDS[name]) == default

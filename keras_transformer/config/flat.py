@@ -516,7 +516,9 @@ def _checked(values: Mapping[str, Any], base: bool = True) -> dict[str, Any]:
     for name, value in values.items():
         if value is None and DEFAULTS[name] is None:
             continue
-        found[name] = _stem(value) if name == "stem" else check_option(name, value, FIELDS[name])
+        if value is not DEFAULTS[name]:
+            value = _stem(value) if name == "stem" else check_option(name, value, FIELDS[name])
+        found[name] = value
     if base:
         for name in ("source", *SIDES):
             if name in found:

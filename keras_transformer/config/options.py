@@ -1,6 +1,7 @@
 """Options of a config part: their definition, their checks, and parts as JSON."""
 
 import dataclasses
+import functools
 import textwrap
 import types
 import typing
@@ -191,10 +192,13 @@ def documented(options: Mapping[str, Any]) -> str:
 
 
 def check_fields(config: Any) -> None:
-    """Raise ValueError if a value does not fit its `option`. Dicts become parts."""
+    """Raise ValueError if a value does not fit its `option`. Dicts become parts.
+
+    Most values are the defaults, which fit.
+    """
     for field in dataclasses.fields(config):
         value = getattr(config, field.name)
-        if value is None and field.default is None:
+        if value is field.default:
             continue
         checked = check_option(field.name, value, field)
         if checked is not value:
@@ -223,10 +227,12 @@ def check_option(name: str, value: Any, field: Any, any_choice: bool = False) ->
     if callable(value) and field.metadata.get("function"):
         return value
     _check_type(name, value, field.type)
-    _check_range(name, value, {**field.metadata, **({"choices": None} if any_choice else {})})
+    known = {**field.metadata, "choices": None} if any_choice else field.metadata
+    _check_range(name, value, known)
     return value
 
 
+@functools.cache
 def _part_type(known: Any) -> tuple[tuple[type[Part], ...], bool] | None:
     """Return the parts that a field may hold, and whether it holds a tuple of them; or None."""
     several = typing.get_origin(known) is tuple
