@@ -32,7 +32,7 @@ from keras_transformer.tokenizers.tokenizer import Tokenizer
 # Token 0, which no line of the published vocabulary has: it stands between documents.
 END_OF_TEXT = "<|rwkv_tokenizer_end_of_text|>"
 _TOKENS = dict.fromkeys(("bos_token", "eos_token", "pad_token"), END_OF_TEXT)
-# Maximum bytes of a token, and characters of a file: twice those of the published vocabulary.
+# Maximum bytes of a token, and characters of a file: twice as many as in the published one.
 _MOST_BYTES, _MOST_CHARACTERS = 256, 2 * 2**20
 # What `repr` writes of a string or of bytes, up to four characters for each byte.
 _ESCAPES = r"\\(?:[\\'\"nrt]|x[0-9a-f]{2}%s)"
@@ -108,8 +108,8 @@ def read_vocabulary(text: str) -> dict[str, int]:
 
     Raises:
         InvalidTokenizer: if a line says something else, if the file or a token is too long, if a
-            token or an id is there twice, or if a byte is no token: a text with it could not be
-            encoded.
+            token or an id occurs twice, or if a byte has no token, since texts with that byte could
+            not be encoded.
     """
     if len(text) > _MOST_CHARACTERS:
         raise InvalidTokenizer(
@@ -177,7 +177,7 @@ class RWKVTokenizer(Tokenizer, format="rwkv"):
         folder.of_class(path, _TOKENS)
         with refusing(f"{folder.where} is not a usable vocabulary of RWKV"):
             vocabulary = read_vocabulary(text)
-            # A role may be that of an ordinary token, such as two line breaks, which end an answer.
+            # An ordinary token may have a role: two line breaks end an answer.
             spelled = {name: spell(token) for name, token in folder.tokens.items() if token}
             ordinary = {name: token for name, token in spelled.items() if token in vocabulary}
             folder.tokens |= dict.fromkeys(ordinary)

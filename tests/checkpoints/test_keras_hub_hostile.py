@@ -400,7 +400,7 @@ def test_hostile_byte_pairs(preset, vocabulary, merges, message):
         ({}, "300 open('x') 2", "line 1 is not an id"),
         ({"pad_token_id": -1}, "", "pad_token_id must be a number from 0"),
         ({"end_token_id": True}, "", "end_token_id must be a number from 0"),
-        ({"start_token_id": 5000}, "", "start_token_id is 5000, which is no token"),
+        ({"start_token_id": 5000}, "", "start_token_id=5000 is not in the vocabulary"),
         ({"pad_token_id": 2**31 - 1}, "", "ids may go up to"),
     ],
 )

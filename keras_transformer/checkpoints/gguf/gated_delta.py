@@ -53,8 +53,9 @@ def write_delta(config: TransformerConfig) -> dict[str, Any]:
 class _OfValues(WeightLine):
     """A tensor whose axis of values, or the last part of it, has another order of heads.
 
-    The published models have the heads of values by those of keys that they share, and GGUF files
-    the first ones of all keys, then the second ones.
+    Several heads of values share a head of keys. Published models store all value heads of the
+    first key head, then those of the second; GGUF files store the first value head of each key
+    head, then the second of each.
     """
 
     heads: tuple[int, int] = (1, 1)  # of keys, and of values for each

@@ -51,7 +51,7 @@ _OF_BOTH = {
     "final_logit_softcapping": None,
 }
 _ROTATIONS = {"rope_max_wavelength": 10000.0, "global_rope_scaling_factor": 1.0}
-_FULL_BASE = 1e6  # the rotary base of layers without a window, for which there is no argument
+_FULL_BASE = 1e6  # rotary base of layers without a window: KerasHub has no argument for it
 
 
 def _side(values: Values, name: str) -> dict[str, Any]:

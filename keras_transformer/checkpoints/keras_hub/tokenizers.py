@@ -321,7 +321,7 @@ def _xlm_roberta(folder: Path, options: _Options) -> tuple[tokenizers.Tokenizer,
 
 
 def _rwkv(folder: Path, options: _Options) -> tuple[tokenizers.Tokenizer, Roles]:
-    """Return RWKV's tokenizer, whose padding usually is no line of its file."""
+    """Read RWKV's tokenizer, whose file usually has no line for the padding token."""
     path = _asset(folder, "vocabulary.txt")
     ids = {
         "pad": options.id("pad_token_id", 0),
@@ -340,7 +340,7 @@ def _rwkv(folder: Path, options: _Options) -> tuple[tokenizers.Tokenizer, Roles]
         ids["end"] = vocabulary.get(spell("\n\n"), ids["pad"])
     for role, index in ids.items():
         if index is not None and index not in tokens:
-            raise ValueError(f"{options.path}: {role}_token_id is {index}, which is no token.")
+            raise ValueError(f"{options.path}: {role}_token_id={index} is not in the vocabulary.")
     return backend, {role: None if index is None else tokens[index] for role, index in ids.items()}
 
 
