@@ -5,9 +5,9 @@ before its parameters are made, a parameter once it is an item. Collecting every
 backend took a fifth of the run.
 
 A test without such a mark runs on each backend if its subject is operations: kernels, layers,
-models, losses and the like. What is built on these runs on PyTorch and, in turn, on one of the
-backends that compile. Of a test with cases the first does, and the others take turns. The mark
-`each_backend` keeps a test and all of its cases on each backend, and so does the thorough run.
+models, losses and the like. Of several cases the first does, and the others take turns. What is
+built on these runs once: tests, and cases of a test, take turns. The mark `each_backend` keeps a
+test and all of its cases on each backend, and so does the thorough run.
 """
 
 import ast
@@ -37,6 +37,9 @@ OF_OPERATIONS = {
     "test_linear_cross_entropy.py", "test_losses.py", "test_metrics.py", "test_optimizers.py",
     "test_random_sampling.py", "test_rules.py", "test_verbs_in_any_order.py",
 }  # fmt: skip
+# Whose turn it is for what is built on operations: PyTorch compiles nothing, and JAX less than
+# TensorFlow, where the same test takes three times as long as on PyTorch.
+TURNS = ("torch", "jax", "torch", "tensorflow", "torch", "jax")
 # Marks that say where a case runs.
 PLACED = {"backend_independent", "one_backend", "each_backend", "thorough", "skipif"}
 
@@ -62,16 +65,15 @@ def place(marks: dict[str, tuple], here: str) -> tuple[str | None, str]:
     return here, ""
 
 
-def backends_of(path: Path, name: str) -> list[str]:
-    """Return the backends of a test without a mark, of those of the run."""
+def backends_of(path: Path, name: str, number: int) -> list[str]:
+    """Return the backends, of those of the run, of a case of a test without a mark."""
     in_folder = path.is_relative_to(HERE) and path.parent != HERE
     lower = not in_folder or path.relative_to(HERE).parts[0] in LOWER_FLOORS
-    if lower or path.name in OF_OPERATIONS or len(RUN) < 3:
-        return RUN
-    compiled = [backend for backend in RUN if backend != "torch"]
+    if lower or path.name in OF_OPERATIONS:
+        return [RUN[number % len(RUN)]] if number else RUN
+    turns = [backend for backend in TURNS if backend in RUN]
     # By its name, so that it is the same in each process.
-    turn = zlib.crc32(f"{path.name}::{name}".encode()) % len(compiled)
-    return [compiled[turn], "torch"]
+    return [turns[(zlib.crc32(f"{path.name}::{name}".encode()) + number) % len(turns)]]
 
 
 def marks_of_file(path: Path) -> dict[str, tuple]:
@@ -143,10 +145,8 @@ class Places:
                 tests[item.path, item.originalname].append(item)
         elsewhere = set()
         for (path, name), cases in tests.items():
-            where = backends_of(path, name)
             for number, case in enumerate(cases):
-                turn = [where[number % len(where)]] if number else where
-                if self.here not in turn:
+                if self.here not in backends_of(path, name, number):
                     elsewhere.add(case)
         return elsewhere
 

@@ -107,17 +107,24 @@ def test_what_is_asked_for_by_name_says_where_it_runs(tmp_path):
     assert "TEST_BACKENDS=jax" in printed
 
 
-def test_what_is_built_on_operations_runs_on_pytorch_and_another(monkeypatch):
+def test_what_is_built_on_operations_runs_once(monkeypatch):
     backends = ["jax", "tensorflow", "torch"]
     monkeypatch.setattr(places, "RUN", backends)
-    assert places.backends_of(ROOT / "tests/layers/test_blocks.py", "test_a") == backends
+    for of_operations in ("layers/test_blocks.py", "training/test_losses.py", "test_sizes.py"):
+        path = ROOT / "tests" / of_operations
+        assert places.backends_of(path, "test_a", 0) == backends
+        assert [places.backends_of(path, "test_a", i) for i in (1, 2)] == [
+            ["tensorflow"],
+            ["torch"],
+        ]
     for upper in (ROOT / "tests/tasks/test_streams.py", ROOT / "tests/checkpoints/test_weights.py"):
-        found = {tuple(places.backends_of(upper, f"test_{i}")) for i in range(20)}
-        assert found == {("jax", "torch"), ("tensorflow", "torch")}
-    for of_operations in ("tasks/test_first_fit.py", "training/test_losses.py", "test_sizes.py"):
-        assert places.backends_of(ROOT / "tests" / of_operations, "test_a") == backends
+        found = [places.backends_of(upper, "test_a", number) for number in range(6)]
+        assert sorted(found) == [*[["jax"]] * 2, ["tensorflow"], *[["torch"]] * 3]
+        tests = {tuple(places.backends_of(upper, f"test_{i}", 0)) for i in range(20)}
+        assert tests == {("jax",), ("tensorflow",), ("torch",)}
     monkeypatch.setattr(places, "RUN", ["jax", "torch"])
-    assert places.backends_of(upper, "test_a") == ["jax", "torch"]
+    found = [places.backends_of(upper, "test_a", number) for number in range(5)]
+    assert sorted(found) == [*[["jax"]] * 2, *[["torch"]] * 3]
 
 
 def test_the_marks_of_a_file_are_those_that_pytest_sees(tmp_path):

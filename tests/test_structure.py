@@ -25,6 +25,7 @@ from keras_transformer.config import (
     structure,
 )
 from keras_transformer.planning import count_parameters
+from tests.thorough import a_part
 
 ROOT = Path(__file__).parents[1]
 OF_TEXTS = [name for name in NORMALIZATIONS if name != "batch_norm"]  # which needs a stem
@@ -277,7 +278,7 @@ CASES.append(("asked", TransformerConfig(kind="seq2seq", **ASKED, **TINY)))
 @pytest.mark.one_backend
 def test_the_description_is_that_of_each_preset(subtests):
     """In one test: to read all configs where tests are collected takes every process seconds."""
-    presets = tiny_presets()
+    presets = a_part(tiny_presets())
     assert len(presets) > 100
     for name, config in presets:
         with subtests.test(name):

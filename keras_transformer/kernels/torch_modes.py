@@ -5,9 +5,7 @@ from collections.abc import Iterator
 
 import torch
 from torch._C._functorch import peek_interpreter_stack
-from torch._subclasses.fake_tensor import unset_fake_temporarily
-from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing
-from torch.utils._python_dispatch import _get_current_dispatch_mode
+from torch.utils._python_dispatch import _disable_current_modes, _get_current_dispatch_mode
 
 
 def is_eager() -> bool:
@@ -23,5 +21,5 @@ def is_eager() -> bool:
 @contextlib.contextmanager
 def not_traced() -> Iterator[None]:
     """Compute tensors within the scope for real and record nothing, even during a trace."""
-    with disable_proxy_modes_tracing(), unset_fake_temporarily():
+    with _disable_current_modes():
         yield

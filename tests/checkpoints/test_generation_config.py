@@ -13,6 +13,7 @@ from keras_transformer.checkpoints import load_config
 from keras_transformer.generation import published
 from tests.checkpoints.conftest import small_backbone
 from tests.checkpoints.families import CONFIGS, class_name
+from tests.thorough import a_part
 
 pytestmark = pytest.mark.one_backend
 
@@ -69,30 +70,33 @@ _FORCED = {"forced_bos_token_id": 7, "min_length": 9, "renormalize_logits": True
 
 @pytest.mark.parametrize(
     ("family", "said"),
-    [
-        ("bart", {**SAID, "no_repeat_ngram_size": 2}),
-        ("bart", {**_RULES, **_FORCED, "num_beams": 3, "early_stopping": True}),
-        ("marian", {**_FORCED, "num_beams": 3, "bad_words_ids": [[1]], "max_length": 16}),
-        ("llama", {**_RULES, "min_new_tokens": 6}),
-        ("llama", {"max_length": 9}),
-        ("llama", {"guidance_scale": 4.0, "max_new_tokens": 9}),
-        (
-            "llama",
-            {
-                "sequence_bias": [[[9], 6.0], [[5, 6], -3.0], [[9, 9], -20.0]],
-                "exponential_decay_length_penalty": [3, 1.5],
-                "max_new_tokens": 14,
-            },
-        ),
-        (
-            "bart",
-            {
-                "sequence_bias": [[[9], 6.0], [[9, 9], -20.0]],
-                "max_new_tokens": 9,
-                "exponential_decay_length_penalty": [2, 1.5],
-            },
-        ),
-    ],
+    a_part(
+        [
+            ("bart", {**SAID, "no_repeat_ngram_size": 2}),
+            ("bart", {**_RULES, **_FORCED, "num_beams": 3, "early_stopping": True}),
+            ("marian", {**_FORCED, "num_beams": 3, "bad_words_ids": [[1]], "max_length": 16}),
+            ("llama", {**_RULES, "min_new_tokens": 6}),
+            ("llama", {"max_length": 9}),
+            ("llama", {"guidance_scale": 4.0, "max_new_tokens": 9}),
+            (
+                "llama",
+                {
+                    "sequence_bias": [[[9], 6.0], [[5, 6], -3.0], [[9, 9], -20.0]],
+                    "exponential_decay_length_penalty": [3, 1.5],
+                    "max_new_tokens": 14,
+                },
+            ),
+            (
+                "bart",
+                {
+                    "sequence_bias": [[[9], 6.0], [[9, 9], -20.0]],
+                    "max_new_tokens": 9,
+                    "exponential_decay_length_penalty": [2, 1.5],
+                },
+            ),
+        ],
+        2,
+    ),
 )
 def test_a_checkpoint_says_how_it_generates(tmp_path, family, said):
     model_class = theirs(family, tmp_path, said=said)

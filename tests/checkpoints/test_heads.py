@@ -12,6 +12,7 @@ from keras_transformer.checkpoints.families import FAMILIES
 from keras_transformer.checkpoints.weights.safetensors_io import to_numpy
 from tests.checkpoints import families
 from tests.checkpoints.conftest import assert_same_values
+from tests.thorough import a_part
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
@@ -122,7 +123,7 @@ def test_same_logits(tmp_path, model_type, task, number, caplog):
 
 
 @pytest.mark.parametrize(
-    ("model_type", "task", "number"), [*((*case, 1) for case in CASES), *OF_ONE]
+    ("model_type", "task", "number"), a_part([*((*case, 1) for case in CASES), *OF_ONE])
 )
 def test_heads_are_written_back(tmp_path, model_type, task, number):
     reference, (ids, mask) = made(model_type, task, tmp_path / "theirs", number)
@@ -255,7 +256,6 @@ def test_a_masked_token_changes_the_other_embeddings_of_esm(tmp_path):
     np.testing.assert_allclose(found, np.concatenate(alone), atol=2e-5)
 
 
-@pytest.mark.each_backend
 @pytest.mark.parametrize("model_type", ["modernbert", "deberta-v2"])
 def test_every_weight_learns(tmp_path, model_type):
     _, (ids, mask) = made(model_type, "TextClassifier", tmp_path, number=1)

@@ -12,6 +12,7 @@ from keras_transformer.checkpoints import load_config, load_weights
 from keras_transformer.config import CHANGEABLE, OPTIONS
 from keras_transformer.models import build_backbone
 from tests.checkpoints.conftest import small_backbone
+from tests.thorough import a_part
 
 pytestmark = pytest.mark.one_backend
 
@@ -191,7 +192,7 @@ def test_every_value_of_the_config_has_a_case():
     assert set(CHANGES) > CHANGEABLE
 
 
-@pytest.mark.parametrize("name", CHANGES)
+@pytest.mark.parametrize("name", a_part(CHANGES))
 def test_with_weights_a_value_is_refused_or_changes_no_number(name, tmp_path):
     kind, values, given = CHANGES[name]
     backbone = small_backbone(kind, **values)

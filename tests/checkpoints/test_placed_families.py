@@ -100,7 +100,6 @@ def logits_of(reference, images, rows, behind=()):
         return [reference(**each).logits[0].numpy() for each in given]
 
 
-@pytest.mark.each_backend
 def test_same_logits(both):
     """Compare a batch with padding, each row with theirs alone."""
     reference, task = both

@@ -42,7 +42,6 @@ def alone(reference, row):
         return reference(torch.tensor(row[None]))[0][0].numpy()
 
 
-@pytest.mark.each_backend
 def test_same_states(both):
     """Compare one recording, and several with padding, each with theirs alone."""
     reference, backbone = both

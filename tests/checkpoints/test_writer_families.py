@@ -55,7 +55,6 @@ def both(request, tmp_path_factory):
     return reference, kt.ImageToText.from_preset(folder)
 
 
-@pytest.mark.each_backend
 def test_same_logits(both):
     reference, task = both
     ours, theirs = inputs(reference)

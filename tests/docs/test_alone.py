@@ -10,7 +10,6 @@ import pytest
 
 from tests.environments import ROOT, run
 from tests.fences import blocks_of_pages, codes
-from tests.test_docstrings import documented
 
 pytestmark = pytest.mark.one_backend
 
@@ -49,6 +48,8 @@ def first_of_keras(code):
 @pytest.mark.backend_independent
 def test_the_package_is_imported_before_keras():
     """It picks a backend that is there; Keras alone takes TensorFlow."""
+    from tests.test_docstrings import documented  # which imports every module
+
     assert first_of_keras("import os\nimport keras\nimport keras_transformer") == "keras"
     assert first_of_keras("from keras import ops\nimport keras_transformer") == "keras"
     programs = dict(BLOCKS)

@@ -25,6 +25,7 @@ def row(pattern, name, printed):
     return [float(x.replace(",", "")) for x in found.groups()]
 
 
+@pytest.mark.thorough  # twenty seconds; the others run the same program
 def test_texts(run):
     """Each model is tuned alike and scored once; its size and its speed are told."""
     flags = ["--train_size=40", "--test_size=10", "--vocabulary_size=300", "--batch_size=20"]

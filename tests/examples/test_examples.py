@@ -77,6 +77,7 @@ def test_classification(run, presets, tmp_path):
     assert classifier.classify(["what a film"])[0][0] in ("negative", "positive")
 
 
+@pytest.mark.thorough
 def test_classification_by_the_mean_of_weights(run, presets, shared_data, tmp_path):
     flags = ["--train_size=256", "--epochs=1", "--learning_rate=0.01", "--adversarial_norm=0.1"]
     flags += ["--runs=3", "--soup", "--pooling=mean", "--noscratch"]
@@ -294,6 +295,7 @@ def test_question_answering_says_what_is_missing(run):
     assert "--context needs a --question" in printed
 
 
+@pytest.mark.thorough
 def test_translation_killed_and_started_again(start, run, tmp_path):
     flags = [
         "--train_pairs=150",

@@ -13,6 +13,7 @@ import keras_transformer as kt
 from keras_transformer.exporting import FORMATS
 from tests.exporting.runtimes import reference
 from tests.tasks import audio
+from tests.thorough import a_part
 
 pytestmark = pytest.mark.one_backend("torch")
 
@@ -90,7 +91,7 @@ def arrays_of(task, texts):
     return {names[name]: np.asarray(x).astype("int64") for name, x in inputs.items()}, inputs
 
 
-@pytest.mark.parametrize("format", ["onnx", "openvino", "pt2"])
+@pytest.mark.parametrize("format", a_part(["onnx", "pt2", "openvino"], 2))
 def test_a_classifier_of_any_number_and_length(format, classifier, classifiers, loop):
     """Try sizes that were not traced too: one row, one token, as many as fit."""
     folder = classifiers(format)
@@ -113,7 +114,7 @@ ONE_PASS = {
 }
 
 
-@pytest.mark.parametrize("name", ONE_PASS)
+@pytest.mark.parametrize("name", a_part(ONE_PASS))
 def test_tasks_of_one_pass(name, loop, tmp_path):
     """Without a tokenizer too, and with places in a row that are padding."""
     keras.utils.set_random_seed(9)
@@ -154,7 +155,7 @@ def test_a_decoder_writes_the_same(format, loop, tmp_path):
         model.write(prompts, 100_000)
 
 
-@pytest.mark.parametrize("name", DECODERS)
+@pytest.mark.parametrize("name", a_part(DECODERS, 2))
 def test_decoders_of_all_kinds_of_positions(name, decoders, loop):
     lm, folder = decoders(name)
     model = loop.Model(folder)
@@ -202,7 +203,7 @@ def test_names_are_those_of_optimum(decoders):
     assert sizes == ["batch", 4, "past", 8]
 
 
-@pytest.mark.parametrize("format", ["onnx", "openvino"])
+@pytest.mark.parametrize("format", a_part(["onnx", "openvino"]))
 def test_eight_bits(format, classifier, classifiers, loop, tmp_path):
     """A quarter of the bytes, or nearly, and outputs that are near."""
     pytest.importorskip("nncf" if format == "openvino" else "onnxruntime")

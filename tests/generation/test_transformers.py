@@ -7,6 +7,7 @@ import keras_transformer as kt
 from keras_transformer.generation import BeamSearch, Engine, Greedy, Rules, Settings
 from keras_transformer.generation.guidance import negative_inputs
 from tests.generation.common import engine_inputs, found_tokens, make_prompts, on_one
+from tests.thorough import a_part
 
 torch = pytest.importorskip("torch", reason="needs PyTorch, which Transformers runs on")
 transformers = pytest.importorskip("transformers", reason="needs Transformers as the reference")
@@ -135,7 +136,7 @@ ENDINGS = [(1.0, True), (2.0, "never"), (1.0, "never"), (2.0, False), (0.6, True
     [
         *((name, 0.6, False) for name in MODELS),
         ("llama", 1.0, True),
-        *(
+        *a_part(
             on_one(name, *ending)
             for name in MODELS
             for ending in ENDINGS

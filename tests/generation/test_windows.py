@@ -30,6 +30,7 @@ from tests.generation.common import (
     on_one,
     uncached_logits,
 )
+from tests.thorough import a_part
 
 ALTERNATING = ({"window": 4}, {})
 # As Gemma 3, with 2 to 1.
@@ -142,11 +143,8 @@ def sampler_named(name):
     [
         ("beams", None),
         ("sampling", None),
-        on_one("sampling", "int8"),
-        on_one("sampling", "bfloat16"),
-        on_one("contrastive", None),
-        on_one("looked up", None),
-        ("drafted", None),
+        *a_part([on_one("sampling", "int8"), on_one("sampling", "bfloat16")], 2),
+        *a_part([("drafted", None), on_one("looked up", None), on_one("contrastive", None)]),
     ],
 )
 def test_every_sampler_finds_what_it_finds_in_a_cache_of_everything(name, dtype, engine, keeps_all):

@@ -155,7 +155,10 @@ def test_documents_do_not_see_each_other(name):
     packs = np.repeat(np.arange(6), np.diff((0, *ends)))[None]
     found = numpy(layer(x, visibility=AttentionMask(query_pack=packs)))
     for start, end in zip((0, *ends), ends, strict=False):
-        assert_close(found[:, start:end], numpy(layer(x[:, start:end])), atol=1e-5)
+        # As long as the whole, so that nothing is compiled anew: a token sees its past alone.
+        alone = np.pad(x[:, start:end], ((0, 0), (0, 23 - end + start), (0, 0)))
+        alone = numpy(layer(alone))[:, : end - start]
+        assert_close(found[:, start:end], alone, atol=1e-5)
 
 
 @every

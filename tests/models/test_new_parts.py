@@ -13,6 +13,7 @@ from keras_transformer.layers import AttentionMask, MultiHeadAttention
 from keras_transformer.layers.mixers.generalized_delta import GeneralizedDeltaRule
 from keras_transformer.layers.mixers.short_convolution import GatedShortConvolution
 from tests.layers.conftest import assert_close, numpy, randomize
+from tests.thorough import a_part
 
 IDS = np.array([[3, 4, 5, 6, 7, 8, 9, 10, 11], [12, 13, 14, 15, 0, 0, 0, 0, 0]])
 MASK = IDS > 0
@@ -145,16 +146,20 @@ def test_rows_are_as_alone_with_a_cache_and_without(name, made):
         assert_close(whole[row : row + 1, :length], alone, atol=1e-5)
     prompts = [IDS[0, :7].tolist(), IDS[1, :2].tolist(), IDS[0, :1].tolist()]
     together = lm.generate(prompts, max_new_tokens=6)
-    for prompt, tokens in zip(prompts, together, strict=True):
-        written = np.array([[*prompt, *tokens[:-1]]])
-        logits = numpy(backbone.logits(backbone({"token_ids": written})))[0, len(prompt) - 1 :]
+    # One pass over all texts, of one length: other lengths would be compiled anew.
+    written = [[*prompt, *tokens[:-1]] for prompt, tokens in zip(prompts, together, strict=True)]
+    ids = np.array([row + [0] * (12 - len(row)) for row in written])
+    mask = np.array([[True] * len(row) + [False] * (12 - len(row)) for row in written])
+    all_logits = numpy(backbone.logits(backbone({"token_ids": ids, "padding_mask": mask})))
+    for logits, prompt, row, tokens in zip(all_logits, prompts, written, together, strict=True):
+        logits = logits[len(prompt) - 1 : len(row)]
         chosen = np.take_along_axis(logits, np.array(tokens)[:, None], axis=-1)[:, 0]
         assert np.all(chosen >= logits.max(axis=-1) - 1e-5)
     assert lm.generate(prompts[0], max_new_tokens=6) == together[0]
 
 
 @pytest.mark.one_backend
-@every
+@pytest.mark.parametrize("name", a_part(MODELS, 2))
 def test_beams_packs_and_training(name, made):
     backbone = made[name]
     lm = kt.CausalLM(backbone)

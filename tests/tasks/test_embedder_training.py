@@ -39,7 +39,6 @@ CLASSES = {
 }
 
 
-@pytest.mark.each_backend
 @pytest.mark.parametrize("loss", ROWS)
 def test_a_step_is_that_of_sentence_transformers(tmp_path, loss):
     """Plain gradient descent: the weights after a step are the gradient of it."""

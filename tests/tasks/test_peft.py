@@ -112,7 +112,6 @@ def edit_tensors(folder, change):
     safetensors.numpy.save_file(tensors, path)
 
 
-@pytest.mark.each_backend
 @pytest.mark.parametrize("case", CASES)
 def test_logits_are_those_of_peft_in_both_directions(case, tmp_path):
     theirs = adapted(case, tmp_path)

@@ -33,7 +33,6 @@ from tests.training.preferring import (
 TRL = json.loads(VALUES.read_text())
 
 
-@pytest.mark.each_backend
 @pytest.mark.parametrize("name", LOSSES)
 def test_loss_metrics_and_gradient_are_those_of_trl(name):
     task, found, gradients = learn(name)

@@ -21,6 +21,7 @@ OPTIONS = {
     "sampler": kt.generation.Random(TEMPERATURE), "max_new_tokens": LONGEST, "stop": None,
     "rules": None, "constraint": None, "cache_dtype": None,
 }  # fmt: skip
+TEXT_LENGTH = 24  # the longest prompt and what is drawn behind it fit
 TABLE = {"prompt": PROMPTS, "equal": [False, False, True]}
 
 
@@ -90,9 +91,14 @@ def test_the_kept_values_are_those_that_trl_computes():
 
 
 def whole_scores(lm, ids, temperature):
-    """Return all log-probabilities of the next tokens, by one pass over an unpadded text."""
-    inputs = {"token_ids": np.array([ids]), "padding_mask": np.ones((1, len(ids)), bool)}
-    logits = ops.convert_to_numpy(lm(inputs))[0].astype("float64") / temperature
+    """Return all log-probabilities of the next tokens, by one pass over one text.
+
+    Padding behind it makes all texts equally long, so that nothing is compiled anew.
+    """
+    padded = np.zeros((1, TEXT_LENGTH), int)
+    padded[0, : len(ids)] = ids
+    inputs = {"token_ids": padded, "padding_mask": np.arange(TEXT_LENGTH)[None] < len(ids)}
+    logits = ops.convert_to_numpy(lm(inputs))[0, : len(ids)].astype("float64") / temperature
     return logits - np.log(np.exp(logits).sum(-1, keepdims=True))
 
 

@@ -16,7 +16,7 @@ import pytest
 import keras_transformer as kt
 from keras_transformer.support.files import SafetensorsFile, write_safetensors
 from keras_transformer.training import LastCheckpoints, ResumableRun
-from tests.thorough import seeds
+from tests.thorough import THOROUGH, seeds
 
 pytestmark = pytest.mark.one_backend
 
@@ -99,7 +99,7 @@ def test_a_run_killed_at_random_repeats_the_unbroken_one(start, tmp_path):
     assert [(e, b) for e, b, _ in expected] == [(e, b) for e in range(3) for b in range(steps)]
 
     moments = random.Random(seeds(1)[0])
-    for _ in range(3):
+    for _ in range(3 if THOROUGH else 2):
         before = len(lines_of(killed))
         process = start(tmp_path / "killed", killed)
         while process.poll() is None and len(lines_of(killed)) == before:

@@ -158,21 +158,19 @@ def _is_view(node: fx.Node) -> bool:
 
 def shape_of(node: fx.Node) -> tuple[int, ...] | None:
     """Return the shape of a node's result, if it is known."""
-    meta = node.meta.get("tensor_meta")
-    return None if meta is None else tuple(meta.shape)
+    result = node.meta.get("val")
+    return tuple(result.shape) if isinstance(result, torch.Tensor) else None
 
 
 def dtype_of(node: fx.Node) -> torch.dtype | None:
     """Return the dtype of a node's result, if it is known."""
     if node.op == "get_attr":
         return getattr(node.graph.owning_module, node.target).dtype
-    meta = node.meta.get("tensor_meta")
-    return None if meta is None else meta.dtype
+    result = node.meta.get("val")
+    return result.dtype if isinstance(result, torch.Tensor) else None
 
 
 def _in_order(node: fx.Node) -> bool:
     """Return True if a tensor is contiguous in memory."""
-    meta = node.meta.get("tensor_meta")
-    return meta is not None and torch.empty(meta.shape, device="meta").stride() == tuple(
-        meta.stride
-    )
+    result = node.meta.get("val")
+    return isinstance(result, torch.Tensor) and result.is_contiguous()

@@ -10,13 +10,12 @@ from typing import Any
 import keras
 import torch
 import torch.utils._pytree as pytree
-from torch._guards import TracingContext, detect_fake_mode, tracing
-from torch._subclasses import FakeTensorMode
+from torch._guards import detect_fake_mode
 from torch._subclasses.fake_tensor import DataDependentOutputException
-from torch.fx.experimental.proxy_tensor import make_fx
 
 from keras_transformer.kernels.process import release_memory
 from keras_transformer.kernels.programs import PROGRAMS, TRACING, Compiled
+from keras_transformer.kernels.torch_tracing.recorder import record_operations
 from keras_transformer.kernels.values import Questions, host_array
 
 _aten = torch.ops.aten
@@ -196,10 +195,8 @@ def written_down(
         found.append(result)
         return [keras.ops.convert_to_tensor(x).detach() for x in outputs]
 
-    mode = detect_fake_mode(given) or FakeTensorMode(allow_non_fake_inputs=True)
     try:
-        with tracing(TracingContext(mode)):
-            graph = make_fx(flat, tracing_mode="fake", _allow_non_fake_inputs=True)(*given)
+        graph = record_operations(flat, given, detect_fake_mode(given))
     except DataDependentOutputException as error:
         raise ValueError(
             "a step must do the same whatever the numbers in its tensors are, but this one reads "

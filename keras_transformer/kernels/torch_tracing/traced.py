@@ -15,13 +15,11 @@ import keras
 import torch
 import torch.utils._pytree as pytree
 from torch import fx
-from torch._guards import TracingContext, tracing
-from torch._subclasses import FakeTensorMode
-from torch.fx.experimental.proxy_tensor import make_fx
 
 from keras_transformer.kernels.programs import PROGRAMS, TRACING, Compiled
 from keras_transformer.kernels.torch_tracing.fused import fuse_normalizations
 from keras_transformer.kernels.torch_tracing.onednn import OneDNN
+from keras_transformer.kernels.torch_tracing.recorder import record_operations
 from keras_transformer.kernels.torch_tracing.simplify import (
     eliminate_common_subexpressions,
     simplified,
@@ -91,10 +89,8 @@ class TracedFunction:
             found.append(result)
             return [x if x is None else keras.ops.convert_to_tensor(x) for x in outputs]
 
-        # Tensors are fake, so nothing is computed: the function would write to the cache in place.
-        # Without a context that has a mode, `make_fx` would make a mode for each operation.
-        with tracing(TracingContext(FakeTensorMode(allow_non_fake_inputs=True))):
-            graph = make_fx(flat, tracing_mode="fake", _allow_non_fake_inputs=True)(*leaves)
+        # Nothing is computed: the function would write to the cache in place.
+        graph = record_operations(flat, leaves)
         device = next((x.device for x in leaves if x is not None), None)
         on_gpu = device is not None and device.type != "cpu"
         graph = fuse_normalizations(simplified(graph), on_gpu)
