@@ -4,9 +4,10 @@ A test is left out as early as its marks are known: a file before it is read by 
 before its parameters are made, a parameter once it is an item. Collecting everything on each
 backend took a fifth of the run.
 
-A test without such a mark runs on each backend if its subject is operations: kernels, layers,
-models, losses and the like. Of several cases the first does, and the others take turns. What is
-built on these runs once: tests, and cases of a test, take turns. The mark `each_backend` keeps a
+Where a test without such a mark runs depends on its subject. Operations, such as kernels, losses
+and metrics: on each backend. Layers and models: on PyTorch and, by turns, on one of the two that
+compile. Of several cases that holds for the first, and the others run once, by turns. What is built
+on these runs once: tests, and cases of a test, take turns. The mark `each_backend` keeps a
 test and all of its cases on each backend, and so does the thorough run.
 """
 
@@ -28,9 +29,8 @@ INSTALLED = [
 # The backends that these tests are run on, one after the other: `make` names them.
 RUN = os.environ.get("TEST_BACKENDS", "").split() or INSTALLED
 HERE = Path(__file__).parent
-# Folders of tests whose subject is operations, as it is of the files beside the folders.
-LOWER_FLOORS = {"kernels", "layers", "models"}
-# Files of other folders whose subject is operations, or what Keras and a compiler make of a task.
+# Files whose subject is operations, or what Keras and a compiler make of a task. Those of kernels/
+# and those beside the folders are such files too.
 OF_OPERATIONS = {
     "test_accumulation.py", "test_cache.py", "test_choosing.py", "test_embedding_losses.py",
     "test_engine.py", "test_first_fit.py", "test_keras_contract.py",
@@ -67,13 +67,16 @@ def place(marks: dict[str, tuple], here: str) -> tuple[str | None, str]:
 
 def backends_of(path: Path, name: str, number: int) -> list[str]:
     """Return the backends, of those of the run, of a case of a test without a mark."""
-    in_folder = path.is_relative_to(HERE) and path.parent != HERE
-    lower = not in_folder or path.relative_to(HERE).parts[0] in LOWER_FLOORS
-    if lower or path.name in OF_OPERATIONS:
-        return [RUN[number % len(RUN)]] if number else RUN
-    turns = [backend for backend in TURNS if backend in RUN]
+    place = path.relative_to(HERE).parts if path.is_relative_to(HERE) else (path.name,)
     # By its name, so that it is the same in each process.
-    return [turns[(zlib.crc32(f"{path.name}::{name}".encode()) + number) % len(turns)]]
+    turn = zlib.crc32(f"{path.name}::{name}".encode()) + number
+    if place[0] in ("kernels", path.name) or path.name in OF_OPERATIONS:
+        return [RUN[number % len(RUN)]] if number else RUN
+    compiled = [backend for backend in RUN if backend != "torch"]
+    if place[0] in ("layers", "models") and compiled and number == 0:
+        return [backend for backend in RUN if backend in ("torch", compiled[turn % len(compiled)])]
+    turns = [backend for backend in TURNS if backend in RUN]
+    return [turns[turn % len(turns)]]
 
 
 def marks_of_file(path: Path) -> dict[str, tuple]:

@@ -107,16 +107,20 @@ def test_what_is_asked_for_by_name_says_where_it_runs(tmp_path):
     assert "TEST_BACKENDS=jax" in printed
 
 
-def test_what_is_built_on_operations_runs_once(monkeypatch):
+def test_operations_run_on_each_backend_and_what_is_built_on_them_once(monkeypatch):
     backends = ["jax", "tensorflow", "torch"]
     monkeypatch.setattr(places, "RUN", backends)
-    for of_operations in ("layers/test_blocks.py", "training/test_losses.py", "test_sizes.py"):
+    for of_operations in ("kernels/test_a.py", "training/test_losses.py", "test_sizes.py"):
         path = ROOT / "tests" / of_operations
         assert places.backends_of(path, "test_a", 0) == backends
         assert [places.backends_of(path, "test_a", i) for i in (1, 2)] == [
             ["tensorflow"],
             ["torch"],
         ]
+    layers = ROOT / "tests/layers/test_blocks.py"
+    found = {tuple(places.backends_of(layers, f"test_{i}", 0)) for i in range(20)}
+    assert found == {("jax", "torch"), ("tensorflow", "torch")}
+    assert len(places.backends_of(layers, "test_a", 1)) == 1
     for upper in (ROOT / "tests/tasks/test_streams.py", ROOT / "tests/checkpoints/test_weights.py"):
         found = [places.backends_of(upper, "test_a", number) for number in range(6)]
         assert sorted(found) == [*[["jax"]] * 2, ["tensorflow"], *[["torch"]] * 3]

@@ -138,10 +138,8 @@ def test_tasks_of_one_pass(name, loop, tmp_path):
 
 
 # Of trained weights; test_kinds.py has a small decoder and translator in each format.
-REAL = ["onnx", pytest.param("openvino", marks=pytest.mark.thorough)]
-
-
-@pytest.mark.parametrize("format", REAL)
+@pytest.mark.parametrize("format", ["onnx", "openvino"])
+@pytest.mark.thorough
 def test_a_decoder_writes_the_same(format, loop, tmp_path):
     """Token for token, with the cache, for rows of unlike length padded on either side."""
     lm = kt.CausalLM.from_preset("gpt_tiny_shakespeare")
