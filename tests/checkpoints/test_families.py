@@ -223,6 +223,7 @@ _WITH_GRADIENTS = [
 ]
 
 
+@pytest.mark.one_backend
 @pytest.mark.parametrize(
     ("model_type", "number"), [*((name, 0) for name in _WITH_GRADIENTS), *_FURTHER]
 )
@@ -276,6 +277,7 @@ _WRITTEN_OTHERWISE = [
 ]
 
 
+@pytest.mark.one_backend
 @pytest.mark.parametrize("model_type", _WRITTEN_OTHERWISE)
 def test_same_gradients_read_like_weights(tmp_path, model_type):
     """Compare gradients read like weights, whose layout in memory differs from the file's."""
@@ -448,6 +450,7 @@ _GENERATING = [
 ]
 
 
+@pytest.mark.one_backend
 @pytest.mark.parametrize(
     ("model_type", "number"),
     a_part([*((name, 0) for name in _GENERATING), *(x for x in _FURTHER if x[0] in _GENERATING)]),

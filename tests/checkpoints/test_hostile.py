@@ -59,7 +59,7 @@ def test_every_base_is_healthy(name):
         assert check(name, folder) == healthy(name)[0]
 
 
-@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("name", _SOME)
 def test_values_of_the_config(name):
     @of_a_format(name, 40)
     @given(data=st.data())

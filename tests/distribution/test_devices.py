@@ -13,19 +13,11 @@ import pytest
 import keras_transformer as kt
 from keras_transformer.config.structure import variable_shapes
 from keras_transformer.distribution.layout import axes_of
+from tests.distribution.workers import MESHES
 
 pytestmark = pytest.mark.each_backend
 ROOT = Path(__file__).parents[2]
-RUNS = [
-    ("encoder", "2x4"),
-    ("decoder", "8x1"),
-    ("decoder", "1x4"),
-    ("decoder", "2x4"),
-    ("experts", "2x4"),
-    ("recurrent", "2x4"),
-    ("latent", "2x4"),
-    ("seq2seq", "2x4"),
-]
+RUNS = [(kind, f"{data}x{model}") for kind, meshes in MESHES.items() for data, model in meshes]
 
 
 on_jax = pytest.mark.parametrize("only", ["jax"], indirect=True)

@@ -23,11 +23,11 @@ FAULTS = {
 }
 
 
-# Each starts three processes: two of them in every run of the tests.
+# Each starts three processes: one of them in every run of the tests.
 @pytest.mark.parametrize(
     "fault",
     [
-        pytest.param(fault, marks=() if fault in ("killed", "fewer") else pytest.mark.thorough)
+        pytest.param(fault, marks=() if fault == "killed" else pytest.mark.thorough)
         for fault in FAULTS
     ],
 )

@@ -36,10 +36,12 @@ MESHES = {
     "encoder": [(2, 4)],
     "decoder": [(8, 1), (1, 4), (2, 4)],
     "experts": [(2, 4)],
+    "seq2seq": [(2, 4)],
     "recurrent": [(2, 4)],
     "latent": [(2, 4)],
-    "seq2seq": [(2, 4)],
 }
+if not THOROUGH and not ON_GPUS:
+    del MESHES["recurrent"], MESHES["latent"]
 
 
 def under(data: int, model: int):
@@ -346,9 +348,9 @@ def torch_process(rank: str, store: str) -> dict:
     return found
 
 
-SPREAD = {2: ["encoder", "adapters"], 4: ["encoder"]}
+SPREAD = {2: ["encoder", "adapters"]}
 if THOROUGH:
-    SPREAD[2] = ["encoder", "experts", "seq2seq", *VARIANTS]
+    SPREAD = {2: ["encoder", "experts", "seq2seq", *VARIANTS], 4: ["encoder"]}
 
 
 def torch_alone() -> dict:

@@ -344,6 +344,7 @@ def log(folder):
         return list(csv.DictReader(file))
 
 
+@pytest.mark.thorough
 def test_assistant(start, tmp_path, shared_data):
     """The mechanics of each stage: so small a decoder learns nothing in a few steps."""
     text = (Path(shared_data) / "tinyshakespeare" / "input.txt").read_text(encoding="utf-8")
@@ -384,6 +385,7 @@ def test_assistant(start, tmp_path, shared_data):
     assert abs(scores[0] - scores[1]) <= 0.01 * abs(scores[0])  # float16 and float32
 
 
+@pytest.mark.thorough
 def test_reinforce_arithmetic(run, tmp_path):
     """The mechanics: so small a decoder learns little in a few steps."""
     flags = ["--size=tiny", "--every=2", "--supervised=0.01", "--work_dir=work"]

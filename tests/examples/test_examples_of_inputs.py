@@ -58,6 +58,7 @@ def test_images_of_any_classes(run, tmp_path):
     assert (tmp_path / "seen.png").stat().st_size > 10_000
 
 
+@pytest.mark.thorough
 def test_dna(run, tmp_path):
     """Scored by parts, killed or done it does not begin anew; asked why, it draws."""
     small = ["--train", "--train_size=60", "--folds=2", "--epochs=2", "--width=16"]
@@ -78,6 +79,7 @@ def test_dna(run, tmp_path):
     assert "Sequence 0 has 4 bases" in run("dna", "--sequences=ACGT", code=1)
 
 
+@pytest.mark.thorough
 def test_music(run, tmp_path):
     """Trained beside an LSTM, it goes on with a chorale as MIDI, WAV and a picture."""
     small = ["--train", "--train_size=2", "--epochs=1", "--layers=1", "--width=32", "--window=40"]
@@ -121,6 +123,7 @@ def test_speech(run, tmp_path):
     assert Image.open(tmp_path / "seen.png").size > (600, 500)
 
 
+@pytest.mark.thorough
 def test_captions(run, tmp_path):
     folder = tmp_path / "easy_vqa"
     (folder / "images").mkdir(parents=True)

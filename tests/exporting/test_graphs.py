@@ -153,7 +153,7 @@ def test_a_decoder_writes_the_same(format, loop, tmp_path):
         model.write(prompts, 100_000)
 
 
-@pytest.mark.parametrize("name", a_part(DECODERS, 2))
+@pytest.mark.parametrize("name", a_part(DECODERS, 4))
 def test_decoders_of_all_kinds_of_positions(name, decoders, loop):
     lm, folder = decoders(name)
     model = loop.Model(folder)

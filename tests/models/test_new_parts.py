@@ -104,7 +104,7 @@ def made():
 
 
 @pytest.mark.one_backend
-@every
+@pytest.mark.parametrize("name", a_part(MODELS, 2))
 def test_weights_and_files(name, made, tmp_path):
     backbone = made[name]
     config = backbone.config

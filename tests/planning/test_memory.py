@@ -74,7 +74,8 @@ CASES = {
 
 if not THOROUGH:  # compiling each takes ten seconds, and others hold the same terms
     others = ("latent", "experts, rematerialized", "fsdp axis, rematerialized", "all axes")
-    for name in (*others, "data axis, few tokens"):
+    plain = ("decoder, rematerialized", "seq2seq")
+    for name in (*others, *plain, "data axis, few tokens"):
         del CASES[name]
 
 
@@ -128,6 +129,8 @@ def test_the_peak_is_within_a_tenth(real, name):
 
 
 def test_rematerialization_saves_what_the_plan_says(real):
-    for kind in ("decoder", "encoder", "seq2seq"):
+    kinds = [kind for kind in CASES if f"{kind}, rematerialized" in CASES]
+    assert "encoder" in kinds
+    for kind in kinds:
         whole, less = real[kind]["total"], real[f"{kind}, rematerialized"]["total"]
         assert less < 0.8 * whole

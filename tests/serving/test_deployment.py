@@ -42,6 +42,7 @@ def test_what_the_dockerfile_runs_is_understood():
     assert all(re.search(rf"^{extra} = \[", project, re.M) for extra in extras)
 
 
+@pytest.mark.thorough
 def test_a_task_over_a_file_on_two_workers_of_ray(tmp_path):
     """Each text has what the task gives it alone, in the order of the file."""
     lines = ["a man rides a bike .", "two dogs are playing .", "it is cold ."] * 3

@@ -168,7 +168,7 @@ def test_wrong_data_is_refused_before_work():
         kt.DepthEstimator(kt.models.Encoder(config))
 
 
-@pytest.mark.one_backend
+@pytest.mark.thorough
 def test_onnx_gives_the_same_maps(tmp_path):
     runtime = pytest.importorskip("onnxruntime")
     for task, name in ((segmenter(), "logits"), (estimator(), "predicted_depth")):

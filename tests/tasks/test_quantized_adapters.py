@@ -12,8 +12,6 @@ from keras_transformer.layers import embedding
 from keras_transformer.layers.dense import LOW_RANK, Dense
 from keras_transformer.training import lora
 
-pytestmark = pytest.mark.each_backend
-
 RANDOM = np.random.default_rng(0)
 IDS = {"token_ids": RANDOM.integers(0, 50, (4, 12))}
 NEXT = np.roll(IDS["token_ids"], -1, axis=1)

@@ -42,7 +42,6 @@ def test_same_logits_in_one_batch(both):
         assert np.abs(found[i][mask[i]] - expected).max() <= 1e-4
 
 
-@pytest.mark.each_backend
 def test_answers_are_those_of_each_row_alone(both):
     """Through the cache: tokens behind images have smaller positions than places."""
     model, processor, task = both
@@ -65,7 +64,6 @@ def test_answers_are_those_of_each_row_alone(both):
         task.end_ids = ends
 
 
-@pytest.mark.each_backend
 def test_same_gradients(both, tmp_path):
     model, processor, task = both
     model, conversation = copy.deepcopy(model), conversations()[2]

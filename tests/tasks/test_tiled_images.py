@@ -49,7 +49,6 @@ def test_same_ids_and_logits_in_one_batch(both):
         assert np.abs(found[i][mask[i]] - expected).max() <= 1e-4
 
 
-@pytest.mark.each_backend
 def test_answers_are_those_of_each_row_alone(both):
     model, processor, task = both
     task.end_ids, ends = (), task.end_ids
@@ -97,7 +96,6 @@ def answered():
     return [[*conversation, said] for conversation in conversations()]
 
 
-@pytest.mark.each_backend
 def test_it_learns_from_conversations(both):
     """The loss is that of the answers, and goes down; rows are cut within an image."""
     model, processor, task = both
