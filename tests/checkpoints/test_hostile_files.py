@@ -18,6 +18,7 @@ from tests.checkpoints import mutations
 from tests.checkpoints.format_1 import in_format_1
 from tests.checkpoints.hostile import check, healthy, loaded, mutated, outcome
 from tests.checkpoints.mutations import WEIGHTS
+from tests.thorough import a_part
 
 pytestmark = pytest.mark.backend_independent
 
@@ -43,7 +44,7 @@ def test_a_folder_that_is_a_link_out():
             load_config(folder)
 
 
-@pytest.mark.parametrize("name", ["ours", *FAMILIES])
+@pytest.mark.parametrize("name", a_part(["ours", *FAMILIES]))
 def test_code_is_never_run(name, tmp_path, monkeypatch):
     with mutated(name) as folder:
         marker = tmp_path / "ran"

@@ -119,6 +119,7 @@ def written(task, images, rows, **options):
     return [first.token_ids for first, *_ in call.completions()]
 
 
+@pytest.mark.one_backend
 def test_greedy_decoding_is_the_same(both):
     """Through the cache, prompts of several lengths in a batch and each alone."""
     reference, task = both
