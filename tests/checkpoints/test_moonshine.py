@@ -60,6 +60,7 @@ def both(request, tmp_path_factory):
     return reference, kt.SpeechToText.from_preset(folder)
 
 
+@pytest.mark.one_backend
 def test_same_states_and_logits(both):
     """Compare one recording, and several with padding, each with theirs alone."""
     reference, task = both

@@ -41,6 +41,7 @@ def start(forks, machines: list, folder: Path, losses: Path) -> list:
     ]
 
 
+@pytest.mark.one_backend  # on JAX too in the thorough run
 @pytest.mark.skipif(keras.backend.backend() == "tensorflow", reason="Orbax or PyTorch")
 def test_killed_processes_repeat_the_unbroken_run(forks, tmp_path):
     train(tmp_path / "one", tmp_path / "one.jsonl", parallel=False)

@@ -41,7 +41,7 @@ MESHES = {
     "latent": [(2, 4)],
 }
 if not THOROUGH and not ON_GPUS:
-    del MESHES["recurrent"], MESHES["latent"]
+    del MESHES["recurrent"], MESHES["latent"], MESHES["decoder"][0]
 
 
 def under(data: int, model: int):

@@ -217,6 +217,7 @@ def test_eight_bits(format, classifier, classifiers, loop, tmp_path):
     assert 0 < np.abs(found - ours).max() < 0.05
 
 
+@pytest.mark.thorough
 def test_onnxruntime_genai(decoders):
     import onnxruntime_genai
 
@@ -243,7 +244,9 @@ def assert_exported_tokens(format, loop, folder):
     assert loop.Model(folder).greedy(PROMPTS, 8) == [list(row) for row in ours]
 
 
+# The child process of the next test is the same one.
 @pytest.mark.each_backend
+@pytest.mark.thorough
 def test_from_each_backend(loop, tmp_path):
     """On a backend that does not convert a child process does."""
     assert_exported_tokens("onnx", loop, tmp_path / "lm")

@@ -137,7 +137,6 @@ def test_a_text_that_is_too_long_or_empty(tmp_path):
     assert 0 < room < 12 and served(tmp_path / "lm", [prompt])["text"][0].decode() == ours
 
 
-@pytest.mark.each_backend
 def test_ids_where_a_graph_cannot_read_texts(tmp_path):
     """The converting process reports it, even if it is a separate one."""
     symbols = kt.Tokenizer.of_symbols("ACGT")

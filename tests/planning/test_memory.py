@@ -74,7 +74,7 @@ CASES = {
 
 if not THOROUGH:  # compiling each takes ten seconds, and others hold the same terms
     others = ("latent", "experts, rematerialized", "fsdp axis, rematerialized", "all axes")
-    plain = ("decoder, rematerialized", "seq2seq")
+    plain = ("decoder, rematerialized", "seq2seq", "seq2seq, rematerialized", "experts")
     for name in (*others, *plain, "data axis, few tokens"):
         del CASES[name]
 

@@ -39,6 +39,7 @@ def said(task, most):
     return task.tokenizer.decode(task.generate(ids, most, "greedy"))
 
 
+@pytest.mark.thorough
 def test_langchain(base, task, served):
     openai = pytest.importorskip("langchain_openai", reason="needs langchain-openai")
     from langchain_core.exceptions import ContextOverflowError
@@ -96,6 +97,7 @@ def test_litellm(base, task, monkeypatch):
     assert len(litellm.embedding(model="openai/embedder", input=["a", "b"], **where).data) == 2
 
 
+@pytest.mark.thorough
 def test_llm(base, task, tmp_path):
     pytest.importorskip("llm", reason="needs llm")
     (tmp_path / "extra-openai-models.yaml").write_text(

@@ -120,6 +120,7 @@ def test_presets_and_keras_files(both, tmp_path):
 
 
 @pytest.mark.parametrize("both", MODELS[::2], indirect=True, ids=str)
+@pytest.mark.one_backend
 def test_fit_counts_the_answer(both):
     """Images and prompts, and conversations, of which some batches have no image."""
     *_, task = both

@@ -11,6 +11,7 @@ from keras_transformer.kernels.quantized_matrix import QuantizedMatrix
 from keras_transformer.layers import embedding
 from keras_transformer.layers.dense import LOW_RANK, Dense
 from keras_transformer.training import lora
+from tests.thorough import a_part
 
 RANDOM = np.random.default_rng(0)
 IDS = {"token_ids": RANDOM.integers(0, 50, (4, 12))}
@@ -201,11 +202,14 @@ def test_adapters_of_a_quantized_model_are_files(tmp_path):
 @pytest.mark.one_backend
 @pytest.mark.parametrize(
     ("dtype", "later"),
-    [
-        ("int8", {"mode": "int8"}),
-        ("int4/-1", {"config": keras.quantizers.Int4QuantizationConfig(block_size=-1)}),
-        ("int4/16", {"config": keras.quantizers.Int4QuantizationConfig(block_size=16)}),
-    ],
+    a_part(
+        [
+            ("int8", {"mode": "int8"}),
+            ("int4/-1", {"config": keras.quantizers.Int4QuantizationConfig(block_size=-1)}),
+            ("int4/16", {"config": keras.quantizers.Int4QuantizationConfig(block_size=16)}),
+        ],
+        2,
+    ),
 )
 def test_a_preset_is_quantized_layer_by_layer(dtype, later, tmp_path, monkeypatch):
     monkeypatch.setattr(embedding, "_ROWS", 7)  # embeddings in several parts, the last one smaller

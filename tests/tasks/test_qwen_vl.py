@@ -122,7 +122,6 @@ def test_an_image_is_encoded_once(both):
     assert "encoder_patches" not in task.arrays_of(images[:1])
 
 
-@pytest.mark.each_backend
 def test_fit_and_captions(both):
     """Images and prompts, and conversations, of which some batches have no image."""
     *_, task = both
