@@ -13,6 +13,7 @@ import pytest
 import keras_transformer as kt
 from tests.distribution.hosts import two_hosts
 from tests.distribution.run_worker import EPOCHS, train
+from tests.thorough import THOROUGH
 from tests.training.test_resume import make_dataset, make_model
 
 pytestmark = pytest.mark.each_backend
@@ -41,8 +42,10 @@ def start(forks, machines: list, folder: Path, losses: Path) -> list:
     ]
 
 
-@pytest.mark.one_backend  # on JAX too in the thorough run
-@pytest.mark.skipif(keras.backend.backend() == "tensorflow", reason="Orbax or PyTorch")
+@pytest.mark.skipif(
+    keras.backend.backend() == "tensorflow" or (keras.backend.backend() == "jax" and not THOROUGH),
+    reason="Orbax or PyTorch; Orbax in `make test-thorough`",
+)
 def test_killed_processes_repeat_the_unbroken_run(forks, tmp_path):
     train(tmp_path / "one", tmp_path / "one.jsonl", parallel=False)
     expected = {(epoch, batch): loss for epoch, batch, loss in lines_of(tmp_path / "one.jsonl")}

@@ -122,6 +122,7 @@ def node_packages() -> Path:
 
 
 @pytest.mark.one_backend
+@pytest.mark.thorough
 def test_javascript_says_what_python_says(tmp_path, monkeypatch):
     pytest.importorskip("onnxscript")
     monkeypatch.chdir(tmp_path)

@@ -222,6 +222,7 @@ def test_long_documents(run, tmp_path):
 
 
 # On the others the thorough run starts it; what it calls is tested there in `tests/distribution`.
+@pytest.mark.thorough
 def test_train_distributed(run, backend, tmp_path):
     """Two devices, or processes: the curve of one device."""
     sizes = ["--steps=3", "--batch_size=8", "--hidden_dim=16", "--num_layers=1"]
@@ -239,6 +240,7 @@ def test_train_distributed(run, backend, tmp_path):
     assert kt.CausalLM.from_preset(tmp_path / "model").generate("ROMEO:", max_new_tokens=1)
 
 
+@pytest.mark.thorough
 @pytest.mark.one_backend("jax")
 def test_train_distributed_says_what_does_not_go(run):
     printed = run("train_distributed", "--data=3", "--processes=2", code=1)

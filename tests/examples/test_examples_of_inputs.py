@@ -100,6 +100,7 @@ def test_music(run, tmp_path):
     )
 
 
+@pytest.mark.thorough
 def test_speech(run, tmp_path):
     """Both kinds of models are trained on a few recordings; then they listen, and it is drawn."""
     folder, time = tmp_path / "spoken_digits", np.arange(2400) / 8000

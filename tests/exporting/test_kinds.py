@@ -25,7 +25,7 @@ def formats_and_kinds():
     for name in GRAPHS:
         for kind in KINDS:
             marks = [pytest.mark.one_backend(FORMATS[name].backend or "torch")]
-            alike = kind in ALIKE and name != "onnx"
+            alike = kind in ALIKE and (name, kind) != ("onnx", "image")
             if alike or (name == "openvino" and kind not in OF_OPENVINO):
                 marks.append(pytest.mark.thorough)
             yield pytest.param(name, kind, marks=marks)

@@ -28,7 +28,6 @@ def both(request, tmp_path_factory):
     return model, processor, kt.ImageToText.from_preset(folder)
 
 
-@pytest.mark.each_backend
 def test_same_logits_in_one_batch(both):
     """Rows with none, one, two and five images of three sizes, each row with theirs alone."""
     model, processor, task = both

@@ -106,6 +106,7 @@ def test_draws_and_quantiles(learned):
     assert alone.shape == (7, 6) and np.abs(alone - drawn[0][..., 0]).max() <= 1e-5
 
 
+@pytest.mark.one_backend
 def test_missing_values(learned):
     """Missing values are masked, as input and as target."""
     series = waves(80)

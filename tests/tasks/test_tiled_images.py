@@ -35,7 +35,6 @@ def both(request, tmp_path_factory):
     return model, processor, kt.ImageToText.from_preset(folder)
 
 
-@pytest.mark.each_backend
 def test_same_ids_and_logits_in_one_batch(both):
     """Rows with none, one, two and five images of several sizes and numbers of tiles."""
     model, processor, task = both
