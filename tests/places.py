@@ -29,8 +29,8 @@ INSTALLED = [
 # The backends that these tests are run on, one after the other: `make` names them.
 RUN = os.environ.get("TEST_BACKENDS", "").split() or INSTALLED
 HERE = Path(__file__).parent
-# Files whose subject is operations, or what Keras and a compiler make of a task. Those of kernels/
-# and those beside the folders are such files too.
+# Files whose subject is operations, or what Keras and a compiler make of a task. The files of
+# kernels/, and all that are in no folder, are such files too.
 OF_OPERATIONS = {
     "test_accumulation.py", "test_cache.py", "test_choosing.py", "test_embedding_losses.py",
     "test_engine.py", "test_first_fit.py", "test_keras_contract.py",
