@@ -278,9 +278,9 @@ CASES.append(("asked", TransformerConfig(kind="seq2seq", **ASKED, **TINY)))
 @pytest.mark.one_backend
 def test_the_description_is_that_of_each_preset(subtests):
     """In one test: to read all configs where tests are collected takes every process seconds."""
-    presets = a_part(tiny_presets())
-    assert len(presets) > 50
-    for name, config in presets:
+    presets = tiny_presets()
+    assert len(presets) > 100
+    for name, config in a_part(presets):
         with subtests.test(name):
             check_description(config)
 

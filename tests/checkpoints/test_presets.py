@@ -26,7 +26,7 @@ from keras_transformer.models import build_backbone
 from keras_transformer.tokenizers import Tokenizer
 from tests.checkpoints.conftest import needs_minilm, small_backbone
 from tests.test_structure import cut_down, small_sides
-from tests.thorough import THOROUGH
+from tests.thorough import a_part
 
 pytestmark = pytest.mark.one_backend
 
@@ -103,7 +103,7 @@ def test_every_bundled_preset_is_complete(name):
 
 
 # Of each structure `tests/test_structure.py` builds one, so that the short run takes a third here.
-@pytest.mark.parametrize("name", list_presets()[:: 1 if THOROUGH else 3])
+@pytest.mark.parametrize("name", a_part(list_presets()))
 def test_bundled_presets_build_without_weights(name):
     sizes = {"vocabulary_size": 13, "hidden_dim": 16, "num_heads": 4, "intermediate_dim": 8}
     sizes |= {"num_key_value_heads": 2, "rotary_dim": None}

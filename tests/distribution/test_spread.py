@@ -81,8 +81,8 @@ def test_closed_checkpoints_leave_no_group(spread):
 def test_setup_says_what_does_not_fit(spread):
     first, second = spread[2]
     assert first["setup"] == [1, 2, 0, 2] and second["setup"] == [1, 2, 1, 2]
-    copies = [found["setup"] for found in spread.get(4, ())]
-    assert copies == [[2, 2, rank, 4] for rank in range(len(copies))]
+    if THOROUGH:  # four processes, which hold copies, are started there alone
+        assert [found["setup"] for found in spread[4]] == [[2, 2, rank, 4] for rank in range(4)]
     errors = first["errors"]
     assert "before the first `fit`" in errors["new weights"] and "lora" in errors["new weights"]
     assert "data=3 times fsdp=2 must be the number of processes, 2" in errors["world"]

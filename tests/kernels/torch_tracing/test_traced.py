@@ -12,7 +12,7 @@ from keras_transformer.layers.dense import Dense
 from tests.generation.common import PAD, engine_inputs, make_backbone, make_prompts, uncached_greedy
 
 pytestmark = pytest.mark.skipif(
-    keras.backend.backend() != "torch", reason="PyTorch alone is traced by make_fx"
+    keras.backend.backend() != "torch", reason="PyTorch alone is traced so"
 )
 
 
@@ -61,7 +61,7 @@ def generate(engine, prompts, sampler=None, count=6, **options):
 
 
 def test_a_trace_makes_no_mode_for_each_operation(monkeypatch):
-    """`make_fx` looks for one, and else makes it with a stack of Python each time."""
+    """A mode keeps the stack of Python where it is made, which takes long."""
     from torch._subclasses import FakeTensorMode
 
     made, plain = [], FakeTensorMode.__init__
