@@ -2,7 +2,7 @@
 
 import torch
 
-from keras_transformer.kernels.torch_tracing import onednn
+from keras_transformer.kernels.torch_onednn import takes_bfloat16
 
 # More bfloat16 scores than this, 64 MB as float32, go to the kernel that keeps none.
 _MOST_SCORES = 2**24
@@ -87,7 +87,7 @@ def _suits_products(queries, keys, values) -> bool:
     return (
         queries.dtype == torch.bfloat16
         and queries.device.type == "cpu"
-        and onednn.takes_bfloat16()
+        and takes_bfloat16()
         and not (needs_gradient and torch.is_grad_enabled())
         and queries.numel() // queries.shape[-1] * keys.shape[2] <= _MOST_SCORES
         and not torch.compiler.is_compiling()

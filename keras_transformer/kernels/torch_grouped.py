@@ -5,7 +5,8 @@ In a traced (`torch_tracing`) or compiled graph each is one operation. See `grou
 
 import torch
 
-from keras_transformer.kernels.torch_products import by_onednn, suits, suits_matrix
+from keras_transformer.kernels.torch_onednn import by_onednn
+from keras_transformer.kernels.torch_products import suits
 
 
 @torch.library.custom_op("keras_transformer::grouped_product", mutates_args=())
@@ -41,7 +42,7 @@ def _places(sizes: torch.Tensor) -> list[tuple[int, int, int]]:
 
 
 def _times(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
-    return by_onednn(left, right) if suits(left) and suits_matrix(right) else left @ right
+    return by_onednn(left, right) if suits(left, right) else left @ right
 
 
 @product.register_fake

@@ -1,4 +1,4 @@
-"""`torch.matmul` by oneDNN, with its gradients. Imported only on PyTorch; see `products`."""
+"""Products by the fastest library, with gradients. Imported only on PyTorch; see `products`."""
 
 import torch
 from torch.overrides import TorchFunctionMode
@@ -6,35 +6,24 @@ from torch.overrides import TorchFunctionMode
 from keras_transformer.kernels import torch_gpu_int4, torch_gpu_int8
 from keras_transformer.kernels.torch_int4 import Int4
 from keras_transformer.kernels.torch_modes import is_eager
-from keras_transformer.kernels.torch_tracing import int8, onednn
-
-# Up to this many rows oneDNN is faster than `torch.matmul` on any processor.
-_FEW_ROWS = 32
-
-
-def linear(x, weight, bias=None):
-    """Return `x @ weight.T + bias` by oneDNN, in any memory order. Has no gradients."""
-    return torch.ops.mkldnn._linear_pointwise.default(x, weight, bias, "none", [], "")
+from keras_transformer.kernels.torch_onednn import (
+    by_onednn,
+    is_fastest,
+    suits_rows,
+    takes_bfloat16,
+)
+from keras_transformer.kernels.torch_tracing import int8
 
 
-def by_onednn(left, right, bias=None):
-    """Return `left @ right + bias` by oneDNN, with a matrix on the right. Has no gradients."""
-    if bias is None and left.ndim == 2 and left.stride(0) == 1 and left.numel() > right.numel():
-        # oneDNN's operation transposes its left input in memory, which should be the smaller one.
-        return linear(right.t(), left).t()
-    return linear(left, right.t(), bias)
+def suits(left, right) -> bool:
+    """Return True if `left @ right`, with a matrix on the right, should be computed by oneDNN.
 
-
-def suits(x) -> bool:
-    """Return True if products of the rows of a tensor should go to oneDNN.
-
-    The library behind `torch.matmul` uses AVX-512 only on Intel's processors: without AVX-512 it is
-    no slower than oneDNN once there are many rows.
+    Gradients of matrices, whose left side lies in memory by columns, are not measured.
     """
-    return suits_matrix(x) and (
-        x.numel() <= _FEW_ROWS * x.shape[-1]
-        or torch.backends.cpu.get_cpu_capability().startswith("AVX512")
-    )
+    if not (suits_matrix(left) and suits_matrix(right)):
+        return False
+    rows = left.numel() // left.shape[-1]
+    return suits_rows(rows) if left.stride(-1) != 1 else is_fastest(rows, right)
 
 
 def suits_matrix(x) -> bool:
@@ -62,7 +51,7 @@ def needs_float32(x) -> bool:
         isinstance(x, torch.Tensor)
         and x.device.type == "cpu"
         and x.dtype == torch.bfloat16
-        and not onednn.takes_bfloat16()
+        and not takes_bfloat16()
         and not torch.is_autocast_enabled("cpu")
         # Exported programs run on other processors too.
         and not torch.compiler.is_compiling()
@@ -106,8 +95,8 @@ def int4_product(layer, inputs, bias=None, of_logits: bool = False):
 def int8_product(inputs, kernel, scale, bias=None, axis: int = 0):
     """Compute `products.int8_product` by the fastest int8 product of the device.
 
-    `torch_tracing.onednn` recognizes these steps in traces on a CPU, and replaces them by its own
-    product.
+    `torch_tracing.fastest_products` recognizes these steps in traces on a CPU, and replaces them by
+    its own product.
     """
     on_host = inputs.device.type == "cpu"
     rows = inputs.reshape(-1, inputs.shape[-1]).float()
@@ -118,7 +107,7 @@ def int8_product(inputs, kernel, scale, bias=None, axis: int = 0):
     else:
         matrix = kernel if axis == 0 else kernel.t()
         if is_eager():
-            outputs = int8.multiply(int8.packed_once(matrix, scale), rows)
+            outputs = int8.multiply(int8.packed_once(len(rows), matrix, scale), rows)
         else:
             sums = torch._int_mm(rows.round_().to(torch.int8), matrix)
             outputs = sums.float().div_(scale.float())
@@ -136,17 +125,17 @@ class QuickProducts(TorchFunctionMode):
             return function(*(x if x is None else x.float() for x in args)).bfloat16()
         if function is torch.matmul and len(args) == 2:
             left, right = args
-            if left.ndim > 1 and right.ndim == 2 and suits(left) and suits_matrix(right):
+            if left.ndim > 1 and right.ndim == 2 and suits(left, right):
                 return _Product.apply(left, right, None)
         if function is torch.nn.functional.linear and len(args) == 3:
             left, right, bias = args
-            if left.ndim > 1 and suits(left) and suits_matrix(right):
+            if left.ndim > 1 and suits(left, right.t()):
                 return _Product.apply(left, right.t(), bias)
         return function(*args)
 
 
 class _Product(torch.autograd.Function):
-    """Product `left @ right + bias`, whose gradients are products of this class again."""
+    """Product `left @ right + bias` by oneDNN, with gradients by the fastest library."""
 
     @staticmethod
     def forward(left, right, bias):
@@ -161,10 +150,14 @@ class _Product(torch.autograd.Function):
         left, right = context.saved_tensors
         by_left = by_right = by_bias = None
         if context.needs_input_grad[0]:
-            by_left = _Product.apply(gradient, right.t(), None)
+            by_left = _product(gradient, right.t())
         if context.needs_input_grad[1]:
             rows, columns = left.reshape(-1, left.shape[-1]), gradient.reshape(-1, right.shape[1])
-            by_right = _Product.apply(rows.t(), columns, None)
+            by_right = _product(rows.t(), columns)
         if context.needs_input_grad[2]:
             by_bias = gradient.reshape(-1, right.shape[1]).sum(0)
         return by_left, by_right, by_bias
+
+
+def _product(left, right):
+    return _Product.apply(left, right, None) if suits(left, right) else left @ right

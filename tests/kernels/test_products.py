@@ -74,6 +74,33 @@ def test_left_the_other_way_round(columns):
 
 
 @pytest.mark.cpu
+@pytest.mark.parametrize("chosen", ["oneDNN", "matmul"])
+def test_large_products_are_those_of_the_library_that_was_faster(chosen, monkeypatch):
+    import torch
+
+    from keras_transformer.kernels import torch_onednn
+
+    asked = []
+
+    def choose(what, ways):
+        asked.append(what)
+        outputs = [call() for prepare in ways.values() for call in prepare()]
+        assert torch.allclose(*outputs, rtol=1e-4, atol=1e-4)
+        return chosen
+
+    monkeypatch.setattr(torch_onednn, "choose", choose)
+    left, right = torch.randn(3, 5, 200), torch.randn(200, 400)
+    right.requires_grad_()
+    with onednn_matmul_scope(left):
+        product = torch.matmul(left, right)
+    assert asked == ["float32 16 rows, 256 x 512 by rows"]
+    assert (type(product.grad_fn).__name__ == "_ProductBackward") == (chosen == "oneDNN")
+    assert torch.allclose(product.double(), left.double() @ right.double(), atol=1e-4)
+    (found,) = torch.autograd.grad(product.sum(), right)
+    assert torch.allclose(found, left.reshape(-1, 200).sum(0)[:, None].expand(200, 400), atol=1e-4)
+
+
+@pytest.mark.cpu
 def test_gradients_have_gradients():
     import torch
 
@@ -116,9 +143,9 @@ def test_bfloat16_without_instructions_for_it(monkeypatch):
     """The product is that of float32, rounded once, and has its gradients."""
     import torch
 
-    from keras_transformer.kernels.torch_products import onednn
+    from keras_transformer.kernels import torch_products
 
-    monkeypatch.setattr(onednn, "takes_bfloat16", lambda: False)
+    monkeypatch.setattr(torch_products, "takes_bfloat16", lambda: False)
     left, right = (x.detach().bfloat16().requires_grad_() for x in operands(3, 5, 6))
     bias = torch.randn(7).bfloat16()
     with onednn_matmul_scope(left):
@@ -218,6 +245,47 @@ def test_int8_products_are_those_of_keras(use_bias, library, monkeypatch):
         assert torch.equal(layer(states[:1, :1]), found[:1, :1])
 
 
+@pytest.mark.cpu
+@pytest.mark.parametrize("rows", [1, 5, 200])
+def test_libraries_of_int8_agree(rows):
+    """Also where a number lies between two integers: both round to the even one."""
+    import torch
+
+    from keras_transformer.kernels.torch_tracing import int8
+
+    torch.manual_seed(0)
+    weight = torch.randint(-127, 128, (300, 70), dtype=torch.int8)
+    scale = torch.rand(300) + 0.5
+    given = torch.randint(-2 * int8.LEVELS, 2 * int8.LEVELS + 1, (rows, 70)) / 2
+    kinds = (int8._OfOneDNN, int8._OfFBGEMM)
+    found = [int8.multiply(int8.pack(kind, weight, scale), given) for kind in kinds]
+    wanted = given.round().double() @ weight.double().t() / scale.double()
+    for each in found:
+        assert torch.allclose(each.double(), wanted, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.cpu
+def test_large_int8_matrices_are_packed_for_each_library_once(monkeypatch):
+    import torch
+
+    from keras_transformer.kernels.torch_tracing import int8
+
+    def choose(what, ways):
+        assert next(iter(ways)) == int8._KIND.__name__
+        outputs = [call() for prepare in ways.values() for call in prepare()]
+        assert torch.equal(*outputs)
+        return "_OfFBGEMM" if " 1 rows" in what else "_OfOneDNN"
+
+    monkeypatch.setattr(int8, "choose", choose)
+    weight, scale = torch.ones(200, 400, dtype=torch.int8), torch.ones(400)
+    one, many = (int8.packed_once(rows, weight, scale) for rows in (1, 40))
+    assert isinstance(one, int8._OfFBGEMM) and isinstance(many, int8._OfOneDNN)
+    assert int8.packed_once(1, weight, scale) is one
+    assert int8.packed_once(30, weight, scale) is many
+    weight.zero_()
+    assert int8.packed_once(1, weight, scale) is not one
+
+
 def test_int8_products_have_gradients():
     layer = Dense(7)
     states = operands(3, 16)[0]
@@ -308,7 +376,7 @@ def test_attention_in_bfloat16_is_that_of_float32(heads, seen, monkeypatch):
         return fused
 
     # Without instructions for bfloat16 the fused kernel is the quick one.
-    assert found() != torch_attention.onednn.takes_bfloat16()
+    assert found() != torch_attention.takes_bfloat16()
     monkeypatch.setattr(torch_attention, "_MOST_SCORES", 2 * 4 * 5 * 5 - 1)
     assert found()
 

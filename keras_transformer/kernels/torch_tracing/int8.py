@@ -1,7 +1,9 @@
 """Products of rows with int8 matrices on PyTorch and a CPU, by the fastest library.
 
-On processors with instructions for such products (VNNI) it is oneDNN. Elsewhere it is FBGEMM, which
-is two to four times as fast there, even for a single row.
+FBGEMM is two to four times as fast as oneDNN for a single row. For many rows oneDNN is up to twice
+as fast on processors with instructions for such products (VNNI). So large matrices are measured,
+for each number of rows, and a matrix is packed for each library that is used with it. The results
+are the same, since both sum integers.
 """
 
 import contextlib
@@ -12,6 +14,14 @@ from collections.abc import Callable, Iterator
 import torch
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from keras_transformer.kernels.torch_choices import (
+    LARGE,
+    MANY,
+    choose,
+    measured_outputs,
+    up_to_power_of_two,
+)
+
 _aten = torch.ops.aten
 _VNNI = torch.cpu._is_vnni_supported()
 # The largest absolute number of a row. Without VNNI a processor adds products of bytes in pairs, in
@@ -20,7 +30,7 @@ LEVELS = 127 if _VNNI else 63
 # Both libraries take unsigned rows, in which this number stands for zero.
 _ZERO = LEVELS + 1
 
-# For each matrix, the versions that were packed and the result of `pack`.
+# For each matrix, the versions that were packed, and the results of `pack` by class.
 _PACKED = WeakTensorKeyDictionary()
 
 
@@ -64,7 +74,8 @@ class _OfFBGEMM:
 
     @staticmethod
     def multiply(call: Callable, rows, part: Callable):
-        # This product rounds the rows itself, as the one by oneDNN does.
+        # The product rounds too, but halves in another direction than oneDNN's.
+        rows = call(_aten.round.default, (rows,))
         product = torch.ops.quantized.linear_with_input_q_dq_qweight_dq_output_fp32.default
         return call(product, (rows, 1.0, _ZERO, part("matrix")))
 
@@ -81,23 +92,48 @@ def _has_fbgemm() -> bool:
     )
 
 
+# The kind of matrices that are not measured.
 _KIND = _OfFBGEMM if not _VNNI and _has_fbgemm() else _OfOneDNN
 
 
-def pack(weight: torch.Tensor, scale: torch.Tensor) -> Int8Matrix:
+def fastest_kind(rows: int, outputs: int, inputs: int) -> type[Int8Matrix]:
+    """Return the class of packed matrices `(outputs, inputs)` that multiplies rows fastest."""
+    if outputs * inputs < LARGE or not _has_fbgemm():
+        return _KIND
+    rows, outputs = min(up_to_power_of_two(rows), MANY), measured_outputs(outputs, inputs)
+
+    def of(kind: type[Int8Matrix]) -> Callable:
+        def prepared():
+            weight = torch.ones(outputs, inputs, dtype=torch.int8)
+            matrix, given = kind.pack(weight, torch.ones(outputs)), torch.ones(rows, inputs)
+            return [lambda: multiply(matrix, given)]
+
+        return prepared
+
+    kinds = sorted((_OfOneDNN, _OfFBGEMM), key=lambda kind: kind is not _KIND)
+    chosen = choose(
+        f"int8 {rows} rows, {inputs} x {outputs}", {kind.__name__: of(kind) for kind in kinds}
+    )
+    return next(kind for kind in kinds if kind.__name__ == chosen)
+
+
+def pack(kind: type[Int8Matrix], weight: torch.Tensor, scale: torch.Tensor) -> Int8Matrix:
     """Pack a matrix `(out, in)` whose products are divided by `scale`."""
-    return _KIND.pack(weight.detach(), 1 / scale.detach().float())
+    return kind.pack(weight.detach(), 1 / scale.detach().float())
 
 
-def packed_once(weight: torch.Tensor, scale: torch.Tensor) -> Int8Matrix:
-    """Pack a matrix `(in, out)` as `pack` does, but only once as long as it does not change."""
+def packed_once(rows: int, weight: torch.Tensor, scale: torch.Tensor) -> Int8Matrix:
+    """Pack a matrix `(in, out)` for a number of rows, once as long as it does not change."""
     key = weight if weight._base is None else weight._base
     of = (weight._version, scale._version, weight.shape)
-    kept, matrix = _PACKED.get(key, (None, None))
+    kept, matrices = _PACKED.get(key, (None, {}))
     if kept != of:
-        matrix = pack(weight.t(), scale)
-        _PACKED[key] = (of, matrix)
-    return matrix
+        matrices = {}
+        _PACKED[key] = (of, matrices)
+    kind = fastest_kind(rows, *reversed(weight.shape))
+    if kind not in matrices:
+        matrices[kind] = pack(kind, weight.t(), scale)
+    return matrices[kind]
 
 
 def multiply(matrix: Int8Matrix, rows: torch.Tensor) -> torch.Tensor:

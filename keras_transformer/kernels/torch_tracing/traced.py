@@ -3,8 +3,7 @@
 A decoding step of a small batch is a few hundred small operations. If they are called by Keras's
 layers, Python takes longer than the operations themselves. A trace keeps only the operations.
 
-On a CPU the products with weights then go to oneDNN, which reads a weight at the speed of the
-memory on every processor; the library behind `torch.matmul` does so only on Intel's.
+On a CPU each product with a weight then goes to the library that is fastest for it.
 """
 
 import operator
@@ -17,8 +16,8 @@ import torch.utils._pytree as pytree
 from torch import fx
 
 from keras_transformer.kernels.programs import PROGRAMS, TRACING, Compiled
+from keras_transformer.kernels.torch_tracing.fastest_products import FastestProducts
 from keras_transformer.kernels.torch_tracing.fused import fuse_normalizations
-from keras_transformer.kernels.torch_tracing.onednn import OneDNN
 from keras_transformer.kernels.torch_tracing.recorder import record_operations
 from keras_transformer.kernels.torch_tracing.simplify import (
     eliminate_common_subexpressions,
@@ -34,8 +33,8 @@ class TracedFunction:
         function: function of nested structures of tensors to such structures. What it does must not
             depend on the values of the tensors.
         *models: the models whose weights it reads.
-        packed: where copies of the weights in oneDNN's own memory order are kept (CPU only), as
-            long as a trace uses them. Functions of the same models may share it. None keeps no
+        packed: where copies of the weights in a library's own memory order are kept (CPU only),
+            as long as a trace uses them. Functions of the same models may share it. None keeps no
             copies.
         compile: function of a graph and its inputs to a faster callable. It gets traces without
             oneDNN's products, with the weights as inputs.
@@ -104,7 +103,7 @@ class TracedFunction:
                 ),
                 compiled=True,
             )
-        OneDNN(graph, self._packed, self._weights_key).use()
+        FastestProducts(graph, self._packed, self._weights_key).use()
         graph = use_fast_calls(eliminate_common_subexpressions(graph))
         graph.recompile()
         run = graph.forward

@@ -152,7 +152,7 @@ def test_int8_products(rows, pack, dtype, library, monkeypatch):
 @pytest.mark.parametrize("use_bias", [True, False])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8"])
 def test_products_of_the_same_rows_are_one(use_bias, dtype):
-    from keras_transformer.kernels.torch_tracing.onednn import takes_bfloat16
+    from keras_transformer.kernels.torch_onednn import takes_bfloat16
 
     computed = "float32" if dtype == "int8" else dtype
     inputs = keras.Input((16,), dtype=computed)
@@ -174,6 +174,53 @@ def test_products_of_the_same_rows_are_one(use_bias, dtype):
             tolerance = {"atol": 0.02} if dtype == "bfloat16" else {"atol": 1e-5}
             for one, other in zip(found, model(states), strict=True):
                 check(one, other, **tolerance)
+
+
+@pytest.mark.cpu
+@pytest.mark.parametrize("use_bias", [True, False])
+@pytest.mark.parametrize("library", ["oneDNN", "MKL"])
+def test_large_packed_matrices_are_those_of_the_library_that_was_faster(
+    use_bias, library, monkeypatch
+):
+    import torch
+
+    from keras_transformer.kernels.torch_tracing import float32
+
+    asked = []
+
+    def choose(what, ways):
+        asked.append(what)
+        for one, other in zip(*(prepare() for prepare in ways.values()), strict=True):
+            torch.testing.assert_close(one(), other(), rtol=1e-4, atol=1e-4)
+        return library
+
+    monkeypatch.setattr(float32, "choose", choose)
+    inputs = keras.Input((200,))
+    layers = [Dense(size, use_bias=use_bias, bias_initializer="normal") for size in (300, 70)]
+    model = keras.Model(inputs, [layer(inputs) for layer in layers])
+    run = traced(model, model, pack=True)
+    for rows in (1, 3, 40):
+        states = tensor(rows, 200)
+        for one, other in zip(run(states), model(states), strict=True):
+            check(one, other, atol=1e-4)
+        found = operations(lambda states=states: run(states))
+        names = {"oneDNN": "mkldnn::_linear_pointwise", "MKL": "mkl::_mkl_linear"}
+        assert {name for name in names if names[name] in found} == {library}
+    assert asked == ["packed float32 200 x 370"]  # packed once, as one matrix
+
+
+@pytest.mark.cpu
+@pytest.mark.parametrize("chosen", ["oneDNN", "matmul"])
+def test_large_matrices_that_are_not_packed(chosen, monkeypatch):
+    from keras_transformer.kernels import torch_onednn
+
+    monkeypatch.setattr(torch_onednn, "choose", lambda what, ways: chosen)
+    model = keras.Sequential([keras.Input((200,)), Dense(400, bias_initializer="normal")])
+    run = traced(model, model)
+    check(run(tensor(3, 200)), model(tensor(3, 200)), atol=1e-4)
+    found = operations(lambda: run(tensor(3, 200)))
+    names = {"oneDNN": "mkldnn::_linear_pointwise", "matmul": "aten::addmm"}
+    assert {name for name in names if names[name] in found} == {chosen}
 
 
 @pytest.mark.cpu

@@ -1,4 +1,4 @@
-"""Replacement of products with weights by oneDNN's, in a flat list of tensor operations."""
+"""Products with weights by the fastest library, in a flat list of tensor operations."""
 
 import operator
 from collections.abc import Callable, MutableMapping
@@ -7,7 +7,8 @@ from typing import NamedTuple
 import torch
 from torch import fx
 
-from keras_transformer.kernels.torch_tracing import float16_prefilter, int8
+from keras_transformer.kernels.torch_onednn import is_fastest, takes_bfloat16
+from keras_transformer.kernels.torch_tracing import float16_prefilter, float32, int8
 from keras_transformer.kernels.torch_tracing.simplify import VIEWS, shape_of
 
 _aten = torch.ops.aten
@@ -30,19 +31,20 @@ class _Product(NamedTuple):
     scale: torch.Tensor | None = None  # int8: (out,), divisor of the product
 
 
-class OneDNN:
-    """Replacement of the products in a graph by oneDNN's, including the added bias.
+class FastestProducts:
+    """Replacement of the products in a graph by the fastest library's, including the added bias.
 
-    With `packed`, copies of the weights are kept in oneDNN's own memory order as long as a graph
-    uses them; weights that multiply the same rows, such as query, key and value, are packed as one.
-    Matrices of int8 are always packed. If only the largest numbers of a product are needed, a
-    `Float16Prefilter` computes them.
+    Without `packed` it is oneDNN, or PyTorch's own product stays. With `packed`, copies of the
+    weights are kept in the memory order of oneDNN or MKL as long as a graph uses them; weights that
+    multiply the same rows, such as query, key and value, are packed as one. Matrices of int8 are
+    always packed. If only the largest numbers of a product are needed, a `Float16Prefilter`
+    computes them.
     """
 
     def __init__(self, graph: fx.GraphModule, packed: MutableMapping | None, key: tuple):
         self.graph = graph
         self.packed = packed
-        self.key = key  # identifies packed weights together with their addresses
+        self.key = key  # identifies packed weights, together with their addresses
 
     def use(self) -> None:
         """Replace the products."""
@@ -61,7 +63,7 @@ class OneDNN:
         self.graph.graph.eliminate_dead_code()
 
     def _replace_best(self, node: fx.Node) -> None:
-        """Replace a product by a prefiltered one, or by a plain one, which oneDNN may take."""
+        """Replace a product by a prefiltered one, or by a plain one, to be replaced with others."""
         graph, (rows, matrix, bias) = self.graph.graph, node.args
         weight, prefilter = self._constant(matrix), None
         known = self.packed is not None and weight is not None
@@ -88,7 +90,7 @@ class OneDNN:
         graph.erase_node(node)
 
     def _product(self, node: fx.Node) -> _Product | None:
-        """Return the product that a node computes if oneDNN takes it, otherwise None."""
+        """Return the product that a node computes if it should be replaced, otherwise None."""
         if node.target is _aten._int_mm.default:
             weight = self._constant(node.args[1])
             if weight is None or weight.device.type != "cpu":
@@ -108,6 +110,8 @@ class OneDNN:
         weight, vectors = self._constant(matrix), [self._vector(x) for x in bias]
         if weight is None or not _suits(weight) or any(x is None for x in vectors):
             return None
+        if self.packed is None and not _suits_rows(shape_of(node)[0], weight):
+            return None
         vector, sum_ = (vectors[0], None) if bias else self._bias_added(node)
         return _Product(node, weight, node, vector, sum_)
 
@@ -117,11 +121,18 @@ class OneDNN:
         rows = first.node.args[-2]  # may be a product that was replaced
         with graph.inserting_before(first.node):
             name = f"onednn_{first.node.name}"
-            if first.scale is None:
-                weight = self._attribute(name, self._as_onednn_has_it(products))
-                outputs = self._multiply(name, rows, weight, products)
-            else:
+            bias = self._joined_bias(name, products)
+            if first.scale is not None:
                 outputs = self._multiply_int8(name, rows, products)
+            elif self.packed is None:
+                weight = self._attribute(name, first.weight.detach().t())
+                product = torch.ops.mkldnn._linear_pointwise.default
+                outputs = graph.call_function(product, (rows, weight, bias, "none", [], ""))
+            else:
+                matrix, count = self._packed_matrix(products), shape_of(first.node)[0]
+                setattr(self.graph, name, matrix)
+                part = self._part(name)
+                outputs = matrix.multiply(graph.call_function, rows, count, bias, part)
             parts = [outputs]
             if len(products) > 1:
                 ends = torch.tensor([x.weight.shape[1] for x in products]).cumsum(0).tolist()
@@ -136,44 +147,39 @@ class OneDNN:
             if product.sum is not None:
                 product.sum.replace_all_uses_with(product.sum.args[0])
 
-    def _multiply(self, name: str, rows: fx.Node, weight: fx.Node, products: list) -> fx.Node:
-        bias = None
-        if products[0].bias is not None:
-            vectors = [product.bias for product in products]
-            bias = self._attribute(f"{name}_bias", _joined(vectors))
-        return self.graph.graph.call_function(
-            torch.ops.mkldnn._linear_pointwise.default, (rows, weight, bias, "none", [], "")
-        )
+    def _joined_bias(self, name: str, products: list) -> fx.Node | None:
+        if products[0].bias is None:
+            return None
+        return self._attribute(f"{name}_bias", _joined([product.bias for product in products]))
+
+    def _part(self, name: str) -> Callable:
+        """Return a function of a field of a matrix, an attribute of the graph, to its node."""
+        return lambda field: self.graph.graph.create_node("get_attr", f"{name}.{field}")
 
     def _multiply_int8(self, name: str, rows: fx.Node, products: list) -> fx.Node:
-        graph, matrix = self.graph.graph, self._int8_matrix(products)
+        matrix = self._int8_matrix(shape_of(products[0].node)[0], products)
         setattr(self.graph, name, matrix)
         for step in (_aten._to_copy.default, _aten.round.default, _aten.round_.default):
             rows = rows.args[0] if rows.target is step else rows  # undo the rounding
-        return matrix.multiply(
-            graph.call_function,
-            rows,
-            lambda field: graph.create_node("get_attr", f"{name}.{field}"),
-        )
+        return matrix.multiply(self.graph.graph.call_function, rows, self._part(name))
 
-    def _int8_matrix(self, products: list[_Product]) -> int8.Int8Matrix:
+    def _int8_matrix(self, rows: int, products: list[_Product]) -> int8.Int8Matrix:
         if self.packed is None:
             (product,) = products
-            return int8.packed_once(product.weight, product.scale)
+            return int8.packed_once(rows, product.weight, product.scale)
         weights = [product.weight.detach().t() for product in products]
         scale = _joined([product.scale for product in products])
-        return self._kept("int8", weights, lambda: int8.pack(_joined(weights), scale))
+        kind = int8.fastest_kind(rows, *_joined_shape(weights))
+        return self._kept(kind.__name__, weights, lambda: int8.pack(kind, _joined(weights), scale))
 
-    def _as_onednn_has_it(self, products: list[_Product]) -> torch.Tensor:
-        """Return the weights as one `(out, in)`, in any memory order, or packed in oneDNN's own.
+    def _packed_matrix(self, products: list[_Product]) -> float32.Float32Matrix:
+        """Return the weights as one packed matrix.
 
-        oneDNN would reorder an unpacked weight in each call, which takes longer than the product if
-        there are few rows.
+        A matrix that is not packed would be reordered in each call, which takes longer than the
+        product if there are few rows.
         """
         weights = [product.weight.detach().t() for product in products]
-        if self.packed is None:
-            return weights[0]
-        return self._kept("plain", weights, lambda: pack(_joined(weights)))
+        return self._kept("plain", weights, lambda: float32.pack(_joined(weights)))
 
     def _kept(self, kind: str, weights: list[torch.Tensor], make: Callable):
         """Return the result of `make` for these weights, shared by all graphs; None is not kept."""
@@ -220,19 +226,18 @@ class OneDNN:
         return None, None
 
 
-def pack(weight: torch.Tensor) -> torch.Tensor:
-    """Pack a matrix `(out, in)` in oneDNN's own memory order."""
-    return torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), None)
-
-
 def _joined(tensors: list[torch.Tensor]) -> torch.Tensor:
     """Concatenate tensors. A single tensor is returned itself, to follow changes of its values."""
     return tensors[0] if len(tensors) == 1 else torch.cat([x.detach() for x in tensors])
 
 
-def takes_bfloat16() -> bool:
-    """Return True if oneDNN has bfloat16 products for this processor."""
-    return torch.ops.mkldnn._is_mkldnn_bf16_supported()
+def _joined_shape(weights: list[torch.Tensor]) -> tuple[int, int]:
+    return sum(len(weight) for weight in weights), weights[0].shape[1]
+
+
+def _suits_rows(rows: int, weight: torch.Tensor) -> bool:
+    """Return True if oneDNN should multiply this many rows by a matrix `(in, out)`, not packed."""
+    return weight.dtype != torch.float32 or is_fastest(rows, weight)
 
 
 def _suits(weight: torch.Tensor) -> bool:

@@ -1,0 +1,44 @@
+"""Which library computes a product fastest on PyTorch and a CPU. Imported only on PyTorch."""
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+import torch
+
+from keras_transformer.kernels.fastest import fastest
+from keras_transformer.kernels.torch_modes import not_traced
+
+# Elements from which a matrix is worth a measurement: calls take longer than smaller products.
+LARGE = 2**16
+# Elements up to which all of a matrix is measured: of a larger one it is the first outputs.
+_LARGEST = 2**24
+# Rows up to which their number is told apart: beyond it, all are "many".
+MANY = 128
+
+
+def choose(what: str, ways: Mapping[str, Callable[[], Sequence[Callable]]]) -> str:
+    """Return the name of the fastest way, see `fastest`, for this version of PyTorch."""
+    key = f"torch {torch.__version__}, {torch.get_num_threads()} threads, {what}"
+    return fastest(key, ways, _computing)
+
+
+def measured_outputs(outputs: int, inputs: int) -> int:
+    """Return how many outputs of a matrix are measured."""
+    return min(outputs, max(1, _LARGEST // inputs))
+
+
+def up_to_power_of_two(size: int) -> int:
+    """Return the least power of two that is not smaller: near sizes share a measurement."""
+    return 1 << max(size - 1, 0).bit_length()
+
+
+def has_mkl() -> bool:
+    """Return True if PyTorch has MKL's products with packed matrices."""
+    return torch.backends.mkl.is_available() and hasattr(torch.ops.mkl, "_mkl_linear")
+
+
+@contextlib.contextmanager
+def _computing() -> Iterator[None]:
+    """Compute within the scope without gradients, and record nothing."""
+    with not_traced(), torch.inference_mode(False), torch.no_grad():
+        yield
