@@ -16,9 +16,9 @@ from keras_transformer.support.files import read_file, write_text
 
 # A way replaces the first one only if it takes at most this share of its time.
 _GAIN = 0.95
-_ROUNDS = 5
-# Seconds after which a call is not repeated once more.
-_PATIENCE = 0.1
+# Calls are repeated at least and at most so often, and not once more after some seconds. The least
+# time of many calls says what they take while other programs leave the processor alone.
+_FEWEST, _MOST, _PATIENCE = 3, 50, 0.05
 # Settings by which the libraries are told to use fewer instructions than the processor has.
 _SETTINGS = ("ATEN_CPU_CAPABILITY", "MKL_ENABLE_INSTRUCTIONS", "ONEDNN_MAX_CPU_ISA")
 _LARGEST_FILE = 2**22
@@ -77,13 +77,13 @@ def _least_seconds(calls: Sequence[Callable[[], object]]) -> list[float]:
     for call in calls:
         call()
     least, start = [math.inf] * len(calls), time.perf_counter()
-    for _ in range(_ROUNDS):
+    for done in range(1, _MOST + 1):
         for i, call in enumerate(calls):
             begin = time.perf_counter()
             call()
             # Not 0, by which others are divided: a clock may be too coarse.
             least[i] = min(least[i], max(time.perf_counter() - begin, 1e-9))
-        if time.perf_counter() - start > _PATIENCE:
+        if done >= _FEWEST and time.perf_counter() - start > _PATIENCE:
             break
     return least
 

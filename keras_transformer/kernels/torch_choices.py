@@ -12,14 +12,26 @@ from keras_transformer.kernels.torch_modes import not_traced
 LARGE = 2**16
 # Elements up to which all of a matrix is measured: of a larger one it is the first outputs.
 _LARGEST = 2**24
+# What this process has chosen: found sooner than by the long keys of `fastest`.
+_CHOSEN: dict[tuple, str] = {}
 # Rows up to which their number is told apart: beyond it, all are "many".
 MANY = 128
 
 
-def choose(what: str, ways: Mapping[str, Callable[[], Sequence[Callable]]]) -> str:
-    """Return the name of the fastest way, see `fastest`, for this version of PyTorch."""
-    key = f"torch {torch.__version__}, {torch.get_num_threads()} threads, {what}"
-    return fastest(key, ways, _computing)
+def choose(what: tuple, ways: Callable[[], Mapping[str, Callable[[], Sequence[Callable]]]]) -> str:
+    """Return the name of the fastest way, see `fastest`, for this version of PyTorch.
+
+    Args:
+        what: tuple of names and numbers that says what is computed.
+        ways: function that returns the ways. It is not called if the choice is known.
+    """
+    known = (*what, torch.get_num_threads())
+    chosen = _CHOSEN.get(known)
+    if chosen is None:
+        *named, threads = map(str, known)
+        key = f"torch {torch.__version__}, {threads} threads, {' '.join(named)}"
+        chosen = _CHOSEN[known] = fastest(key, ways(), _computing)
+    return chosen
 
 
 def measured_outputs(outputs: int, inputs: int) -> int:

@@ -37,23 +37,25 @@ def is_fastest(rows: int, matrix: torch.Tensor) -> bool:
     """
     if matrix.numel() < LARGE:
         return suits_rows(rows)
-    matrix = matrix[:, : measured_outputs(*reversed(matrix.shape))]
-    rows, *sizes = map(up_to_power_of_two, (rows, *matrix.shape))
-    rows = min(rows, MANY)
-    order = "by rows" if matrix.stride(-1) == 1 else "by columns"
+    by_rows = matrix.stride(-1) == 1
+    known = min(up_to_power_of_two(rows), MANY)
+    sizes = map(up_to_power_of_two, matrix.shape)
+    what = ("float32", known, "rows", *sizes, "by rows" if by_rows else "by columns")
+    return choose(what, lambda: _ways(known, matrix.detach())) == "oneDNN"
+
+
+def _ways(rows: int, matrix: torch.Tensor) -> dict[str, Callable]:
+    right = matrix[:, : measured_outputs(*reversed(matrix.shape))]
 
     def of(multiply: Callable) -> Callable:
         def prepared():
-            left, right = torch.ones(rows, matrix.shape[0]), matrix.detach()
+            left = torch.ones(rows, len(right))
             return [lambda: multiply(left, right)]
 
         return prepared
 
     ways = {"oneDNN": of(by_onednn), "matmul": of(torch.mm)}
-    if not suits_rows(rows):
-        ways = dict(reversed(ways.items()))
-    what = f"float32 {rows} rows, {sizes[0]} x {sizes[1]} {order}"
-    return choose(what, ways) == "oneDNN"
+    return ways if suits_rows(rows) else dict(reversed(ways.items()))
 
 
 def suits_rows(rows: int) -> bool:

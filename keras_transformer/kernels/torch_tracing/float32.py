@@ -57,19 +57,19 @@ def pack(weight: torch.Tensor) -> Float32Matrix:
     """Pack a float32 or bfloat16 matrix `(out, in)` for the library that is fastest with it."""
     if weight.dtype != torch.float32 or weight.numel() < LARGE or not has_mkl():
         return _OfOneDNN.pack(weight)
-    measured = weight[: measured_outputs(*weight.shape)]
+    kinds = {"oneDNN": _OfOneDNN, "MKL": _OfMKL}
+    what = ("packed float32", *reversed(weight.shape))
+    chosen = choose(what, lambda: {name: _way(kind, weight) for name, kind in kinds.items()})
+    return kinds[chosen].pack(weight)
 
-    def of(kind: type[Float32Matrix]) -> Callable:
-        def prepared():
-            matrix = kind.pack(measured)
-            given = [torch.ones(count, weight.shape[1]) for count in _ROWS]
-            return [functools.partial(multiply, matrix, rows) for rows in given]
 
-        return prepared
+def _way(kind: type[Float32Matrix], weight: torch.Tensor) -> Callable:
+    def prepared():
+        matrix = kind.pack(weight[: measured_outputs(*weight.shape)])
+        given = [torch.ones(count, weight.shape[1]) for count in _ROWS]
+        return [functools.partial(multiply, matrix, rows) for rows in given]
 
-    ways = {"oneDNN": _OfOneDNN, "MKL": _OfMKL}
-    what = f"packed float32 {weight.shape[1]} x {len(measured)}"
-    return ways[choose(what, {name: of(kind) for name, kind in ways.items()})].pack(weight)
+    return prepared
 
 
 def multiply(matrix: Float32Matrix, rows: torch.Tensor, bias=None) -> torch.Tensor:

@@ -100,7 +100,13 @@ def fastest_kind(rows: int, outputs: int, inputs: int) -> type[Int8Matrix]:
     """Return the class of packed matrices `(outputs, inputs)` that multiplies rows fastest."""
     if outputs * inputs < LARGE or not _has_fbgemm():
         return _KIND
-    rows, outputs = min(up_to_power_of_two(rows), MANY), measured_outputs(outputs, inputs)
+    known = min(up_to_power_of_two(rows), MANY)
+    chosen = choose(("int8", known, "rows", inputs, outputs), lambda: _ways(known, outputs, inputs))
+    return next(kind for kind in (_OfOneDNN, _OfFBGEMM) if kind.__name__ == chosen)
+
+
+def _ways(rows: int, outputs: int, inputs: int) -> dict[str, Callable]:
+    outputs = measured_outputs(outputs, inputs)
 
     def of(kind: type[Int8Matrix]) -> Callable:
         def prepared():
@@ -111,10 +117,7 @@ def fastest_kind(rows: int, outputs: int, inputs: int) -> type[Int8Matrix]:
         return prepared
 
     kinds = sorted((_OfOneDNN, _OfFBGEMM), key=lambda kind: kind is not _KIND)
-    chosen = choose(
-        f"int8 {rows} rows, {inputs} x {outputs}", {kind.__name__: of(kind) for kind in kinds}
-    )
-    return next(kind for kind in kinds if kind.__name__ == chosen)
+    return {kind.__name__: of(kind) for kind in kinds}
 
 
 def pack(kind: type[Int8Matrix], weight: torch.Tensor, scale: torch.Tensor) -> Int8Matrix:
