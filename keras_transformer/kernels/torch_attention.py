@@ -2,7 +2,7 @@
 
 import torch
 
-from keras_transformer.kernels.torch_onednn import takes_bfloat16
+from keras_transformer.kernels.torch_products import takes_bfloat16
 
 # More bfloat16 scores than this, 64 MB as float32, go to the kernel that keeps none.
 _MOST_SCORES = 2**24

@@ -5,8 +5,7 @@ In a traced (`torch_tracing`) or compiled graph each is one operation. See `grou
 
 import torch
 
-from keras_transformer.kernels.torch_onednn import by_onednn
-from keras_transformer.kernels.torch_products import suits
+from keras_transformer.kernels.torch_products import by_onednn, suits
 
 
 @torch.library.custom_op("keras_transformer::grouped_product", mutates_args=())

@@ -78,7 +78,7 @@ def test_left_the_other_way_round(columns):
 def test_large_products_are_those_of_the_library_that_was_faster(chosen, monkeypatch):
     import torch
 
-    from keras_transformer.kernels import torch_onednn
+    from keras_transformer.kernels import torch_products
 
     asked = []
 
@@ -88,7 +88,7 @@ def test_large_products_are_those_of_the_library_that_was_faster(chosen, monkeyp
         assert torch.allclose(*outputs, rtol=1e-4, atol=1e-4)
         return chosen
 
-    monkeypatch.setattr(torch_onednn, "choose", choose)
+    monkeypatch.setattr(torch_products, "choose", choose)
     left, right = torch.randn(3, 5, 200), torch.randn(200, 400)
     right.requires_grad_()
     with onednn_matmul_scope(left):

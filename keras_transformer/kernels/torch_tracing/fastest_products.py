@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import fx
 
-from keras_transformer.kernels.torch_onednn import is_fastest, takes_bfloat16
+from keras_transformer.kernels.torch_products import is_onednn_fastest, takes_bfloat16
 from keras_transformer.kernels.torch_tracing import float16_prefilter, float32, int8
 from keras_transformer.kernels.torch_tracing.simplify import VIEWS, shape_of
 
@@ -237,7 +237,7 @@ def _joined_shape(weights: list[torch.Tensor]) -> tuple[int, int]:
 
 def _suits_rows(rows: int, weight: torch.Tensor) -> bool:
     """Return True if oneDNN should multiply this many rows by a matrix `(in, out)`, not packed."""
-    return weight.dtype != torch.float32 or is_fastest(rows, weight)
+    return weight.dtype != torch.float32 or is_onednn_fastest(rows, weight)
 
 
 def _suits(weight: torch.Tensor) -> bool:

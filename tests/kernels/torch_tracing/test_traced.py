@@ -152,7 +152,7 @@ def test_int8_products(rows, pack, dtype, library, monkeypatch):
 @pytest.mark.parametrize("use_bias", [True, False])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8"])
 def test_products_of_the_same_rows_are_one(use_bias, dtype):
-    from keras_transformer.kernels.torch_onednn import takes_bfloat16
+    from keras_transformer.kernels.torch_products import takes_bfloat16
 
     computed = "float32" if dtype == "int8" else dtype
     inputs = keras.Input((16,), dtype=computed)
@@ -212,9 +212,9 @@ def test_large_packed_matrices_are_those_of_the_library_that_was_faster(
 @pytest.mark.cpu
 @pytest.mark.parametrize("chosen", ["oneDNN", "matmul"])
 def test_large_matrices_that_are_not_packed(chosen, monkeypatch):
-    from keras_transformer.kernels import torch_onednn
+    from keras_transformer.kernels import torch_products
 
-    monkeypatch.setattr(torch_onednn, "choose", lambda what, ways: chosen)
+    monkeypatch.setattr(torch_products, "choose", lambda what, ways: chosen)
     model = keras.Sequential([keras.Input((200,)), Dense(400, bias_initializer="normal")])
     run = traced(model, model)
     check(run(tensor(3, 200)), model(tensor(3, 200)), atol=1e-4)
