@@ -11,7 +11,7 @@ def make_packed_predict_function(model: keras.Model) -> None:
     """Make the function that `predict` calls, for a model with packed weights.
 
     The function is traced for each batch shape into its bare operations, without the calls of
-    layers around them, and matrix products read a copy of the weights in oneDNN's own order.
+    layers around them, and matrix products read a copy of the weights in a library's own order.
     """
     import torch
 

@@ -1,4 +1,4 @@
-"""GGUF files of DeepSeek-V2, with latent attention, against the Transformers library."""
+"""GGUF files of DeepSeek-V2 and V3, with latent attention, against the Transformers library."""
 
 import numpy as np
 import pytest
@@ -48,17 +48,21 @@ YARN = {
 }
 GROUPS = {"topk_method": "group_limited_greedy", "n_group": 2, "topk_group": 1}
 CASES = {
-    "lite": {"q_lora_rank": None},
-    "whole": {**GROUPS, "rope_parameters": YARN, "tie_word_embeddings": True},
+    "lite": (2, {"q_lora_rank": None}),
+    "whole": (2, {**GROUPS, "rope_parameters": YARN, "tie_word_embeddings": True}),
+    "version 3": (3, {"n_group": 2, "topk_group": 1, "topk_method": "noaux_tc"}),
+    "version 3, scaled": (3, {"n_group": 1, "topk_group": 1, "rope_parameters": YARN}),
 }
 
 
-def made(values):
-    config = transformers.DeepseekV2Config(**{**SIZES, **values})
-    model = transformers.DeepseekV2ForCausalLM(config).eval()
+def made(version, values):
+    config = getattr(transformers, f"DeepseekV{version}Config")(**{**SIZES, **values})
+    model = getattr(transformers, f"DeepseekV{version}ForCausalLM")(config).eval()
     random = torch.Generator().manual_seed(0)
+    corrections = [x for x in model.named_buffers() if x[0].endswith("e_score_correction_bias")]
+    assert bool(corrections) == (version == 3)
     with torch.no_grad():
-        for path, parameter in model.named_parameters():
+        for path, parameter in [*model.named_parameters(), *corrections]:
             parameter.copy_(0.3 * torch.randn(parameter.shape, generator=random) + ("norm" in path))
     return model
 
@@ -88,6 +92,9 @@ def written(path, model, change=None):
     writer.add_expert_shared_count(config.n_shared_experts)
     writer.add_expert_feed_forward_length(config.moe_intermediate_size)
     writer.add_expert_weights_scale(config.routed_scaling_factor)
+    if config.model_type == "deepseek_v3":
+        writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
+        writer.add_expert_weights_norm(config.norm_topk_prob)
     if config.n_group is not None:
         writer.add_expert_group_count(config.n_group)
         writer.add_expert_group_used_count(config.topk_group)
@@ -125,16 +132,17 @@ def parts(name, array, config):
 
 @pytest.mark.parametrize("case", CASES)
 def test_a_model(tmp_path, case):
-    reference = made(CASES[case])
+    version, values = CASES[case]
+    reference = made(version, values)
     lm = assert_same_logits(written(tmp_path / "model.gguf", reference), reference)
-    assert lm.backbone.family == "deepseek_v2" and tuple(lm.end_ids) == (2,)
+    assert lm.backbone.family == f"deepseek_v{version}" and tuple(lm.end_ids) == (2,)
 
 
 @pytest.mark.backend_independent
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda w: w.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID), "by sigmoid"),
+        (lambda w: w.add_uint32("deepseek2.expert_gating_func", 3), "func=3 is not supported"),
         (lambda w: w.add_tensor("blk.0.attn_kv_b.weight", np.ones((33, 8), "f4")), "older|before"),
         (lambda w: w.add_key_length_mla(4), "4 features of a key, 4 of which are rotated"),
         (lambda w: w.add_rope_scaling_type(gguf.RopeScalingType.LINEAR), "scaled by 'linear'"),
@@ -142,13 +150,13 @@ def test_a_model(tmp_path, case):
     ],
 )
 def test_files_that_are_refused(tmp_path, change, message):
-    path = written(tmp_path / "model.gguf", made(CASES["lite"]), change)
+    path = written(tmp_path / "model.gguf", made(*CASES["lite"]), change)
     with pytest.raises(ValueError, match=message):
         kt.CausalLM.from_preset(path)
 
 
 @pytest.mark.one_backend
 def test_it_is_not_written(tmp_path):
-    lm = kt.CausalLM.from_preset(written(tmp_path / "model.gguf", made(CASES["lite"])))
+    lm = kt.CausalLM.from_preset(written(tmp_path / "model.gguf", made(*CASES["lite"])))
     with pytest.raises(ValueError, match="this model, a deepseek_v2, has other parts"):
         kt.export(lm, tmp_path / "out", format="gguf")

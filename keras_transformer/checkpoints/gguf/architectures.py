@@ -8,6 +8,7 @@ from typing import Any
 from keras_transformer.checkpoints.families import FAMILIES
 from keras_transformer.checkpoints.families.base.family import Family
 from keras_transformer.checkpoints.gguf import gated_delta, latent_attention
+from keras_transformer.checkpoints.gguf.header import Header
 from keras_transformer.checkpoints.gguf.metadata import Metadata
 from keras_transformer.checkpoints.weights.tables import (
     Names,
@@ -124,12 +125,14 @@ class Architecture:
     `keys` lists the metadata with a value of ours each; `names` the published names of these values
     where the family's fields do not say, None where others imply it; `flags` the published switches
     that a tensor shows, by the end of its name; `said` the published values that every model of the
-    architecture has.
+    architecture has; `takes` says of a file whether it is of this family, where several families
+    share a name.
     """
 
     name: str
     model_type: str
     language_model: str
+    takes: Callable[[Header], bool] = lambda header: True
     also: tuple[str, ...] = ()  # further families whose models are written as this architecture
     keys: Mapping[str, str]
     names: Mapping[str, str | None] = dataclasses.field(default_factory=dict)
@@ -522,17 +525,31 @@ ARCHITECTURES = (
         further=(_LFM2,),
         weights=_with(*layers({"decoder/final_norm": "token_embd_norm"})),
     ),
-    Architecture(
-        name="deepseek2",
-        model_type="deepseek_v2",
-        language_model="DeepseekV2ForCausalLM",
-        keys={k: v for k, v in _RMS.items() if not k.startswith("attention.head_count")},
-        further=(_LATENT,),
-        weights=(
-            *_without(("self_attention/",), _DECODER),
-            *latent_attention.LATENT_LINES,
-        ),
-        rotary=None,
+    *(
+        Architecture(
+            name="deepseek2",
+            model_type=model_type,
+            language_model=published,
+            takes=takes,
+            keys={k: v for k, v in _RMS.items() if not k.startswith("attention.head_count")},
+            further=(_LATENT,),
+            weights=(*_without(("self_attention/",), _DECODER), *lines),
+            rotary=None,
+        )
+        for model_type, published, takes, lines in (
+            (
+                "deepseek_v2",
+                "DeepseekV2ForCausalLM",
+                lambda header: not latent_attention.is_version_3(header),
+                latent_attention.LATENT_LINES,
+            ),
+            (
+                "deepseek_v3",
+                "DeepseekV3ForCausalLM",
+                latent_attention.is_version_3,
+                (*latent_attention.LATENT_LINES, latent_attention.CORRECTION),
+            ),
+        )
     ),
     Architecture(
         name="qwen35",

@@ -35,7 +35,7 @@ END_IDS = ("eos_token_id", "eot_token_id", "eom_token_id")
 def find_architecture(header: Header) -> Architecture:
     """Return the architecture of a file. Raises ValueError, with what to do, if it is not read."""
     name = header.get("general.architecture", str, "")
-    found = [each for each in ARCHITECTURES if each.name == name]
+    found = [each for each in ARCHITECTURES if each.name == name and each.takes(header)]
     if not found:
         raise ValueError(
             f"{header.path} has the architecture {name!r}. GGUF files are read of "

@@ -1,4 +1,4 @@
-"""Latent attention in GGUF files: DeepSeek-V2.
+"""Latent attention in GGUF files: DeepSeek-V2 and V3.
 
 llama.cpp has the projections of keys and values apart, and a matrix for each head.
 """
@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from keras_transformer.checkpoints.families.decoders.deepseek import latent_of
+from keras_transformer.checkpoints.gguf.header import Header
 from keras_transformer.checkpoints.gguf.metadata import Metadata
 from keras_transformer.checkpoints.gguf.rotary import ROTARY_KEYS, read_yarn
 from keras_transformer.checkpoints.weights.tables import WeightLine, layers
@@ -30,7 +31,7 @@ _KEYS = {
 }
 _QUERIES, _WIDTH = "attention.q_lora_rank", "attention.key_length_mla"
 _SCALE, _SUM, _GATE = "expert_weights_scale", "expert_weights_norm", "expert_gating_func"
-_SOFTMAX = 1
+_NAME, _SOFTMAX, _SIGMOID = "deepseek2", 1, 2
 KEYS = (
     *(key for key, _ in _KEYS.values()),
     *ROTARY_KEYS,
@@ -38,10 +39,15 @@ KEYS = (
 )
 
 
+def is_version_3(header: Header) -> bool:
+    """Return True if experts are chosen by sigmoid, as in DeepSeek-V3 and what is built like it."""
+    return header.whole(f"{_NAME}.{_GATE}") == _SIGMOID
+
+
 def read_latent(metadata: Metadata) -> dict[str, Any]:
     """Return the published values of latent attention, its rotation, and the experts.
 
-    Raises ValueError if the file is of an older form, or of a later model.
+    Raises ValueError if the file is of an older form, or chooses experts in another way.
     """
     path = metadata.header.path
     if metadata.has("attn_kv_b.weight"):
@@ -49,11 +55,9 @@ def read_latent(metadata: Metadata) -> dict[str, Any]:
             f"{path} has the keys and values of latent attention in one tensor, as files of before "
             "April 2025 have them. Take a newer file of the model, or the one it was made from."
         )
-    if metadata.whole(_GATE, _SOFTMAX) != _SOFTMAX or metadata.has("exp_probs_b.bias"):
-        raise ValueError(
-            f"{path} chooses experts by sigmoid, as DeepSeek-V3 does: GGUF files of DeepSeek-V2 "
-            "alone are read. Load the model that it was made from."
-        )
+    gate = metadata.whole(_GATE, _SOFTMAX) or _SOFTMAX
+    if gate not in (_SOFTMAX, _SIGMOID):
+        raise ValueError(f"{path}: {_GATE}={gate} is not supported, only softmax and sigmoid.")
     values: dict[str, Any] = {
         name: metadata.needed(key) if usual is None else metadata.whole(key, usual)
         for name, (key, usual) in _KEYS.items()
@@ -71,19 +75,25 @@ def read_latent(metadata: Metadata) -> dict[str, Any]:
         scaling = {"rope_type": "yarn", **read_yarn(metadata), **shares}
     elif kind != "none":
         raise ValueError(f"{path}: rotary positions scaled by {kind!r} are not supported.")
-    limited = values["n_group"] > 1
     return {
         **values,
+        **_choice(gate == _SIGMOID, limited=values["n_group"] > 1),
         "q_lora_rank": metadata.whole(_QUERIES) or None,
         "qk_nope_head_dim": width - rotated,
         "num_attention_heads": metadata.heads,
         "num_key_value_heads": metadata.heads,
         "routed_scaling_factor": metadata.real(_SCALE, 1.0) or 1.0,
         "norm_topk_prob": metadata.header.get(f"{metadata.architecture}.{_SUM}", bool, False),
-        "topk_method": "group_limited_greedy" if limited else "greedy",
         "rope_theta": base,
         "rope_scaling": scaling,
     }
+
+
+def _choice(by_sigmoid: bool, limited: bool) -> dict[str, Any]:
+    """Return the published values of how experts are chosen."""
+    if by_sigmoid:
+        return {"topk_method": "noaux_tc", "scoring_func": "sigmoid"}
+    return {"topk_method": "group_limited_greedy" if limited else "greedy"}
 
 
 class _Query(WeightLine):
@@ -135,4 +145,7 @@ LATENT_LINES = (
     *layers({"query": "*"}, _OURS, _THEIRS, line=_Query),
     _OfHeads(f"{_OURS}key/kernel", f"{_THEIRS}attn_k_b.weight", axes=(1, 0, 2)),
     _OfHeads(f"{_OURS}value/kernel", f"{_THEIRS}attn_v_b.weight", axes=(2, 0, 1)),
+)
+CORRECTION = WeightLine(
+    "decoder/layer_{i}/feed_forward/correction_bias", f"{_THEIRS}exp_probs_b.bias"
 )
