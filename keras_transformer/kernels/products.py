@@ -127,7 +127,7 @@ def int4_product(layer: keras.layers.Layer, inputs, bias=None, of_logits: bool =
 def int8_product(inputs, kernel, scale, bias=None, axis: int = 0):
     """Return `inputs @ (kernel / scale) + bias` in int8, with a scale for each row of the inputs.
 
-    The result of a row does not depend on other rows. Sums are int32, hence exact.
+    The result of a row does not depend on the values of others. Sums are int32, hence exact.
 
     Args:
         inputs: float `(..., in)`.
