@@ -56,7 +56,7 @@ def group(family: Family) -> str:
         return "sound"
     if "VideoClassifier" in family.heads:
         return "videos"
-    if "ImageToText" in family.heads:
+    if {"ImageToText", "PageEmbedder"} & family.heads.keys():
         return "captions"
     if "Forecaster" in family.heads:
         return "series"

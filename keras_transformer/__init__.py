@@ -27,6 +27,7 @@ What there is:
     ObjectDetector      boxes with classes in images
     PromptedSegmenter   masks of the objects at points and in boxes of an image
     ImageEmbedder       vectors of images and texts in one space; zero-shot classification
+    PageEmbedder        vectors for each part of a page and each word of a query, for search
     ImageToText, SpeechToText, CTCSpeechToText
                         captions and answers about images; transcripts of speech
     Forecaster          forecasts of numeric time series
@@ -108,6 +109,7 @@ from keras_transformer.tasks import (  # noqa: E402
     ImageToText,
     MaskedLM,
     ObjectDetector,
+    PageEmbedder,
     PromptedSegmenter,
     QuestionAnswerer,
     SampledForecaster,
@@ -143,6 +145,7 @@ register_tasks(
     ImageToText,
     MaskedLM,
     ObjectDetector,
+    PageEmbedder,
     PromptedSegmenter,
     QuestionAnswerer,
     SampledForecaster,
@@ -171,6 +174,7 @@ __all__ = [
     "ImageToText",
     "MaskedLM",
     "ObjectDetector",
+    "PageEmbedder",
     "PromptedSegmenter",
     "QuestionAnswerer",
     "SampledForecaster",

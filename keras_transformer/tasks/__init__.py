@@ -10,6 +10,7 @@ from keras_transformer.tasks.images.image_embedder import ImageEmbedder
 from keras_transformer.tasks.images.image_segmenter import ImageSegmenter, Segmentation
 from keras_transformer.tasks.images.image_to_text import ImageToText
 from keras_transformer.tasks.images.object_detector import Detection, ObjectDetector
+from keras_transformer.tasks.images.page_embedder import PageEmbedder
 from keras_transformer.tasks.images.prompted_segmenter import (
     EncodedImage,
     PromptedSegmentation,
@@ -50,6 +51,7 @@ __all__ = [
     "LateInteraction",
     "MaskedLM",
     "ObjectDetector",
+    "PageEmbedder",
     "Processor",
     "PromptFormat",
     "PromptedSegmentation",

@@ -33,6 +33,7 @@ OF_OTHERS = {
     **family_placed.CONFIGS,
     **family_placed.OF_ANY_SIZE,
     **family_placed.OF_ROWS,
+    **family_placed.RETRIEVERS,
 }
 CONFIGS = {**OF_TEXTS, **OF_OTHERS}
 # Models of theirs that mix padding with the tokens: their texts are of one length.
@@ -76,6 +77,8 @@ LANGUAGE_MODELS = {
     "idefics3": "Idefics3ForConditionalGeneration",
     "smolvlm": "SmolVLMForConditionalGeneration",
     "paligemma": "PaliGemmaForConditionalGeneration",
+    "colpali": "ColPaliForRetrieval",
+    "colqwen2": "ColQwen2ForRetrieval",
     "qwen2_vl": "Qwen2VLForConditionalGeneration",
     "qwen2_5_vl": "Qwen2_5_VLForConditionalGeneration",
     "qwen3_5": "Qwen3_5ForConditionalGeneration",

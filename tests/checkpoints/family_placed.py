@@ -351,3 +351,21 @@ CONFIGS = {
         ],
     ),
 }
+
+# Families of retrievers of pages, see `tests/tasks/test_page_embedder.py`.
+RETRIEVERS = {
+    "colpali": (
+        "ColPali",
+        [
+            {"vlm_config": {**values, "model_type": "paligemma"}, "embedding_dim": 6}
+            for values in CONFIGS["paligemma"][1]
+        ],
+    ),
+    "colqwen2": (
+        "ColQwen2",
+        [
+            {"vlm_config": {**values, "model_type": "qwen2_vl"}, "embedding_dim": 6}
+            for values in OF_ANY_SIZE["qwen2_vl"][1]
+        ],
+    ),
+}

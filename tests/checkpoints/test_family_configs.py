@@ -181,6 +181,7 @@ _POSSIBLE = {
     name: {"vision_config": None}
     for name in ("gemma3", "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_5")
 }
+_POSSIBLE["colqwen2"] = {"vlm_config": _POSSIBLE["qwen2_vl"]}
 # By default their image token is beyond the vocabulary of the text model, and the 7 x 7 patches of
 # an image do not form squares of 2 x 2.
 _POSSIBLE |= {

@@ -155,6 +155,8 @@ SAID = {
     "olmo2_32b_en": 32_200,
     "olmo3_7b_en": 7298,
     "olmoe_1b_7b_en": 6_920,
+    "colpali_1_2": 2920,
+    "colqwen2_1_0": 2210,
     "paligemma_3b_224": 2923,
     "paligemma2_3b_224": 3030,
     "paligemma2_10b_448": 9660,
@@ -361,7 +363,9 @@ def test_sizes_are_those_of_the_transformers_library(monkeypatch):
             for path, parameter in model.named_parameters()
             if not (metadata["family"] in ("marian", "pegasus") and "embed_positions" in path)
             and not path.startswith("encoder.pooler.")  # of a vision-encoder-decoder, not read
-            and not path.startswith(("output_patch_embedding.", "contact_head."))  # heads
+            and not path.startswith(
+                ("output_patch_embedding.", "contact_head.", "embedding_proj_layer.")
+            )  # heads
             and not path.startswith("vision_encoder.neck.")  # SAM's, a part of the head
             and path not in ("embeddings.mask_token", "mask_emb")  # of masked pre-training
             # Of T5Gemma 2's images, which are not read.

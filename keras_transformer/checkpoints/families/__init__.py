@@ -128,6 +128,8 @@ from keras_transformer.checkpoints.families.speech.wavlm import WAVLM
 from keras_transformer.checkpoints.families.speech.whisper import WHISPER
 from keras_transformer.checkpoints.families.vision.beit import BEIT
 from keras_transformer.checkpoints.families.vision.clip import CLIP, CLIP_TEXT, CLIP_VISION
+from keras_transformer.checkpoints.families.vision.colpali import COLPALI
+from keras_transformer.checkpoints.families.vision.colqwen2 import COLQWEN2
 from keras_transformer.checkpoints.families.vision.depth_anything import DEPTH_ANYTHING
 from keras_transformer.checkpoints.families.vision.dinov2 import DINOV2
 from keras_transformer.checkpoints.families.vision.dinov2_with_registers import (
@@ -312,8 +314,10 @@ FAMILIES = {
         LLAVA,
         MISTRAL3,
         PALIGEMMA,
+        COLPALI,
         GEMMA3_VISION,
         QWEN2_VL,
+        COLQWEN2,
         QWEN2_5_VL,
         QWEN3_VL,
         QWEN3_5,

@@ -150,6 +150,16 @@ def holds_chats(x: Any) -> bool:
     return isinstance(first, Conversation) or is_messages(first) or rows
 
 
+class PageProcessor(SourceProcessor):
+    """An `ImageProcessor` for pages, and a tokenizer for queries."""
+
+    source_class = ImageProcessor
+    kind = "image processor and tokenizer"
+    raw = "images"
+    files = ImageProcessor.files
+    reads_arrays = ("encoder_images", "encoder_patches")
+
+
 class PairProcessor(SourceProcessor):
     """An `ImageProcessor`, and a tokenizer if the model also embeds texts."""
 

@@ -5,13 +5,16 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
+from keras import ops
 
+from keras_transformer.layers.max_sim import max_sim
 from keras_transformer.support.checking import check_choice, check_int, describe, shorten
 
 MULTI_VECTOR = "multi_vector"  # the pooling of a `TextEmbedder` with a vector for each token
 SCORED = "scored_mask"  # the input that tells which tokens have a vector
 QUERY, DOCUMENT = "query", "document"
 EXPANSIONS = ("none", "scored", "attended")
+_MOST_PRODUCTS = 2**26  # products of tokens that `late_scores` computes at once
 
 
 class ReadTexts(NamedTuple):
@@ -159,6 +162,26 @@ def _starts(tokenizer) -> int:
     """Return the number of special tokens that the tokenizer puts before a text."""
     whole, inner = tokenizer.encode("a"), tokenizer.encode("a", special_tokens=False)
     return next(i for i in range(len(whole)) if whole[i : i + len(inner)] == inner)
+
+
+def late_scores(queries: Sequence[np.ndarray], documents: Sequence[np.ndarray]) -> np.ndarray:
+    """Return the MaxSim score of each query with each document, float32 `(queries, documents)`.
+
+    The products of a part of the documents are in memory at once.
+
+    Args:
+        queries: a float array `(tokens, width)` for each query.
+        documents: the same for each document.
+    """
+    if not len(queries) or not len(documents):
+        return np.zeros((len(queries), len(documents)), "float32")
+    asked, scores = padded(queries), []
+    longest = max(1, *map(len, documents))
+    step = max(1, _MOST_PRODUCTS // (asked.shape[0] * asked.shape[1] * longest))
+    for start in range(0, len(documents), step):
+        said = padded(documents[start : start + step])
+        scores.append(ops.convert_to_numpy(max_sim(asked, said)))
+    return np.concatenate(scores, axis=1)
 
 
 def padded(rows: Sequence[np.ndarray]) -> np.ndarray:

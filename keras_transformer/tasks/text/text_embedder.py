@@ -11,7 +11,6 @@ from keras import ops
 from keras_transformer.config import TransformerConfig
 from keras_transformer.data import BucketedDataset, TokenRows
 from keras_transformer.layers.feed_forward import get_activation
-from keras_transformer.layers.max_sim import max_sim
 from keras_transformer.layers.normalization import unit_vectors
 from keras_transformer.layers.remat import recomputed
 from keras_transformer.models.backbone import Backbone, as_mask
@@ -49,14 +48,13 @@ from keras_transformer.tasks.text.late_interaction import (
     SCORED,
     LateInteraction,
     joined,
-    padded,
+    late_scores,
 )
 from keras_transformer.tokenizers import Tokenizer
 from keras_transformer.training import FineTuningAdamW, MultipleNegativesRankingLoss
 from keras_transformer.training.losses.embedding_losses import EmbeddingLoss, embedding_loss
 
 _PROMPTS = "prompt_lengths"  # the number of tokens of each text that pooling leaves out
-_MOST_PRODUCTS = 2**26  # products of tokens that `similarity` computes at once
 _LABELS = ("score", "scores", "label", "labels")  # column names of sentence-transformers
 
 
@@ -569,15 +567,7 @@ class TextEmbedder(Task):
         """
         if self._reading is None:
             return np.asarray(first, "float32") @ np.asarray(second, "float32").T
-        if not len(first) or not len(second):
-            return np.zeros((len(first), len(second)), "float32")
-        queries, scores = padded(first), []
-        longest = max(1, *map(len, second))
-        step = max(1, _MOST_PRODUCTS // (queries.shape[0] * queries.shape[1] * longest))
-        for start in range(0, len(second), step):
-            documents = padded(second[start : start + step])
-            scores.append(ops.convert_to_numpy(max_sim(queries, documents)))
-        return np.concatenate(scores, axis=1)
+        return late_scores(first, second)
 
     def encode_ids(
         self, rows: Sequence[Sequence[int]], prompt_name: str | None = None
