@@ -19,6 +19,7 @@ from keras_transformer.config import (
     GridWindows,
     LatentAttention,
     QueryGrowth,
+    RelativeKeys,
     RelativeSinusoids,
     Rotary,
     Router,
@@ -281,6 +282,10 @@ def mixer_words(config: TransformerConfig) -> list[str]:
         words.append("attention within chunks in layers with a rotation")
     if any(isinstance(getattr(mixer, "pattern", None), GridWindows) for mixer in mixers):
         words.append("attention within windows of the grid of patches in most layers")
+    if block.conformer is not None:
+        words.append("a second feed-forward layer and a convolution in each block (Conformer)")
+    if any(isinstance(getattr(mixer, "score_bias", None), RelativeKeys) for mixer in mixers):
+        words.append("trained vectors of the distances to keys in the scores")
     if any(isinstance(getattr(mixer, "score_bias", None), DecomposedBias) for mixer in mixers):
         words.append("distances in rows and in columns in the scores")
     if any(isinstance(position, QueryGrowth) for position in positions):
@@ -424,7 +429,8 @@ def special(family: Family) -> list[str]:
     if stem is not None and stem.kind == "series":
         parts.append("pieces of series" + _words_of_series(stem))
     if stem is not None and stem.kind == "frames":
-        parts.append("an encoder of frames of sound, behind two convolutions")
+        behind = "behind two convolutions" if stem.strides else "normalized and projected"
+        parts.append(f"an encoder of frames of sound, {behind}")
     if stem is not None and stem.kind == "waveform":
         parts.append(f"an encoder of samples, behind {len(stem.filters)} convolutions")
         if stem.position_size:

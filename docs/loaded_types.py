@@ -65,7 +65,7 @@ LOADED_TYPES: dict[str, str | None] = {
     "swin": f"S{_STAGES[1:]}, and windows of it are moved from layer to layer.",
     "hubert": None,
     "wavlm": None,
-    "wav2vec2-bert": "Blocks have a convolution between two feed-forward layers (Conformer).",
+    "wav2vec2-bert": None,
     "clap": f"Its encoder of sound is a Swin: {_STAGES}.",
     "llava": None,
     "mistral3": None,

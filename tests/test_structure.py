@@ -144,6 +144,8 @@ def small_parts(config):
         elif isinstance(getattr(side.attention, "score_bias", None), DecomposedBias):
             patch = side.input.patch_size
             sizes["input"] = side.input.replace(image_size=(4 * patch, 4 * patch))
+        elif getattr(side.input, "strides", None) == ():  # frames that are the states themselves
+            sizes["input"] = side.input.replace(num_bins=TINY["hidden_dim"])
         return side.replace(
             **sizes,
             embedding_dim=TINY["hidden_dim"],

@@ -3,6 +3,7 @@
 from keras_transformer.config import (
     altup,
     block,
+    conformer,
     feed_forward,
     inputs,
     laurel,
@@ -21,6 +22,7 @@ from keras_transformer.config import (
 )
 from keras_transformer.config.altup import *  # noqa: F403
 from keras_transformer.config.block import *  # noqa: F403
+from keras_transformer.config.conformer import *  # noqa: F403
 from keras_transformer.config.feed_forward import *  # noqa: F403
 from keras_transformer.config.feed_forward import ACTIVATIONS as ACTIVATIONS
 from keras_transformer.config.flat import CHANGEABLE as CHANGEABLE
@@ -52,6 +54,7 @@ from keras_transformer.config.weight import NORMALIZATIONS as NORMALIZATIONS
 __all__ = [
     *altup.__all__,
     *block.__all__,
+    *conformer.__all__,
     *feed_forward.__all__,
     *inputs.__all__,
     *laurel.__all__,

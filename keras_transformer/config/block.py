@@ -3,6 +3,7 @@
 from collections.abc import Callable
 
 from keras_transformer.config.altup import AltUp
+from keras_transformer.config.conformer import Conformer
 from keras_transformer.config.feed_forward import ACTIVATIONS, Dense, Experts, FeedForward
 from keras_transformer.config.laurel import Laurel
 from keras_transformer.config.layer_inputs import LayerInput
@@ -143,6 +144,11 @@ class Block(Part):
         "is then added to the others (Gemma 3n).",
         None,
     )
+    conformer: Conformer | None = option(
+        "a second feed-forward layer, before the mixer, and a convolution behind it (Conformer). "
+        "For encoders.",
+        None,
+    )
     output_scale: bool = option(
         "multiply the states behind all sub-layers by a number that no gradient trains (Gemma 4).",
         False,
@@ -181,6 +187,18 @@ class Block(Part):
             )
         if self.altup is not None and (self.output_scale or self.convolution is not None):
             raise ValueError("`altup` cannot be combined with `output_scale` or `convolution`.")
+        beside = (self.laurel, self.altup, self.convolution, self.sparse)
+        if self.conformer is not None and not (
+            self.residual == Residual(order="pre")
+            and isinstance(self.feed_forward, Dense)
+            and beside == (None,) * 4
+            and not (self.merged_attention or self.global_norm)
+        ):
+            raise ValueError(
+                "`conformer` needs a `Dense` feed-forward layer, the residual order 'pre' without "
+                "scales, and neither `laurel`, `altup`, `convolution`, `sparse`, `global_norm` nor "
+                f"`merged_attention`, received {self}."
+            )
         if self.merged_attention:
             self._check_merged()
         if self.feed_forward is None and self.residual.is_parallel:
@@ -270,6 +288,8 @@ class Block(Part):
             weights += weight_of("output_scale", "one")
         for own in (self.layer_input, self.laurel, self.altup):
             weights += () if own is None else own.weights(kind)
+        if self.conformer is not None:
+            weights += self.conformer.weights(kind, self.feed_forward)
         for sublayer in sublayers:
             for name in self.residual.norms(sublayer):
                 weights += norm_of(name, kind)
@@ -294,6 +314,8 @@ class Block(Part):
             sizes["laurel_rank"] = self.laurel.rank
         if self.altup is not None:
             sizes |= self.altup.sizes
+        if self.conformer is not None:
+            sizes |= self.conformer.sizes(hidden_dim)
         if self.convolution is not None:
             sizes["neighbours"] = self.convolution.size * hidden_dim
         return sizes

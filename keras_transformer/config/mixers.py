@@ -13,6 +13,7 @@ from keras_transformer.config.score_bias import (
     DecomposedBias,
     Disentangled,
     GatedRelativeBias,
+    RelativeKeys,
     RelativeSinusoids,
     ScoreBias,
 )
@@ -248,6 +249,12 @@ class Attention(Mixer, kind="attention"):
                     "`RelativeSinusoids` need score='scaled_dot', no pattern and as many heads of "
                     f"keys as of queries, received {self}."
                 )
+        if isinstance(self.score_bias, RelativeKeys) and not (
+            self.score == "scaled_dot" and self.pattern is None
+        ):
+            raise ValueError(
+                f"`RelativeKeys` need score='scaled_dot' and no pattern, received {self}."
+            )
         if isinstance(self.score_bias, DecomposedBias) or isinstance(self.pattern, GridWindows):
             self._check_on_grid()
         plain = self.has_values or self.pattern is None
@@ -335,7 +342,7 @@ class Attention(Mixer, kind="attention"):
         if isinstance(self.score_bias, Disentangled) and self.score_bias.projections == "own":
             weights += dense_of(f"{name}/position_query", "hidden_dim", "query_heads", self.bias)
             weights += dense_of(f"{name}/position_key", "hidden_dim", "key_heads", self.bias)
-        if isinstance(self.score_bias, (DecomposedBias, RelativeSinusoids)):
+        if isinstance(self.score_bias, (DecomposedBias, RelativeKeys, RelativeSinusoids)):
             weights += self.score_bias.of_mixer(name)
         if isinstance(self.score_bias, GatedRelativeBias):
             weights += dense_of(f"{name}/bias_gate", "states_of_head", "gate_values")
@@ -378,6 +385,7 @@ class Attention(Mixer, kind="attention"):
             "both": 2,
             "row_distances": 2 * rows - 1,
             "column_distances": 2 * columns - 1,
+            "key_distances": getattr(self.score_bias, "number", 0),
         }
 
     @property
@@ -423,6 +431,8 @@ class Attention(Mixer, kind="attention"):
         if isinstance(self.score_bias, Disentangled):  # with each relative position
             states = self.score_bias.num_buckets * self.num_heads * self.head_dim
             total += (queries + keys) * states
+        if isinstance(self.score_bias, RelativeKeys):  # with each distance
+            total += queries * self.score_bias.number * self.num_heads * self.head_dim
         if isinstance(self.score_bias, RelativeSinusoids):  # with each distance
             total += queries * 2 * keys * self.num_heads * self.head_dim
         return total

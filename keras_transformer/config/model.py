@@ -323,6 +323,7 @@ class TransformerConfig(Part):
                 "stem": None if isinstance(encoder.input, Tokens) else encoder.input,
                 "parallel_residual": block.residual.is_parallel,
                 "convolution_size": block.convolution,
+                "conformer": block.conformer,
                 "disentangled": isinstance(encoder.score_bias, Disentangled),
                 "window": pattern,
             }

@@ -7,7 +7,7 @@ from keras_transformer.config.weight import Weight, dense_of, grid_distances, no
 
 __all__ = [
     "ALiBi", "DecomposedBias", "Disentangled", "GatedRelativeBias", "GridBias", "RelativeBias",
-    "RelativeSinusoids", "ScoreBias",
+    "RelativeKeys", "RelativeSinusoids", "ScoreBias",
 ]  # fmt: skip
 
 
@@ -142,6 +142,36 @@ class RelativeSinusoids(ScoreBias, kind="relative_sinusoids"):
         for each in vectors:
             found += weight_of(f"{name}/relative/{each}", "each_head", "head_dim")
         return found + weight_of(f"{name}/relative/segments", "both", "each_head", "head_dim")
+
+
+@part
+class RelativeKeys(ScoreBias, kind="relative_keys"):
+    """Products of queries with a trained vector of the distance to each key (Shaw et al. 2018).
+
+    Each attention layer has its own vectors, which all its heads share. For encoders.
+
+    Source: Shaw et al. 2018, "Self-Attention with Relative Position Representations", section 3.2,
+    https://arxiv.org/abs/1803.02155.
+    """
+
+    layer = "keras_transformer.layers.attention.relative_keys:DistanceScores"
+    in_stack = False
+
+    before: int = option(
+        "keys further before the query count as this distance.", 64, least=0, most=2**15
+    )
+    behind: int = option(
+        "keys further behind the query count as this distance.", 8, least=0, most=2**15
+    )
+
+    @property
+    def number(self) -> int:
+        """Number of distances that have a vector."""
+        return self.before + self.behind + 1
+
+    def of_mixer(self, name: str) -> tuple[Weight, ...]:
+        """Return the weights of each attention layer, whose path is `name`."""
+        return weight_of(f"{name}/relative/distances", "key_distances", "head_dim")
 
 
 @part

@@ -17,6 +17,7 @@ from keras_transformer.config.score_bias import (
     Disentangled,
     GridBias,
     RelativeBias,
+    RelativeKeys,
     RelativeSinusoids,
     ScoreBias,
 )
@@ -372,6 +373,13 @@ class Side(Part):
                 raise ValueError(f"`disentangled` needs kind='encoder', received kind={kind!r}.")
             if isinstance(self.score_bias, RelativeSinusoids) and not encoder:
                 raise ValueError(f"`RelativeSinusoids` need kind='encoder', received {kind!r}.")
+            if isinstance(self.score_bias, RelativeKeys) and not encoder:
+                raise ValueError(f"`RelativeKeys` need kind='encoder', received kind={kind!r}.")
+            if block.conformer is not None and (self.causal or not encoder):
+                raise ValueError(
+                    "`conformer` needs kind='encoder' without `causal`, received "
+                    f"kind={kind!r}, causal={self.causal}."
+                )
             if block.mixer.bidirectional and (self.causal or not encoder):
                 raise ValueError(
                     f"A mixer of kind {block.mixer.kind!r} reads whole texts, so it needs an "

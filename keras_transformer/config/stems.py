@@ -365,19 +365,29 @@ class FrameStemConfig(StemConfig, kind="frames"):
 
     num_bins: int = option("number of values in a frame, such as frequency bands.", 80, least=1)
     num_frames: int = option(
-        "maximum number of frames in an input, which positions are defined for.",
+        "maximum number of frames in an input, which positions are defined for. Without positions "
+        "it is the usual number, which plans assume.",
         3000,
         least=1,
         most=2**24,
     )
     kernel_size: int = option("number of frames that a convolution sees.", 3, least=1, most=1024)
-    strides: tuple | list = option("stride of each convolution, in frames.", (1, 2))
+    strides: tuple | list = option(
+        "stride of each convolution, in frames. Without any the frames themselves are the states, "
+        "of the width `num_bins`: give the side that `embedding_dim` (w2v-BERT 2.0).",
+        (1, 2),
+    )
     activation: str = option("activation after each convolution.", "gelu", choices=ACTIVATIONS)
     use_bias: bool = option("a bias in each convolution.", True)
+    masked: bool = option(
+        "the input has a `padding_mask` of its frames, and no state of a recording depends on its "
+        "padding (w2v-BERT 2.0). Without it recordings are padded with silence (Whisper).",
+        False,
+    )
 
     def check(self):
         fits = all(type(n) is int and 1 <= n <= 2**15 for n in self.strides)
-        if not fits or not 1 <= len(self.strides) <= 16:
+        if not fits or len(self.strides) > 16:
             raise ValueError(
                 "`strides` of the stem must be 1 to 16 integers of at least 1, one for each "
                 f"convolution, received {shorten(self.strides)}."
@@ -388,21 +398,33 @@ class FrameStemConfig(StemConfig, kind="frames"):
                 f"{self.kernel_size}."
             )
 
-    @property
-    def lengths(self) -> tuple[int, ...]:
-        """Number of positions after each convolution, for an input of `num_frames` frames."""
-        found = [self.num_frames]
+    def check_width(self, width: int) -> None:
+        if not self.strides and width != self.num_bins:
+            raise ValueError(
+                "`strides` of the stem must be 1 to 16 integers of at least 1, one for each "
+                "convolution. Without any the frames themselves are the states: `embedding_dim` "
+                f"must be `num_bins`, {self.num_bins}, received {width}."
+            )
+
+    def lengths(self, frames) -> list:
+        """Return how many states each convolution makes of `frames`, an int or an array."""
+        found = []
         for step in self.strides:
-            found.append(-(-found[-1] // step))
-        return tuple(found[1:])
+            frames = -(-frames // step)
+            found.append(frames)
+        return found
+
+    def count_states(self, frames):
+        """Return how many states the stem makes of `frames`, an int or an array."""
+        return (frames, *self.lengths(frames))[-1]
 
     @property
     def num_states(self):
-        return self.lengths[-1]
+        return self.count_states(self.num_frames)
 
     @property
     def weights(self):
-        inputs = ("num_bins", *["embedding_dim"] * (len(self.strides) - 1))
+        inputs = ("num_bins", *["embedding_dim"] * len(self.strides))[: len(self.strides)]
         return tuple(
             weight
             for i, axis in enumerate(inputs)
@@ -421,7 +443,8 @@ class FrameStemConfig(StemConfig, kind="frames"):
 
     @property
     def products(self):
-        return {f"input_convolution_{i}/kernel": n for i, n in enumerate(self.lengths)}
+        lengths = self.lengths(self.num_frames)
+        return {f"input_convolution_{i}/kernel": n for i, n in enumerate(lengths)}
 
 
 # Maximum count of numbers in all patches of one series, 268 MB of float32: overlapping patches

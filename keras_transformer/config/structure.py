@@ -17,6 +17,7 @@ from collections.abc import Iterable, Mapping
 from keras_transformer.config import (
     Attention,
     Block,
+    Conformer,
     Convolution,
     DecomposedBias,
     Dense,
@@ -27,6 +28,7 @@ from keras_transformer.config import (
     Learned,
     Projector,
     RelativeBias,
+    RelativeKeys,
     RelativeSinusoids,
     Residual,
     Router,
@@ -194,6 +196,8 @@ def _every_weight() -> tuple[Weight, ...]:
     for mixer in (ShortConvolution(bias=True), StateSpace(num_heads=1, head_dim=1, bias=True)):
         found += mixer.weights(mixer.name, "layer_norm")
     found += RelativeSinusoids().of_mixer("self_attention")
+    found += RelativeKeys().of_mixer("self_attention")
+    found += Conformer().weights("layer_norm", Dense(dim=1))
     found += DecomposedBias(rows=1, columns=1).of_mixer("self_attention")
     found += experts.weights("sparse")
     latent = LatentAttention(num_heads=1, kv_lora_rank=2, q_lora_rank=1, bias=True)

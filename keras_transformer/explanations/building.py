@@ -87,6 +87,8 @@ def _states(config, inputs: Mapping[str, Any], prefix: str) -> int:
     if isinstance(config.stem, WaveformStemConfig):
         samples = max(np.shape(x)[1] for n, x in inputs.items() if n.startswith(prefix))
         return config.stem.lengths(samples)[-1]
+    if getattr(config.stem, "masked", False):
+        return config.stem.count_states(np.shape(inputs[f"{prefix}frames"])[1])
     return config.stem.num_states or config.num_positions
 
 

@@ -25,6 +25,7 @@ from keras_transformer.layers.attention.core import check_mask_and_bias, heads_f
 from keras_transformer.layers.attention.masking import AttentionMask
 from keras_transformer.layers.attention.merged import part_keys_of_encoder
 from keras_transformer.layers.attention.score_bias import LazyBias
+from keras_transformer.layers.conformer import ConformerSublayers
 from keras_transformer.layers.dense import Dense
 from keras_transformer.layers.dropout import Dropout
 from keras_transformer.layers.feed_forward import activated, build_function
@@ -131,6 +132,11 @@ class Block(ChecksCall, SavesArguments, Rematerializable, keras.layers.Layer):
                 "`convolution_size` is for an encoder's block, whose tokens see those behind them, "
                 f"received {part.convolution.size} for a {type(self).__name__}."
             )
+        if part.conformer is not None and (causal or cross_attention):
+            raise ValueError(
+                "`conformer` is for an encoder's block, which keeps no cache, received "
+                f"causal={causal}, cross_attention={cross_attention}."
+            )
         if cross_attention and part.residual.is_parallel:
             raise ValueError("`parallel_residual` has no place for `cross_attention`.")
         if part.merged_attention and not cross_attention:
@@ -157,6 +163,17 @@ class Block(ChecksCall, SavesArguments, Rematerializable, keras.layers.Layer):
                     name="feed_forward",
                     dtype=self.dtype_policy,
                 )
+        if part.conformer is not None:
+            self.conformer = ConformerSublayers(
+                part.conformer,
+                part.feed_forward,
+                norm=part.norm,
+                dropout=part.dropout,
+                kernel_initializer=self._initializer.clone(),
+                seed=seed,
+                name="conformer",
+                dtype=self.dtype_policy,
+            )
         if part.global_norm:
             self.global_norm = self._make_norm("global_norm")
         if part.sparse is not None:
@@ -258,7 +275,7 @@ class Block(ChecksCall, SavesArguments, Rematerializable, keras.layers.Layer):
                 getattr(self, name).build(inputs_shape)
         if part.convolution is not None:
             self._build_convolution(part.convolution.size, inputs_shape)
-        for name in ("layer_input", "laurel"):
+        for name in ("layer_input", "laurel", "conformer"):
             if getattr(part, name) is not None:
                 getattr(self, name).build(inputs_shape)
         if part.output_scale:
@@ -398,6 +415,8 @@ class Block(ChecksCall, SavesArguments, Rematerializable, keras.layers.Layer):
             return activated(self.convolution_activation, x)
 
         def feed_forward(x):
+            if self.config.conformer is not None:
+                return 0.5 * call_unchecked(self.feed_forward, x)
             if not self.has_experts:
                 return call_unchecked(self.feed_forward, x)
             counted = real[:, :1] if first_only and real is not None else real
@@ -407,10 +426,17 @@ class Block(ChecksCall, SavesArguments, Rematerializable, keras.layers.Layer):
             return call_unchecked(self.feed_forward, x, mask=counted, training=training)
 
         residual, name = self.config.residual, self.config.mixer.name
+        has_conformer, first_alone = self.config.conformer is not None, first_only
+        if has_conformer:
+            first_only = False  # the convolution reads the states of all tokens
+            if visibility.query_pack is not None:
+                raise ValueError("The convolution of a `conformer` would mix packed documents.")
         with onednn_matmul_scope(inputs):
             if self.config.altup is not None:
                 copies = self.altup(inputs, training=training)
                 inputs = copies[:, :, 0]
+            if has_conformer:
+                inputs = self.conformer(inputs, which="feed_forward", **options)
             kept = inputs[:, :1] if first_only else inputs
             shared = residual.order == "parallel_shared"
             first = self.config.global_tokens if self.config.global_norm else 0
@@ -426,11 +452,16 @@ class Block(ChecksCall, SavesArguments, Rematerializable, keras.layers.Layer):
                 x = (x + self.laurel(inputs)) * 2**-0.5
             if self._attends_apart:
                 x = self._sublayer("cross_attention", attend_to_encoder, x, x, training)
+            if has_conformer:
+                x = self.conformer(x, mask=real, which="convolution", **options)
             given = x
             if residual.is_parallel:
                 given = inputs[:, :1] if first_only else inputs
             if self.config.feed_forward is not None:
                 x = self._sublayer("feed_forward", feed_forward, given, x, training, normed=shared)
+            if has_conformer:
+                x = self.conformer(x, which="norm", **options)
+                x = x[:, :1] if first_alone else x
             if self.config.convolution is not None:
                 x = self._sublayer("convolution", convolve, inputs, x, training, dropped=True)
             if self.config.altup is not None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from keras_transformer.config import TransformerConfig
+from keras_transformer.config import StemConfig, TransformerConfig
 from keras_transformer.processors.audio_files import (
     count_samples,
     is_one_recording,
@@ -22,10 +22,11 @@ from keras_transformer.support.checking import (
     shorten,
 )
 
-FEATURES = ("log_mel", "filter_bank", "waveform")
+FEATURES = ("log_mel", "filter_bank", "normalized_filter_bank", "waveform")
 _CLASSES = {
     "WhisperFeatureExtractor": "log_mel",
     "ASTFeatureExtractor": "filter_bank",
+    "SeamlessM4TFeatureExtractor": "normalized_filter_bank",
     "Wav2Vec2FeatureExtractor": "waveform",
 }
 _AST = (-4.2677393, 4.5689974)
@@ -41,12 +42,15 @@ class AudioProcessor(MediaProcessor):
 
     Args:
         features: `"log_mel"`, frames as for Whisper; `"filter_bank"`, as for the Audio Spectrogram
-            Transformer; `"waveform"`, samples, as for wav2vec 2.0.
+            Transformer; `"normalized_filter_bank"`, with mean 0 and variance 1 of each band over
+            the recording, as for w2v-BERT 2.0; `"waveform"`, samples, as for wav2vec 2.0.
         sampling_rate: int, samples per second; recordings with another rate are resampled.
         length: int, number of frames, or of samples of a waveform, to which a recording is padded
             or cut. Defaults to the longest in a batch.
-        num_bins: int, frequency bands in a frame.
-        window_length, hop_length: int, samples in a frame, and from one frame to the next.
+        num_bins: int, frequency bands of a window.
+        window_length, hop_length: int, samples in a window, and from one window to the next.
+        stack: int, for a normalized filter bank: number of windows whose bands are one frame. What
+            is left over at the end of a recording is cut. Defaults to 1.
         normalize: bool, whether to normalize each waveform to mean 0 and variance 1.
         return_attention_mask: bool, for a waveform, a value in the saved file that tells
             Transformers whether to mask padding: False for models such as wav2vec 2.0 base, which
@@ -93,6 +97,7 @@ class AudioProcessor(MediaProcessor):
         mean: float | None = None,
         std: float | None = None,
         return_attention_mask: bool = False,
+        stack: int = 1,
     ):
         self.features = check_choice("features", features, FEATURES)
         self.sampling_rate = check_int("sampling_rate", sampling_rate, 100, 1_000_000)
@@ -102,6 +107,11 @@ class AudioProcessor(MediaProcessor):
         self.hop_length = check_int("hop_length", hop_length, 1, 2**20)
         self.normalize = check_bool("normalize", normalize)
         self.return_attention_mask = check_bool("return_attention_mask", return_attention_mask)
+        self.stack = check_int("stack", stack, 1, 1024)
+        if self.stack > 1 and self.features != "normalized_filter_bank":
+            raise ValueError(
+                f"`stack` is for features='normalized_filter_bank', received {self.features!r}."
+            )
         if (mean is None) != (std is None):
             raise ValueError("`mean` and `std` go together: give both or neither.")
         self.mean = check_number("mean", mean, none=True)
@@ -155,13 +165,20 @@ class AudioProcessor(MediaProcessor):
         return [min(count, self.most_samples or count) for count in found]
 
     def features_of(self, samples: Sequence[np.ndarray], size: int | None = None) -> np.ndarray:
-        """Return the features of samples from `read`; waveforms are padded at least to `size`."""
+        """Return the features of samples from `read`.
+
+        Waveforms, and normalized filter banks, are padded at least to those of `size` samples.
+        """
         longest = max(map(len, samples))
         if self.features == "waveform":
             made = [self._normalized(row[: self.length]) for row in samples]
             usual = _roomy(longest) if size is None else max(size, longest)
             return _padded(made, self.length or usual)
         options = (self.sampling_rate, self.num_bins, self.window_length, self.hop_length)
+        if self.features == "normalized_filter_bank":
+            made = [self._normalized_frames(row[: self.most_samples], options) for row in samples]
+            usual = _roomy(longest) if size is None else max(size, longest)
+            return _padded(made, self.length or self.count_frames(usual))
         if self.features == "log_mel":
             # Pad before the transform: silence after a recording changes its last frames, and with
             # them the loudest level, on which all levels depend.
@@ -171,6 +188,35 @@ class AudioProcessor(MediaProcessor):
             return np.stack([log_mel(row, *options) for row in rows])
         array = _padded([filter_bank(row, *options)[: self.length] for row in samples], self.length)
         return array if self.mean is None else (array - np.float32(self.mean)) / (2 * self.std)
+
+    def count_frames(self, samples: int) -> int:
+        """Return how many frames a filter bank has of a number of samples."""
+        windows = max(samples - self.window_length, 0) // self.hop_length + 1
+        return max(windows // self.stack, 1)
+
+    def count_states(self, stem: StemConfig, samples: int) -> int:
+        """Return how many states a model's stem, of samples or masked frames, makes of samples."""
+        if stem.kind == "waveform":
+            return max(stem.lengths(samples)[-1], 1)
+        return stem.count_states(self.count_frames(samples))
+
+    def samples_of_state(self, stem: StemConfig) -> int:
+        """Return the number of samples from one state of a model's stem to the next."""
+        if stem.kind == "waveform":
+            return stem.samples_of_state
+        return math.prod(stem.strides) * self.stack * self.hop_length
+
+    def _normalized_frames(self, row: np.ndarray, options: tuple) -> np.ndarray:
+        """Return the frames of a recording, each band with mean 0 and variance 1."""
+        # A variance needs two windows, and a frame `stack` of them.
+        fewest = self.window_length + (max(self.stack, 2) - 1) * self.hop_length
+        row = np.pad(row, (0, max(fewest - len(row), 0)))
+        # Each band in a row of memory, which NumPy then adds in pairs: sums are more exact.
+        bands = np.ascontiguousarray(filter_bank(row, *options, as_in_kaldi=True).T)
+        scale = np.sqrt(bands.var(axis=1, ddof=1, keepdims=True) + np.float32(1e-7))
+        levels = ((bands - bands.mean(axis=1, keepdims=True)) / scale).T
+        levels = levels[: len(levels) // self.stack * self.stack]
+        return levels.reshape(-1, self.stack * self.num_bins)
 
     def frames_of(self, row: np.ndarray) -> np.ndarray:
         """Return the frames `(frames, num_bins)` of a recording, at least `length` of them.
@@ -193,7 +239,7 @@ class AudioProcessor(MediaProcessor):
         """Number of samples at which a recording is cut; None if it is not cut."""
         if self.length is None or self.features == "waveform":
             return self.length
-        return self.length * self.hop_length
+        return self.length * self.stack * self.hop_length
 
     def check(self, config: TransformerConfig) -> None:
         stem = config.sides[0].stem
@@ -213,9 +259,16 @@ class AudioProcessor(MediaProcessor):
             raise ValueError(
                 f"The model reads frames, but the processor has features={self.features!r}."
             )
-        if bins != self.num_bins:
+        if bins != self.num_bins * self.stack:
             raise ValueError(
-                f"The model reads frames of {bins} bands, but the processor has {self.num_bins}."
+                f"The model reads frames of {bins} bands, but the processor has "
+                f"{self.num_bins * self.stack}."
+            )
+        masked = getattr(stem, "masked", False)
+        if masked != (self.features == "normalized_filter_bank"):
+            raise ValueError(
+                "Frames of the features 'normalized_filter_bank' come with a mask, others do not: "
+                f"the stem has masked={masked}, and the processor features={self.features!r}."
             )
 
     def values(self) -> dict[str, Any]:
@@ -234,6 +287,18 @@ class AudioProcessor(MediaProcessor):
                 "feature_size": 1,
                 "do_normalize": self.normalize,
                 "return_attention_mask": self.return_attention_mask,
+                **length,
+            }
+        if self.features == "normalized_filter_bank":
+            length = {} if self.length is None else {"length": self.length}
+            if (self.window_length, self.hop_length) != (400, 160):
+                length |= {"n_fft": self.window_length, "hop_length": self.hop_length}
+            return {
+                **values,
+                "feature_size": self.num_bins,
+                "num_mel_bins": self.num_bins,
+                "stride": self.stack,
+                "return_attention_mask": True,
                 **length,
             }
         sizes = {"n_fft": self.window_length, "hop_length": self.hop_length}
@@ -278,6 +343,10 @@ class AudioProcessor(MediaProcessor):
             return cls(features, length=length, **given)
         given["window_length"] = values.get("n_fft", 400)
         given["hop_length"] = values.get("hop_length", 160)
+        if features == "normalized_filter_bank":
+            bins, stack = values.get("num_mel_bins", 80), values.get("stride", 2)
+            length = values.get("length")
+            return cls(features, length=length, num_bins=bins, stack=stack, **given)
         if features == "log_mel":
             seconds = check_number("chunk_length", values.get("chunk_length", 30), above=0)
             rate, hop = given["sampling_rate"], given["hop_length"]

@@ -51,7 +51,12 @@ def log_mel(
 
 
 def filter_bank(
-    samples: np.ndarray, sampling_rate: int, num_bins: int, window_length: int, hop_length: int
+    samples: np.ndarray,
+    sampling_rate: int,
+    num_bins: int,
+    window_length: int,
+    hop_length: int,
+    as_in_kaldi: bool = False,
 ) -> np.ndarray:
     """Return Kaldi's filter bank, as in the Audio Spectrogram Transformer.
 
@@ -61,6 +66,8 @@ def filter_bank(
         num_bins: int, frequency bands, from 20 Hz to half of the rate.
         window_length: int, samples in a frame.
         hop_length: int, samples from one frame to the next.
+        as_in_kaldi: bool, with the window and the range of samples that Kaldi itself has: Povey's
+            window, and whole numbers of 16 bits. Defaults to Hann's window, and -1 to 1.
 
     Returns:
         Float32 `(1 + (samples - window_length) // hop_length, num_bins)`, the natural logarithm of
@@ -74,14 +81,20 @@ def filter_bank(
     frames = np.lib.stride_tricks.sliding_window_view(samples, window_length)[::hop_length]
     size = 1 << (window_length - 1).bit_length()
     window, filters = np.hanning(window_length), mel_filters(sampling_rate, num_bins, size, "kaldi")
+    scale = 1.0
+    if as_in_kaldi:
+        window, scale = window**0.85, 2.0**15
 
     def levels_of(frames: np.ndarray) -> np.ndarray:
-        frames = frames.astype("float64")
+        frames = frames.astype("float64") * scale
         frames -= frames.mean(axis=1, keepdims=True)
         frames = np.concatenate(
             [frames[:, :1] * (1 - 0.97), frames[:, 1:] - 0.97 * frames[:, :-1]], axis=1
         )
-        power = np.abs(np.fft.rfft(frames * window, n=size)) ** 2
+        spectrum = np.fft.rfft(frames * window, n=size)
+        if as_in_kaldi:  # rounded as in Transformers: what is normalized depends on each digit
+            spectrum = spectrum.astype("complex64").astype("complex128")
+        power = np.abs(spectrum) ** 2
         return np.log(np.maximum(power @ filters, _LEAST_POWER)).astype("float32")
 
     return _by_blocks(levels_of, frames)

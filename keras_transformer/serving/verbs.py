@@ -330,9 +330,10 @@ def _check_recording(
         raise RefusedRequest(413, str(error), "request_too_large") from None
     stem = task.backbone.config.sides[0].stem
     in_windows = source.most_samples is not None or getattr(task, "window_seconds", None)
-    if stem.kind == "waveform" and not in_windows and stem.lengths(count)[-1] > limits.tokens:
+    whole = stem.kind == "waveform" or getattr(stem, "masked", False)
+    if whole and not in_windows and source.count_states(stem, count) > limits.tokens:
         rate = source.sampling_rate
-        most = limits.tokens * stem.samples_of_state / rate
+        most = limits.tokens * source.samples_of_state(stem) / rate
         raise RefusedRequest(
             413,
             f"`{name}` has {count / rate:,.1f} seconds, and this model reads at most {most:,.1f} "

@@ -70,7 +70,7 @@ def model_rows(
         del rows["longest sequence"], rows["vocabulary"]
     stem = stem or (apart or backbone.get("encoder") or {}).get("stem")
     if stem:
-        known = [name for name in _OF_STEM if name in stem]
+        known = [name for name in _OF_STEM if stem.get(name) not in (None, [], ())]
         words = (f"{name.replace('_', ' ')} {_product(stem[name])}" for name in known)
         rows["reads"] = f"{stem['kind']}, {', '.join(words)}"
     if task:

@@ -42,6 +42,19 @@ _WAVLM = [
     {**_WAV2VEC2[1], "num_attention_heads": 2, "num_buckets": 8, "max_bucket_distance": 9},
 ]
 
+_BERT = {
+    "hidden_size": 12, "num_hidden_layers": 2, "num_attention_heads": 3, "intermediate_size": 20,
+    "feature_projection_input_dim": 10, "conv_depthwise_kernel_size": 5,
+    "left_max_position_embeddings": 4, "right_max_position_embeddings": 2, "vocab_size": 11,
+    "classifier_proj_size": 7,
+}  # fmt: skip
+_WAV2VEC2_BERT = [
+    _BERT,
+    {**_BERT, "hidden_size": 10, "num_attention_heads": 2, "hidden_act": "gelu",
+     "conv_depthwise_kernel_size": 1, "left_max_position_embeddings": 40,
+     "right_max_position_embeddings": 0, "layer_norm_eps": 1e-3, "num_hidden_layers": 3},
+]  # fmt: skip
+
 _SHINE = {
     "vocab_size": 60, "hidden_size": 24, "intermediate_size": 20, "encoder_num_hidden_layers": 2,
     "decoder_num_hidden_layers": 3, "encoder_num_attention_heads": 2,
@@ -65,4 +78,5 @@ CONFIGS = {
     "wav2vec2": ("Wav2Vec2", _WAV2VEC2),
     "hubert": ("Hubert", _HUBERT),
     "wavlm": ("WavLM", _WAVLM),
+    "wav2vec2-bert": ("Wav2Vec2Bert", _WAV2VEC2_BERT),
 }

@@ -223,6 +223,7 @@ SAID = {
     "trocr_large_handwritten": 558,
     "trocr_large_printed": 608,
     "vit_gpt2_image_captioning": 239,
+    "w2v_bert_2_multi": 580,
     "wav2vec2_base_960h_en": 95,
     "wavlm_base_en": 94.7,
     "wavlm_large_en": 316.6,

@@ -189,6 +189,9 @@ def test_the_table_knows_every_model():
             names = ("/score/", "/router/", "/shared_score/", "/query_norm/", "/key_norm/")
             names += ("/mixer/", "/latent/", "/query_down/", "/layer_input/", "/layer_inputs/")
             names += ("/altup/", "/laurel/")
+            # A Conformer's convolution, and the vectors of distances, which all heads share.
+            names += ("/conformer/expansion/", "/conformer/output/", "/depthwise_convolution/")
+            names += ("/relative/distances",)
             # The gate of WavLM's biases, which all heads share, and XLNet's vectors of the heads.
             names += (
                 "/bias_gate/",

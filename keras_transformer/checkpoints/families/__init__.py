@@ -124,6 +124,7 @@ from keras_transformer.checkpoints.families.speech.ast import AST
 from keras_transformer.checkpoints.families.speech.hubert import HUBERT
 from keras_transformer.checkpoints.families.speech.moonshine import MOONSHINE
 from keras_transformer.checkpoints.families.speech.wav2vec2 import WAV2VEC2
+from keras_transformer.checkpoints.families.speech.wav2vec2_bert import WAV2VEC2_BERT
 from keras_transformer.checkpoints.families.speech.wavlm import WAVLM
 from keras_transformer.checkpoints.families.speech.whisper import WHISPER
 from keras_transformer.checkpoints.families.vision.beit import BEIT
@@ -296,6 +297,7 @@ FAMILIES = {
         VISION_ENCODER_DECODER,
         BLIP,
         WAV2VEC2,
+        WAV2VEC2_BERT,
         HUBERT,
         WAVLM,
         PATCHTST,

@@ -12,6 +12,7 @@ from keras_transformer.config import (
     Disentangled,
     GatedRelativeBias,
     Norm,
+    RelativeKeys,
     RelativeSinusoids,
 )
 from keras_transformer.config.flat import ATTENTION_KEYWORDS, attention_by_keywords
@@ -226,6 +227,15 @@ class MultiHeadAttention(
                 self.grid_scores = kind(
                     part.scored_grid, part.head_dim, name="relative", dtype=self.dtype_policy
                 )
+            self.distance_scores = None
+            if isinstance(part.score_bias, RelativeKeys):
+                self.distance_scores = layer_of(part.score_bias)(
+                    part.score_bias,
+                    part.head_dim,
+                    embeddings_initializer=self.kernel_initializer.clone(),
+                    name="relative",
+                    dtype=self.dtype_policy,
+                )
             self.rotary_embedding = None
             if part.position is not None:
                 rotation = layer_of(part.position)
@@ -302,8 +312,9 @@ class MultiHeadAttention(
                     dtype=self.dtype_policy,
                 )
             self.relative_scores.build((None, None, self.num_heads, self.head_dim))
-        if self.grid_scores is not None:
-            self.grid_scores.build()
+        for scores_of_layer in (self.grid_scores, self.distance_scores):
+            if scores_of_layer is not None:
+                scores_of_layer.build()
         if self.bias_gate is not None:
             self.bias_gate.build((None, None, self.num_heads, query_shape[-1] // self.num_heads))
             self.bias_gate_scale = self.add_weight(
@@ -399,6 +410,9 @@ class MultiHeadAttention(
                     )
                 added = self.relative_scores(queries, keys=keys, relative=relative)
                 added = added * self.score_function.scale
+                bias = added if bias is None else bias + added
+            elif self.distance_scores is not None:
+                added = self.distance_scores(queries, keys) * self.score_function.scale
                 bias = added if bias is None else bias + added
             elif self.position_projections is not None or relative is not None:
                 bias = with_relative_scores(self, queries, keys, relative, cache, bias)

@@ -21,7 +21,8 @@ class FrameStem(PositionedStem):
 
     Call arguments:
         inputs: dict of `frames`, float `(batch, length, num_bins)`, at most `num_frames` of them if
-            positions are learned.
+            positions are learned; with the stem's `masked` also `padding_mask`, bool `(batch,
+            length)`, True for the frames of the recording; padding follows them.
 
     Returns:
         `Embedded`: one state per frame, their number divided by each stride and rounded up.
@@ -51,7 +52,9 @@ class FrameStem(PositionedStem):
 
     @property
     def inputs(self):
-        return (Input("frames", "float32", (None, self.config.stem.num_bins), required=True),)
+        frames = Input("frames", "float32", (None, self.config.stem.num_bins), required=True)
+        mask = Input("padding_mask", "bool", (None,))
+        return (frames, mask) if self.config.stem.masked else (frames,)
 
     def build(self, input_shape=None):
         width = self.config.stem.num_bins
@@ -60,10 +63,28 @@ class FrameStem(PositionedStem):
             width = self.config.embedding_dim
         super().build(input_shape)
 
+    def mask_of_states(self, padding_mask, length):
+        """Return the mask of `length` states, bool `(batch, length)`, from that of the frames."""
+        if padding_mask is None:
+            return None
+        real = ops.sum(ops.cast(padding_mask, "int32"), axis=1, keepdims=True)
+        return _first(self.config.stem.count_states(real), length)
+
     def call(self, inputs, training=False):
         x = ops.cast(inputs["frames"], self.compute_dtype)
+        mask = inputs.get("padding_mask")
+        real = None if mask is None else ops.sum(ops.cast(mask, "int32"), axis=1, keepdims=True)
         # Equal padding on both sides for any stride: "same" would differ for an even length.
         around = self.config.stem.kernel_size // 2
-        for layer in self.convolutions:
+        for layer, step in zip(self.convolutions, self.config.stem.strides, strict=True):
+            if real is not None:
+                x = ops.where(_first(real, ops.shape(x)[1])[..., None], x, ops.zeros_like(x))
+                real = -(-real // step)
             x = self.activation(layer(ops.pad(x, ((0, 0), (around, around), (0, 0)))))
-        return Embedded(self.positioned(x, training=training))
+        mask = self.mask_of_states(mask, ops.shape(x)[1])
+        return Embedded(self.positioned(x, training=training), padding_mask=mask)
+
+
+def _first(count, length):
+    """Return a mask that is True for the first states: `count`, `(batch, 1)`, but at least one."""
+    return ops.arange(length, dtype="int32")[None] < ops.maximum(count, 1)

@@ -20,10 +20,10 @@ def arrays_of_sound(
     size: int | None = None,
     spoken: bool = False,
 ) -> dict:
-    """Return the backbone's input arrays for recordings; waveforms come with a padding mask.
+    """Return the backbone's input arrays; waveforms and masked frames come with a padding mask.
 
-    Waveforms are padded to `size` samples, if given. `spoken` means that the recordings have texts
-    to be learned: raises ValueError if a recording is silent.
+    These are padded to those of `size` samples, if given. `spoken` means that the recordings have
+    texts to be learned: raises ValueError if a recording is silent.
     """
     samples = processor.read(recordings, places)
     if spoken:
@@ -39,8 +39,10 @@ def arrays_of_sound(
     main = backbone.id_inputs[0]
     side = "encoder_" if main.startswith("encoder_") else ""
     name = main.removeprefix(side)
-    if name == "samples":
-        lengths = np.array([[len(row)] for row in samples])
+    masked = processor.features == "normalized_filter_bank"
+    if name == "samples" or masked:
+        count = processor.count_frames if masked else int
+        lengths = np.array([[count(len(row))] for row in samples])
         mask = np.arange(features.shape[1]) < lengths
         return {main: features, f"{side}padding_mask": mask}
     if name == "images":  # Patches of the spectrogram: rows are frequencies, columns are frames.
@@ -68,11 +70,12 @@ class AudioClassHead(InputClassHead):
 class AudioClassifier(InputClassifier):
     """An audio backbone with a linear layer on one pooled state, which gives logits of classes.
 
-    `pooling="mean"` is the mean over the states of the recording and, except for waveforms, of the
-    silence that pads it to the processor's length. `"attention"` is a weighted mean, with a softmax
-    over a linear layer of the states as weights. For patches of a spectrogram there are also
-    `"first"`, the state of the class token, `"tokens"`, the mean of the class and distillation
-    tokens, and `"first_and_mean"`, the class token's state and the mean concatenated.
+    `pooling="mean"` is the mean over the states of the recording and, except for waveforms and
+    masked frames, of the silence that pads it to the processor's length. `"attention"` is a
+    weighted mean, with a softmax over a linear layer of the states as weights. For patches of a
+    spectrogram there are also `"first"`, the state of the class token, `"tokens"`, the mean of the
+    class and distillation tokens, and `"first_and_mean"`, the class token's state and the mean
+    concatenated.
 
     Recordings are paths, bytes, arrays of samples, `(array, rate)`, or anything else that
     `processors.AudioProcessor` takes, of any length and rate. They are read when a batch is made,
@@ -103,7 +106,7 @@ class AudioClassifier(InputClassifier):
     Call arguments:
         inputs: dict with the input of the stem, such as `frames`, float
             `(batch, length, num_bins)`, as the processor returns it; for waveforms `samples` and
-            `padding_mask`.
+            `padding_mask`; for masked frames `frames` and `padding_mask`.
 
     Returns:
         Float `(batch, num_classes)`.

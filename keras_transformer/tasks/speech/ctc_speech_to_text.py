@@ -38,7 +38,7 @@ class CTCProcessor(SourceProcessor):
     kind = "audio processor and tokenizer"
     raw = "recordings"
     files = AudioProcessor.files
-    reads_arrays = ("samples",)
+    reads_arrays = ("samples", "frames")
 
     def check(self, config: TransformerConfig) -> None:
         self.source.check(config)
@@ -120,7 +120,7 @@ class CTCHead(Head):
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
 class CTCSpeechToText(Task):
-    """An encoder that reads a waveform, with a linear layer to tokens on every state (CTC).
+    """An encoder that reads sound, with a linear layer to tokens on every state (CTC).
 
     Each state predicts one token, usually a character, or the blank, which is the padding token.
     Equal tokens in adjacent states are merged; a blank between two of them keeps them apart. Tokens
@@ -135,9 +135,10 @@ class CTCSpeechToText(Task):
     Compiled with AdamW (5e-5) and `training.CTCLoss`; `compile` changes this.
 
     Args:
-        backbone: an `Encoder` whose config has a `stem` of the kind `"waveform"`.
-        processor: `processors.AudioProcessor` with `features="waveform"`, or None if the task only
-            takes arrays.
+        backbone: an `Encoder` whose config has a `stem` of the kind `"waveform"`, or of the kind
+            `"frames"` with `masked`.
+        processor: `processors.AudioProcessor` with `features="waveform"`, or for frames
+            `"normalized_filter_bank"`; None if the task only takes arrays.
         tokenizer: `Tokenizer`, such as `tokenizers.CTCTokenizer`, or None if the task only takes
             arrays.
         vocabulary_size: int, the number of output tokens. Defaults to the tokenizer's.
@@ -146,15 +147,16 @@ class CTCSpeechToText(Task):
         name: str.
 
     Call arguments:
-        inputs: dict with `samples`, float `(batch, length)`, and `padding_mask`, bool
-            `(batch, length)`, True for the samples of the recording.
+        inputs: dict with `samples`, float `(batch, length)`, or `frames`, float `(batch, length,
+            num_bins)`; and `padding_mask`, bool `(batch, length)`, True for the samples or frames
+            of the recording.
 
     Returns:
         Logits, float `(batch, states, vocabulary_size)`. States of padding always predict blank.
 
     Raises:
-        ValueError: if the backbone does not read waveforms, the tokenizer has no padding token or
-            is larger than `vocabulary_size`, or `vocabulary_size` is missing.
+        ValueError: if the backbone reads neither waveforms nor masked frames, the tokenizer has no
+            padding token or is larger than `vocabulary_size`, or `vocabulary_size` is missing.
 
     Example:
     ```python
@@ -202,10 +204,11 @@ class CTCSpeechToText(Task):
     ):
         joined = self.processor_class.joined(processor, tokenizer)
         super().__init__(backbone, joined, name=name)
-        if backbone.id_inputs[0] not in self.processor_class.reads_arrays:
+        stem = backbone.config.stem
+        if getattr(stem, "kind", None) != "waveform" and not getattr(stem, "masked", False):
             raise ValueError(
-                "CTCSpeechToText needs a backbone that reads waveforms: give the config a `stem`, "
-                "such as {'kind': 'waveform'}."
+                "CTCSpeechToText needs a backbone that reads waveforms, or masked frames: give the "
+                "config a `stem`, such as {'kind': 'waveform'}."
             )
         self.set_head(vocabulary_size=vocabulary_size, blank_id=blank_id, dropout=dropout)
 
@@ -255,7 +258,7 @@ class CTCSpeechToText(Task):
                 raise ValueError(
                     f"`y[{place}]` has the token {blank!r}, which is the blank: remove it."
                 )
-            states = max(stem.lengths(count)[-1], 1)
+            states = self.processor.source.count_states(stem, count)
             needed = len(row) + sum(a == b for a, b in pairwise(row))
             if needed > states:
                 raise ValueError(
@@ -298,11 +301,12 @@ class CTCSpeechToText(Task):
         given = [recordings] if alone else source.rows(recordings)
         places = np.zeros((len(given), 2), "int64")  # the recording and start sample of each piece
         places[:, 0] = np.arange(len(given))
-        if source.length is not None:  # Longer recordings are read piece by piece.
+        most = source.most_samples
+        if most is not None:  # Longer recordings are read piece by piece.
             samples = source.read(given)
-            starts = [range(0, len(row), source.length) for row in samples]
+            starts = [range(0, len(row), most) for row in samples]
             places = np.array([(i, start) for i, each in enumerate(starts) for start in each])
-            given = [samples[i][start : start + source.length] for i, start in places]
+            given = [samples[i][start : start + most] for i, start in places]
         dataset = self.make_dataset(given, **self.to_predict(batch_size))
         rows = self._row_outputs(dataset, lambda logits: logits.argmax(axis=-1))
         found: list[list] = [[] for _ in range(places[-1, 0] + 1)]
@@ -326,8 +330,9 @@ class CTCSpeechToText(Task):
 
     def _words(self, row: Sequence[int], start: int) -> list[Segment]:
         """Return the words of a recording that begins at sample `start`."""
-        rate = self.processor.source.sampling_rate
-        seconds, start = self.backbone.config.stem.samples_of_state / rate, start / rate
+        source, stem = self.processor.source, self.backbone.config.stem
+        rate = source.sampling_rate
+        seconds, start = source.samples_of_state(stem) / rate, start / rate
         words = []
         for is_between, group in groupby(
             self._said(row), lambda each: each[0] == self.tokenizer.delimiter_id

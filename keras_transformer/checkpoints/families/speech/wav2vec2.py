@@ -30,7 +30,7 @@ _STEM = {
     "num_conv_pos_embedding_groups": ("position_groups", 16),
 }
 # Used in training only; its mask vector is not part of the model.
-_UNMASKED = {"apply_spec_augment": False, "mask_time_prob": 0.0, "mask_feature_prob": 0.0}
+UNMASKED = {"apply_spec_augment": False, "mask_time_prob": 0.0, "mask_feature_prob": 0.0}
 
 
 def _read(values: Values) -> dict[str, Any]:
@@ -53,7 +53,7 @@ def _write(config: TransformerConfig) -> dict[str, Any]:
     named = next(theirs for theirs, ours in ACTIVATIONS.items() if ours == stem.activation)
     theirs = {theirs: getattr(stem, ours) for theirs, (ours, _) in _STEM.items()}
     first = config.normalize_first
-    return {**theirs, "feat_extract_activation": named, "do_stable_layer_norm": first, **_UNMASKED}
+    return {**theirs, "feat_extract_activation": named, "do_stable_layer_norm": first, **UNMASKED}
 
 
 def _read_ctc(values: Values) -> dict[str, Any]:
@@ -68,12 +68,18 @@ def _write_ctc(task: Values) -> dict[str, Any]:
     return {"vocab_size": task["vocabulary_size"], "pad_token_id": task["blank_id"]}
 
 
-def _read_projection(values: Values) -> dict[str, Any]:
-    if values.get("use_weighted_layer_sum"):
-        raise ValueError(
-            "use_weighted_layer_sum=True is not supported: the classifier reads the last states."
-        )
-    return {"projection_dim": number(values, "classifier_proj_size", 256)}
+def classifier_projection(usual: int) -> Conversion:
+    """Convert the width of the layer before the classifier's output, of this usual value."""
+
+    def read(values: Values) -> dict[str, Any]:
+        if values.get("use_weighted_layer_sum"):
+            raise ValueError(
+                "use_weighted_layer_sum=True is not supported: the classifier reads the last "
+                "states."
+            )
+        return {"projection_dim": number(values, "classifier_proj_size", usual)}
+
+    return Conversion(read, _write_projection)
 
 
 def _write_projection(task: Values) -> dict[str, Any]:
@@ -139,7 +145,7 @@ WAV2VEC2 = Family(
         "AudioClassifier": PublishedHead(
             architectures=("Wav2Vec2ForSequenceClassification",),
             weights=layers({"projection": "projector", "output": "classifier"}),
-            options=(Conversion(_read_projection, _write_projection),),
+            options=(classifier_projection(256),),
         ),
     },
     names=Names(

@@ -1,0 +1,57 @@
+"""The further sub-layers of a Conformer's block."""
+
+from keras_transformer.config.feed_forward import FeedForward
+from keras_transformer.config.options import Part, option, part
+from keras_transformer.config.weight import Weight, dense_of, norm_of, weight_of
+
+__all__ = ["Conformer"]
+
+
+@part
+class Conformer(Part):
+    """Further sub-layers of a block, each with its norm and its residual connection.
+
+    A feed-forward layer like the block's precedes the mixer, and a convolution follows it: a gated
+    linear unit, a convolution of each feature by itself, a norm, the activation of the feed-forward
+    layers and a projection. Half of what each feed-forward layer gives is added, and a norm follows
+    the last one.
+
+    Source: Gulati et al. 2020, "Conformer: Convolution-augmented Transformer for Speech
+    Recognition", https://arxiv.org/abs/2005.08100, section 2.
+    """
+
+    size: int = option("number of states that the convolution sees.", 31, least=1, most=1024)
+    causal: bool = option(
+        "the convolution sees a state and those before it (w2v-BERT 2.0), rather than as many "
+        "before it as behind it.",
+        False,
+    )
+
+    def check(self):
+        if not self.causal and self.size % 2 == 0:
+            raise ValueError(
+                "`size` of a Conformer's convolution must be odd, so that it is centered on a "
+                f"state, received {self.size}. Or give causal=True."
+            )
+
+    def weights(self, norm: str, feed_forward: FeedForward) -> tuple[Weight, ...]:
+        """Return the weights of the sub-layers, with norms of this type.
+
+        Args:
+            norm: kind of the norms of the block.
+            feed_forward: feed-forward layer of the block; that before the mixer is like it.
+        """
+        return (
+            *norm_of("conformer/first_norm", norm),
+            *feed_forward.weights("conformer/first"),
+            *norm_of("conformer/convolution_norm", norm),
+            *dense_of("conformer/expansion", "hidden_dim", "conformer_gated", bias=False),
+            *weight_of("conformer/depthwise_convolution/kernel", "conformer_size", "hidden_dim"),
+            *norm_of("conformer/depthwise_norm", norm),
+            *dense_of("conformer/output", "hidden_dim", "hidden_dim", bias=False),
+            *norm_of("conformer/final_norm", norm),
+        )
+
+    def sizes(self, hidden_dim: int) -> dict[str, int]:
+        """Return the sizes of the weight axes that the side does not define, by name."""
+        return {"conformer_size": self.size, "conformer_gated": 2 * hidden_dim}

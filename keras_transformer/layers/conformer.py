@@ -1,0 +1,155 @@
+"""The sub-layers that a Conformer's block has beside attention and a feed-forward layer."""
+
+import keras
+from keras import ops
+
+from keras_transformer.config import Conformer, Dense, Norm
+from keras_transformer.layers.arguments import SavesArguments
+from keras_transformer.layers.dense import Dense as DenseLayer
+from keras_transformer.layers.dropout import Dropout
+from keras_transformer.layers.feed_forward import get_activation
+from keras_transformer.layers.normalization import make_normalization, normalized
+from keras_transformer.layers.parts import layer_of, part_of
+from keras_transformer.layers.remat import no_inner_remat
+
+
+class DepthwiseConvolution(keras.layers.Layer):
+    """A convolution of each feature by itself, over the states of a recording.
+
+    Args:
+        size: int, number of states that it sees.
+        causal: bool, whether these are a state and those before it, rather than as many before it
+            as behind it.
+        kernel_initializer: initializer of the kernel.
+        **kwargs: as in `keras.layers.Layer`.
+
+    Call arguments:
+        x: float `(batch, length, dim)`.
+    """
+
+    def __init__(self, size: int, causal: bool, kernel_initializer="glorot_uniform", **kwargs):
+        super().__init__(**kwargs)
+        self.size, self.causal = size, causal
+        self.kernel_initializer = keras.initializers.get(kernel_initializer)
+
+    def build(self, input_shape):
+        shape = (self.size, input_shape[-1])
+        self.kernel = self.add_weight(shape, self.kernel_initializer, name="kernel")
+
+    def call(self, x):
+        behind = 0 if self.causal else self.size // 2
+        x = ops.pad(x, ((0, 0), (self.size - 1 - behind, behind), (0, 0)))
+        kernel = ops.expand_dims(ops.cast(self.kernel, x.dtype), 2)
+        return ops.depthwise_conv(x, kernel, data_format="channels_last")
+
+
+@keras.saving.register_keras_serializable(package="keras_transformer")
+class ConformerSublayers(SavesArguments, keras.layers.Layer):
+    """A feed-forward layer, a convolution and a norm; called with the name of one of them.
+
+    Args:
+        part: `config.Conformer`.
+        feed_forward: `config.Dense`, the feed-forward layer; the convolution has its activation.
+        norm: `config.Norm`, of all norms.
+        dropout: float, rate on what is added to the states.
+        kernel_initializer: initializer of the kernels.
+        seed: int, seed of the dropout.
+        **kwargs: as in `keras.layers.Layer`.
+
+    Call arguments:
+        states: float `(batch, length, hidden_dim)`.
+        mask: bool `(batch, length)`, False for padding, which the convolution reads as zeros.
+        which: `"feed_forward"`, `"convolution"` or `"norm"`.
+
+    Returns:
+        Float `(batch, length, hidden_dim)`: the states with half of what the feed-forward layer
+        gives, those with what the convolution gives, or the normalized states.
+
+    Example:
+    ```python
+    import numpy as np
+    from keras_transformer import config
+    from keras_transformer.layers.conformer import ConformerSublayers
+
+    layer = ConformerSublayers(config.Conformer(size=3), config.Dense(dim=16))
+    assert layer(np.ones((1, 5, 8)), which="convolution").shape == (1, 5, 8)
+    ```
+
+    Source: Gulati et al. 2020, "Conformer: Convolution-augmented Transformer for Speech
+    Recognition", https://arxiv.org/abs/2005.08100, section 2.
+    """
+
+    def __init__(
+        self,
+        part: Conformer | dict,
+        feed_forward: Dense | dict,
+        norm: Norm | dict | None = None,
+        dropout: float = 0.0,
+        kernel_initializer="glorot_uniform",
+        seed: int | None = None,
+        **kwargs,
+    ):
+        super().__init__(**kwargs)
+        self.supports_masking = True
+        self.part = part_of("part", part, Conformer)
+        wide = part_of("feed_forward", feed_forward, Dense)
+        self.kind = part_of("norm", norm or Norm(), Norm)
+        self.kernel_initializer = keras.initializers.get(kernel_initializer)
+        self.activation = get_activation(wide.activation)
+        options = {"dtype": self.dtype_policy}
+        with no_inner_remat():
+            self.first = layer_of(wide).from_part(
+                wide, kernel_initializer=self.kernel_initializer.clone(), name="first", **options
+            )
+            self.depthwise_convolution = DepthwiseConvolution(
+                self.part.size,
+                self.part.causal,
+                kernel_initializer=self.kernel_initializer.clone(),
+                name="depthwise_convolution",
+                **options,
+            )
+            self.dropout_layer = Dropout(dropout, seed=seed, **options)
+            for name in ("first_norm", "convolution_norm", "depthwise_norm", "final_norm"):
+                norm = make_normalization(self.kind.type, self.kind.epsilon, name=name, **options)
+                setattr(self, name, norm)
+
+    def _dense(self, units: int, name: str) -> DenseLayer:
+        with no_inner_remat():
+            return DenseLayer(
+                units,
+                use_bias=False,
+                kernel_initializer=self.kernel_initializer.clone(),
+                name=name,
+                dtype=self.dtype_policy,
+            )
+
+    def build(self, states_shape):
+        width = states_shape[-1]
+        self.expansion = self._dense(2 * width, "expansion")
+        self.output_dense = self._dense(width, "output")
+        norms = (self.first_norm, self.convolution_norm, self.depthwise_norm, self.final_norm)
+        denses = (self.first, self.expansion, self.depthwise_convolution, self.output_dense)
+        for layer in (*norms, *denses):
+            layer.build(states_shape)
+        self.built = True
+
+    def call(self, states, mask=None, which: str = "convolution", training: bool = False):
+        if which == "norm":
+            return normalized(self.final_norm, states, training)
+        if which == "feed_forward":
+            added = 0.5 * self.first(normalized(self.first_norm, states, training))
+        else:
+            normed = normalized(self.convolution_norm, states, training)
+            added = self._convolved(normed, mask, training)
+        return states + self.dropout_layer(added, training=training)
+
+    def _convolved(self, x, mask, training: bool):
+        x, gate = ops.split(self.expansion(x), 2, axis=-1)
+        x = x * ops.sigmoid(gate)
+        if mask is not None:
+            x = ops.where(mask[..., None], x, ops.zeros_like(x))
+        x = normalized(self.depthwise_norm, self.depthwise_convolution(x), training)
+        return self.output_dense(self.activation(x))
+
+    def compute_output_shape(self, states_shape):
+        return tuple(states_shape)
