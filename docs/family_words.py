@@ -417,6 +417,10 @@ def special(family: Family) -> list[str]:
         parts.append(f"patches of {what}" + (f", behind {' and '.join(tokens)}" if tokens else ""))
         if stem.num_detection_tokens:
             parts.append("detection tokens behind the patches")
+        if config.last_side.merges:
+            parts.append("stages, of which each merges patches to fewer and wider ones")
+        if config.last_side.block.feed_forward.on_grid:
+            parts.append("keys of merged patches, and convolutions in feed-forward layers")
         if stem.mid_positions:
             parts.append("positions that are added again behind each block but the last")
     if stem is not None and stem.kind == "tubes":

@@ -52,7 +52,7 @@ LOADED_TYPES: dict[str, str | None] = {
     "albert": None,
     "camembert": None,
     "audio-spectrogram-transformer": None,
-    "segformer": f"S{_STAGES[1:]}, and attention reads keys that a convolution made fewer.",
+    "segformer": None,
     "table-transformer": _BOXES,
     "detr": _BOXES,
     "layoutlmv3": "Places of words on a page are embedded and are biases of the scores.",

@@ -8,6 +8,7 @@ from keras_transformer.config import (
     inputs,
     laurel,
     layer_inputs,
+    merging,
     mixers,
     model,
     norm,
@@ -33,6 +34,7 @@ from keras_transformer.config.flat import SIDES as SIDES
 from keras_transformer.config.inputs import *  # noqa: F403
 from keras_transformer.config.laurel import *  # noqa: F403
 from keras_transformer.config.layer_inputs import *  # noqa: F403
+from keras_transformer.config.merging import *  # noqa: F403
 from keras_transformer.config.mixers import *  # noqa: F403
 from keras_transformer.config.mixers import SCORES as SCORES
 from keras_transformer.config.model import *  # noqa: F403
@@ -59,6 +61,7 @@ __all__ = [
     *inputs.__all__,
     *laurel.__all__,
     *layer_inputs.__all__,
+    *merging.__all__,
     *mixers.__all__,
     *model.__all__,
     *norm.__all__,

@@ -7,6 +7,7 @@ from keras_transformer.config.conformer import Conformer
 from keras_transformer.config.feed_forward import ACTIVATIONS, Dense, Experts, FeedForward
 from keras_transformer.config.laurel import Laurel
 from keras_transformer.config.layer_inputs import LayerInput
+from keras_transformer.config.merging import Merging
 from keras_transformer.config.mixers import Attention, Mixer
 from keras_transformer.config.norm import Norm
 from keras_transformer.config.options import Part, option, part
@@ -113,6 +114,11 @@ class Block(Part):
     )
     norm: Norm = option("the norms of the block.", Norm())
     residual: Residual = option("the residual connections of the sub-layers.", Residual())
+    merging: Merging | None = option(
+        "the patches of the layer before are merged first, to fewer and usually wider states: a "
+        "stage of an image encoder begins (SegFormer).",
+        None,
+    )
     merged_attention: bool = option(
         "the mixer attends to the states of the encoder as well, with the same projections and in "
         "one softmax with the block's own tokens, in place of a cross-attention (T5Gemma 2). The "
@@ -185,6 +191,10 @@ class Block(Part):
                 "`laurel` reads what the mixer reads, behind a norm: it needs the residual order "
                 f"'pre' or 'sandwich' with `mixer_norm`, and no `convolution`, received {self}."
             )
+        if self.merging is not None and (self.altup or self.global_norm or self.merged_attention):
+            raise ValueError(
+                "`merging` cannot be combined with `altup`, `global_norm` or `merged_attention`."
+            )
         if self.altup is not None and (self.output_scale or self.convolution is not None):
             raise ValueError("`altup` cannot be combined with `output_scale` or `convolution`.")
         beside = (self.laurel, self.altup, self.convolution, self.sparse)
@@ -250,6 +260,12 @@ class Block(Part):
         return getattr(getattr(self.mixer, "pattern", None), "global_tokens", 0)
 
     @property
+    def on_grid(self) -> bool:
+        """Whether the block needs the grid that the states form."""
+        layers = (self.mixer, self.feed_forward)
+        return self.merging is not None or any(getattr(each, "on_grid", False) for each in layers)
+
+    @property
     def sublayers(self) -> tuple[str, ...]:
         """Names of the sub-layers that read the block's states."""
         further = {"feed_forward": self.feed_forward, "convolution": self.convolution}
@@ -268,7 +284,8 @@ class Block(Part):
                 `source_dim`.
         """
         kind = self.norm.type
-        weights = self.mixer.weights(self.mixer.name, kind)
+        weights = () if self.merging is None else self.merging.weights(kind)
+        weights += self.mixer.weights(self.mixer.name, kind)
         sublayers = self.sublayers
         if cross_attention and not self.merged_attention:
             attention = self.cross_attention
@@ -304,6 +321,8 @@ class Block(Part):
             **({} if self.feed_forward is None else self.feed_forward.sizes),
             "hidden_dim": hidden_dim,
         }
+        if self.merging is not None:
+            sizes |= self.merging.sizes
         if self.sparse is not None:
             sizes |= self.sparse.sizes
         if self.output_scale:

@@ -1,12 +1,13 @@
 """The feed-forward layer of a block: dense, or a mixture of experts."""
 
 from collections.abc import Callable
+from typing import ClassVar
 
 from keras_transformer.config.norm import Norm
 from keras_transformer.config.options import Part, option, part
 from keras_transformer.config.weight import Weight, dense_of, norm_of, weight_of
 
-__all__ = ["Dense", "Experts", "FeedForward", "Router"]
+__all__ = ["Dense", "Experts", "FeedForward", "MixFeedForward", "Router"]
 
 ACTIVATIONS = (
     "relu", "gelu", "gelu_tanh", "silu", "tanh", "sigmoid", "mish", "quick_gelu", "relu_squared",
@@ -31,6 +32,8 @@ class FeedForward(Part):
         positive=True,
     )
     bias: bool = option("biases of the projections.", True)
+
+    on_grid: ClassVar[bool] = False  # whether the layer needs the grid that the states form
 
     def check(self):
         if self.gate_limit is not None and not self.gated:
@@ -120,6 +123,48 @@ class Dense(FeedForward, kind="dense"):
     @property
     def sizes(self):
         return {"intermediate_dim": self.dim}
+
+
+@part
+class MixFeedForward(FeedForward, kind="mix"):
+    """`layers.mix_feed_forward.MixFeedForward`: with a convolution over a grid (SegFormer).
+
+    Between the two projections, each feature is convolved by itself over the grid of patches.
+    """
+
+    layer = "keras_transformer.layers.mix_feed_forward:MixFeedForward"
+    on_grid = True
+
+    dim: int = option("width between the projections.", least=1)
+    kernel_size: int = option(
+        "rows and columns of the patches that the convolution sees, an odd number.",
+        3,
+        least=1,
+        most=2**7,
+    )
+
+    def check(self):
+        super().check()
+        if self.gated:
+            raise ValueError("A feed-forward layer with a convolution has no gate: gated=False.")
+        if self.kernel_size % 2 == 0:
+            raise ValueError(f"`kernel_size` must be odd, received {self.kernel_size}.")
+
+    @property
+    def dense_dim(self):
+        return self.dim
+
+    def weights(self, name="feed_forward"):
+        size = ("mixing_size", "mixing_size")
+        return (
+            *self._projections(name, "intermediate_dim"),
+            *weight_of(f"{name}/convolution/kernel", *size, "intermediate_dim"),
+            *weight_of(f"{name}/convolution/bias", "intermediate_dim"),
+        )
+
+    @property
+    def sizes(self):
+        return {"intermediate_dim": self.dim, "mixing_size": self.kernel_size}
 
 
 @part

@@ -1137,7 +1137,8 @@ def _feed_forward_values(one: FeedForward | None) -> dict[str, Any]:
     if isinstance(one, Experts):
         router = None if one.router is None else one.router.to_dict()
         return {**values, **_given(one, _EXPERTS), "router": router}
-    return {**values, **_given(one, _DENSE), "num_experts": 0, "expert_dim": one.dense_dim}
+    dense = _given(one, _DENSE) if isinstance(one, Dense) else {}
+    return {**values, **dense, "num_experts": 0, "expert_dim": one.dense_dim}
 
 
 def _attention_values(one: Attention) -> dict[str, Any]:

@@ -49,9 +49,18 @@ class Mixer(Part):
     attends: ClassVar[bool] = False
 
     @property
+    def on_grid(self) -> bool:
+        """Whether the layer needs the grid that the states form."""
+        return False
+
+    @property
     def takes_earlier(self) -> bool:
         """Whether the layer is given what an earlier one returned `for_later` layers."""
         return False
+
+    def num_keys(self, states: int) -> int:
+        """Return the number of keys and values for a number of states."""
+        return states
 
     def takes_from(self, earlier: "Mixer") -> bool:
         """Return whether an earlier layer with this mixer has what the layer takes."""
@@ -212,6 +221,13 @@ class Attention(Mixer, kind="attention"):
         None,
         least=1,
     )
+    sequence_reduction: int = option(
+        "rows and columns of the squares of a grid of patches that become one key and value, by a "
+        "convolution and a norm (PVT, SegFormer). 1 keeps all. For encoders.",
+        1,
+        least=1,
+        most=2**10,
+    )
     position: Rotation | None = option("rotation of queries and keys.", None)
     score_bias: ScoreBias | None = option("position bias of the scores.", None)
     pattern: Pattern | None = option("which tokens see which.", None)
@@ -263,10 +279,29 @@ class Attention(Mixer, kind="attention"):
                 f"{self.pattern} needs projections of keys and of values of the layer's own, "
                 f"received key_source={self.key_source!r}, value_source={self.value_source!r}."
             )
+        if self.on_grid:
+            self._check_reduction()
         if isinstance(self.score_bias, GatedRelativeBias) and self.pattern is not None:
             raise ValueError(f"A gated relative bias and {self.pattern} cannot be combined.")
         if self.position is not None and getattr(self.pattern, "global_projection", False):
             raise ValueError("`global_projection` and rotary positions cannot be combined.")
+
+    def _check_reduction(self):
+        """Raise ValueError if attention to fewer keys has values that it cannot have."""
+        fits = self.has_values and self.score_bias is None and self.position is None
+        if not fits or self.pattern is not None or self.score != "scaled_dot":
+            raise ValueError(
+                "`sequence_reduction` needs score='scaled_dot', keys and values of the layer's "
+                "own, and neither a pattern, a bias of the scores nor a rotation, received "
+                f"{self}."
+            )
+
+    @property
+    def on_grid(self):
+        return self.sequence_reduction > 1
+
+    def num_keys(self, states):
+        return states // self.sequence_reduction**2  # of whole squares
 
     def _check_on_grid(self):
         """Raise ValueError if attention over a grid of patches has values that it cannot have."""
@@ -333,6 +368,12 @@ class Attention(Mixer, kind="attention"):
         if self.has_values:
             weights += dense_of(f"{name}/value", inputs, "key_heads", biases["value"])
         weights += dense_of(f"{name}/output", "query_heads", "hidden_dim", self.output_bias)
+        if self.on_grid:
+            square = ("reduction", "reduction")
+            path = f"{name}/reduction"
+            weights += weight_of(f"{path}/convolution/kernel", *square, inputs, "hidden_dim")
+            weights += weight_of(f"{path}/convolution/bias", "hidden_dim")
+            weights += norm_of(f"{path}/norm", norm)
         if self.value_norm is not None:
             weights += norm_of(f"{name}/value_norm", self.value_norm.type, "head_dim")
         if self.output_gate:
@@ -372,6 +413,7 @@ class Attention(Mixer, kind="attention"):
             "num_heads": heads,
             "head_dim": width,
             "slots": self.slots or 0,
+            "reduction": self.sequence_reduction,
             "query_heads": heads * width,
             "key_heads": key_heads * width,
             # Named apart from `query_heads`, since each device holds these axes whole.
@@ -422,9 +464,10 @@ class Attention(Mixer, kind="attention"):
     @property
     def of_another_side(self) -> "Attention":
         """The same attention as cross-attention: without positions, position bias and pattern."""
-        return self.replace(position=None, score_bias=None, pattern=None)
+        return self.replace(position=None, score_bias=None, pattern=None, sequence_reduction=1)
 
     def pair_products(self, queries, keys, hidden_dim):
+        keys = self.num_keys(keys)
         total = 2 * queries * keys * self.num_heads * self.head_dim
         if self.scored_grid is not None:  # with each distance in rows, and in columns
             total += queries * sum(self.scored_grid) * self.num_heads * self.head_dim

@@ -440,7 +440,11 @@ class TransformerConfig(Part):
         side = self.only_side
         if not side.layers:
             return self
-        return super().replace(**{self.kind: side.replace(block=side.layer(i), layers=())})
+        own: dict[str, Any] = {"block": side.layer(i), "layers": ()}
+        if side.merges:  # a layer of a stage has its width
+            width = side.width(i)
+            own |= {"hidden_dim": width, "embedding_dim": width}
+        return super().replace(**{self.kind: side.replace(**own)})
 
     @property
     def layers(self) -> tuple["TransformerConfig", ...]:

@@ -44,6 +44,8 @@ class Parallel(Mixer, kind="parallel"):
                 )
             if not getattr(member, "has_keys", True):
                 raise ValueError("key_source='earlier' is not for one of several mixers.")
+            if member.on_grid:
+                raise ValueError("`sequence_reduction` is not for one of several mixers.")
         for name in ("input_scales", "output_scales"):
             scales = getattr(self, name)
             positive = all(is_number(each) and 0 < each < 1e30 for each in scales or ())

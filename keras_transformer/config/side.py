@@ -1,5 +1,6 @@
 """A side of a model, an encoder or a decoder: its input, its blocks and its outputs."""
 
+import functools
 from collections.abc import Iterator, Mapping
 
 from keras_transformer.config.altup import AltUp
@@ -141,6 +142,7 @@ class Side(Part):
         self._derive()
         self._check_widths()
         self._check_layers()
+        self._check_on_grid()
         self._check_score_bias()
         self._check_layer_inputs()
         self._check_global_states()
@@ -161,17 +163,27 @@ class Side(Part):
     def _derive(self):
         """Replace the values that follow from others."""
 
-        def fitted(block: Block) -> Block:
-            mixer = block.mixer.for_side(self.hidden_dim, self.max_sequence_length)
+        def fitted(block: Block, before: int | None = None) -> Block:
+            merging = block.merging
+            width = self.hidden_dim if before is None else before
+            if merging is not None:
+                width = merging.hidden_dim
+                if merging.input_dim is None and before is not None:
+                    block = block.replace(merging=merging.replace(input_dim=before))
+            mixer = block.mixer.for_side(width, self.max_sequence_length)
             return block if mixer is block.mixer else block.replace(mixer=mixer)
 
         width = self.hidden_dim if self.embedding_dim is None else self.embedding_dim
         projection = self.embedding_projection
+        befores = [None] * len(self.layers)
+        if self.merges:
+            befores = [width, *(self.width(i) for i in range(len(self.layers) - 1))]
+        projected = width != self.hidden_dim and not self.merges
         values = {
             "block": fitted(self.block),
-            "layers": tuple(map(fitted, self.layers)),
+            "layers": tuple(map(fitted, self.layers, befores)),
             "embedding_dim": width,
-            "embedding_projection": projection or ("sum" if width != self.hidden_dim else None),
+            "embedding_projection": projection or ("sum" if projected else None),
             "final_norm": (
                 self.block.residual.is_first if self.final_norm is None else self.final_norm
             ),
@@ -223,6 +235,43 @@ class Side(Part):
             )
         if self.layers and groups * each != self.num_layers:
             raise ValueError("`layer_pattern` and `num_layer_groups` cannot be combined.")
+
+    def _check_on_grid(self):
+        """Raise ValueError if blocks need a grid of patches, or widths, that the side lacks."""
+        stem = self.input
+        others = getattr(stem, "num_tokens", 0) or getattr(stem, "num_detection_tokens", 0)
+        alone = isinstance(stem, PatchStemConfig) and not others
+        if self.on_grid and (not alone or self.causal or self.position is not None):
+            raise ValueError(
+                "`merging`, `sequence_reduction` and `MixFeedForward` need a stem of patches "
+                "without other tokens, and no positions: an encoder of the images' patches alone, "
+                f"received {stem}."
+            )
+        if not self.merges or not self.layers:  # the config of one of several layers
+            return
+        if len(self.layers) != self.num_layers or self.embedding_projection is not None:
+            raise ValueError(
+                "With `merging`, `layers` are the blocks of all layers, and the states of the stem "
+                f"have no projection, received {len(self.layers)} blocks for {self.num_layers} "
+                "layers."
+            )
+        if self.pooler is not None or self.vector is not None:
+            raise ValueError("`merging` cannot be combined with a pooler or a vector.")
+        before = self.embedding_dim
+        for i, block in enumerate(self.layers):
+            if block.merging is not None and (not i or block.merging.input_dim != before):
+                raise ValueError(
+                    f"`merging` of layer {i} reads states of width {block.merging.input_dim}, but "
+                    f"those before it have {before}."
+                    if i
+                    else "The first layer has no `merging`: the stem makes its patches."
+                )
+            before = self.width(i)
+        if before != self.hidden_dim:
+            raise ValueError(
+                f"`hidden_dim` is {self.hidden_dim}, but the last `merging` makes states of width "
+                f"{before}."
+            )
 
     def _check_layer_inputs(self):
         width = None if self.layer_inputs is None else self.layer_inputs.dim
@@ -362,6 +411,8 @@ class Side(Part):
             raise ValueError(f"`global_states` need kind='encoder', received kind={kind!r}.")
         if self.altup is not None and encoder:
             raise ValueError(f"`altup` needs kind='decoder', received kind={kind!r}.")
+        if self.on_grid and not encoder:
+            raise ValueError(f"Blocks on a grid of patches need kind='encoder', received {kind!r}.")
         for block in self.every_block:
             if not getattr(block.mixer, "has_keys", True) and encoder:
                 raise ValueError(f"key_source='earlier' needs kind='decoder', received {kind!r}.")
@@ -426,6 +477,49 @@ class Side(Part):
     def layer(self, i: int) -> Block:
         """Return the block of layer `i`."""
         return self.layers[i % len(self.layers)] if self.layers else self.block
+
+    @functools.cached_property
+    def merges(self) -> bool:
+        """Whether patches are merged between layers: the model has stages."""
+        return any(block.merging is not None for block in self.every_block)
+
+    @functools.cached_property
+    def on_grid(self) -> bool:
+        """Whether blocks need the grid that the states form."""
+        return any(block.on_grid for block in self.every_block)
+
+    def width(self, i: int) -> int:
+        """Return the width of the states of layer `i`, that of its stage."""
+        if not self.merges:
+            return self.hidden_dim
+        merged = (self.layers[j].merging for j in range(min(i, len(self.layers) - 1), -1, -1))
+        first = self.hidden_dim if self.embedding_dim is None else self.embedding_dim
+        return next((each.hidden_dim for each in merged if each is not None), first)
+
+    def grids(self, image_size: tuple[int, int] | None = None) -> tuple[tuple[int, int], ...]:
+        """Return the rows and columns of the states of each layer; empty if no layer needs them.
+
+        Args:
+            image_size: ints, height and width. Defaults to those of the stem.
+        """
+        if not self.on_grid:
+            return ()
+        found, grid = [], self.input.grid(image_size or self.input.image_size)
+        for block in self.blocks:
+            grid = grid if block.merging is None else block.merging.grid(grid)
+            found.append(grid)
+        return tuple(found)
+
+    @property
+    def stage_ends(self) -> tuple[int, ...]:
+        """Numbers of layers up to the end of each stage."""
+        starts = [i for i, block in enumerate(self.blocks) if block.merging is not None]
+        return (*starts, self.num_layers)
+
+    @property
+    def stage_widths(self) -> tuple[int, ...]:
+        """Widths of the states of each stage."""
+        return tuple(self.width(end - 1) for end in self.stage_ends)
 
     @property
     def blocks(self) -> Iterator[Block]:

@@ -56,6 +56,7 @@ class PatchStemConfig(ImageStemConfig, kind="patches"):
         None,
         least=1,
     )
+    padding: int = option("pixels of zeros around the image (SegFormer).", 0, least=0, most=2**15)
     use_bias: bool = option("a bias in the projection.", True)
     class_token: bool = option("a trained state before the patches.", True)
     distillation_token: bool = option("a second trained state after the class token (DeiT).", False)
@@ -91,7 +92,7 @@ class PatchStemConfig(ImageStemConfig, kind="patches"):
         super().check()
         if self.stride is None:
             object.__setattr__(self, "stride", self.patch_size)
-        if min(self.image_size) < self.patch_size:
+        if min(self.image_size) + 2 * self.padding < self.patch_size:
             raise ValueError(
                 f"`image_size` {self.image_size} is too small for patch_size={self.patch_size}."
             )
@@ -106,7 +107,8 @@ class PatchStemConfig(ImageStemConfig, kind="patches"):
         return self.class_token + self.distillation_token + self.num_registers
 
     def grid(self, image_size):
-        rows, columns = ((n - self.patch_size) // self.stride + 1 for n in image_size)
+        around = 2 * self.padding - self.patch_size
+        rows, columns = ((n + around) // self.stride + 1 for n in image_size)
         return rows, columns
 
     @property

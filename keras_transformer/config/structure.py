@@ -26,6 +26,8 @@ from keras_transformer.config import (
     GridBias,
     LatentAttention,
     Learned,
+    Merging,
+    MixFeedForward,
     Projector,
     RelativeBias,
     RelativeKeys,
@@ -200,6 +202,11 @@ def _every_weight() -> tuple[Weight, ...]:
     found += Conformer().weights("layer_norm", Dense(dim=1))
     found += DecomposedBias(rows=1, columns=1).of_mixer("self_attention")
     found += experts.weights("sparse")
+    found += MixFeedForward(dim=1).weights() + Merging(hidden_dim=1, input_dim=1).weights(
+        "layer_norm"
+    )
+    reduced = Attention(num_heads=1, sequence_reduction=2)
+    found += reduced.weights(reduced.name, "layer_norm")
     latent = LatentAttention(num_heads=1, kv_lora_rank=2, q_lora_rank=1, bias=True)
     found += latent.weights(latent.name, "layer_norm")
     found += dense_of("embedding_projection", "embedding_dim", "hidden_dim")
@@ -258,14 +265,23 @@ class ModelSide:
 
     def layer(self, i: int) -> TransformerConfig:
         """Return the config of one layer: the same object for all layers with equal blocks."""
-        own = self.side.layer(i)
+        own = self.side.layer(i), self.side.width(i)
         if own not in self._layers:
             self._layers[own] = self.config.layer(i)
         return self._layers[own]
 
     @functools.cached_property
-    def _layers(self) -> dict[Block, TransformerConfig]:
+    def _layers(self) -> dict[tuple[Block, int], TransformerConfig]:
         return {}
+
+    def states(self, i: int, length: int) -> int:
+        """Return the number of states of layer `i`, for `length` states of the stem."""
+        grids = self._grids
+        return length * math.prod(grids[i]) // math.prod(grids[0]) if grids else length
+
+    @functools.cached_property
+    def _grids(self) -> tuple[tuple[int, int], ...]:
+        return self.side.grids()
 
     def lengths(self, source: int, target: int) -> tuple[int, int | None]:
         """Return the number of states per row of a block, and of the states that they attend to.

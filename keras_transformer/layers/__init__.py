@@ -3,6 +3,7 @@
 from typing import TYPE_CHECKING
 
 from keras_transformer.config.fusion import Fusion
+from keras_transformer.config.stage_fusion import StageFusion
 from keras_transformer.layers.attention.disentangled import RelativeEmbedding, RelativeStates
 from keras_transformer.layers.attention.key_value_cache import KeyValueCache
 from keras_transformer.layers.attention.masking import AttentionMask, combine_masks
@@ -25,6 +26,7 @@ from keras_transformer.layers.position import (
     RotaryEmbedding,
     SinusoidalPosition,
 )
+from keras_transformer.layers.stage_fusion import StageFusionDecoder
 from keras_transformer.support.former_names import renamed
 
 _FORMER = {"Slots": "KeyValueCache", "Visibility": "AttentionMask"}
@@ -55,6 +57,8 @@ __all__ = [
     "RotaryEmbedding",
     "SegmentEmbedding",
     "SinusoidalPosition",
+    "StageFusion",
+    "StageFusionDecoder",
     "TokenEmbedding",
     "VocabularyBias",
     "combine_masks",

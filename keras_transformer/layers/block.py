@@ -31,6 +31,7 @@ from keras_transformer.layers.dropout import Dropout
 from keras_transformer.layers.feed_forward import activated, build_function
 from keras_transformer.layers.laurel import AugmentedResidual
 from keras_transformer.layers.layer_inputs import AddedLayerInput
+from keras_transformer.layers.merging import PatchMerging
 from keras_transformer.layers.neighbours import with_neighbours
 from keras_transformer.layers.normalization import make_normalization, normalized
 from keras_transformer.layers.parts import layer_of, part_of
@@ -75,12 +76,15 @@ class Block(ChecksCall, SavesArguments, Rematerializable, keras.layers.Layer):
         relative: `RelativeStates`, see `MultiHeadAttention`.
         first_only: bool, whether to compute only the state of the first token.
         layer_input: float `(batch, length, dim)`, for the part's `layer_input`.
+        grid: ints, rows and columns of the grid of patches that the inputs form, for a part that
+            needs it (`Block.on_grid`).
         earlier: what an earlier block returned for later ones, if the mixer takes it: keys and
             values, or values.
         return_for_later: bool, whether to return that.
 
     Returns:
-        Float `(batch, length, hidden_dim)`; with `first_only` `(batch, 1, hidden_dim)`. In a tuple
+        Float `(batch, length, hidden_dim)`, of the merged patches if the part has a `merging`; with
+        `first_only` `(batch, 1, hidden_dim)`. In a tuple
         with it, if asked for, a dict of attention weights and a dict of projections, each with the
         keys `"self"` and `"cross"`; a dict with what is for later blocks under `"self"`; and the
         updated cache, if a cache was given.
@@ -152,6 +156,20 @@ class Block(ChecksCall, SavesArguments, Rematerializable, keras.layers.Layer):
         self.supports_masking = True
         self._initializer = keras.initializers.get(kernel_initializer)
         self._seed = seed
+        if part.on_grid and (causal or cross_attention):
+            raise ValueError(
+                "A block on a grid of patches is for an encoder of images, received one with "
+                "`causal` or `cross_attention`."
+            )
+        if part.merging is not None:
+            with no_inner_remat():
+                self.merging = PatchMerging(
+                    part.merging,
+                    part.norm,
+                    kernel_initializer=self._initializer.clone(),
+                    name="merging",
+                    dtype=self.dtype_policy,
+                )
         # The order of creation matters: saved optimizer states follow the order of the layers.
         self._make_norms(part.mixer.name)
         if part.feed_forward is not None:
@@ -258,6 +276,11 @@ class Block(ChecksCall, SavesArguments, Rematerializable, keras.layers.Layer):
     def build(self, inputs_shape, encoder_states_shape=None):
         self.check_rank(inputs_shape)
         part, hidden_dim = self.config, inputs_shape[-1]
+        self.fixed = {"dim": hidden_dim}
+        if part.merging is not None:
+            self.merging.build(inputs_shape)
+            hidden_dim = part.merging.hidden_dim
+            inputs_shape = (*inputs_shape[:-2], None, hidden_dim)
         if part.altup is not None:
             self.altup.build(inputs_shape)
             inputs_shape = (*inputs_shape[:-2], hidden_dim)
@@ -280,7 +303,6 @@ class Block(ChecksCall, SavesArguments, Rematerializable, keras.layers.Layer):
                 getattr(self, name).build(inputs_shape)
         if part.output_scale:
             self.output_scale = self.add_weight((1,), "ones", trainable=False, name="output_scale")
-        self.fixed = {"dim": hidden_dim}
         if self.cross_attention_enabled:
             source_shape = encoder_states_shape or inputs_shape
             self.fixed = {**self.fixed, "encoder_dim": source_shape[-1]}
@@ -309,6 +331,8 @@ class Block(ChecksCall, SavesArguments, Rematerializable, keras.layers.Layer):
         if shape is not None:
             self.check_rank(shape)
         super().check_call(given)
+        if self.config.on_grid and given.get("grid") is None:
+            raise ValueError("This block needs the `grid` of its patches: give rows and columns.")
         if cache is not None and not self.causal:
             raise ValueError("A block with causal=False sees later tokens: it takes no `cache`.")
         keys = inputs if cache is None else None
@@ -362,7 +386,11 @@ class Block(ChecksCall, SavesArguments, Rematerializable, keras.layers.Layer):
         layer_input=None,
         earlier=None,
         return_for_later: bool = False,
+        grid=None,
     ):
+        if self.config.merging is not None:
+            inputs = self.merging(inputs, grid=grid)
+            grid = self.config.merging.grid(grid)
         mask = inputs_mask if mask is None else mask
         self._check_masks(inputs, encoder_states, cache, mask, encoder_states_mask)
         visibility = AttentionMask.given(visibility, mask)
@@ -384,6 +412,7 @@ class Block(ChecksCall, SavesArguments, Rematerializable, keras.layers.Layer):
             own |= {} if relative is None else {"relative": relative}
             own |= {} if cache is None else {"cache": cache["self"]}
             own |= {} if earlier is None else {"earlier": earlier}
+            own |= {"grid": grid} if self.config.mixer.on_grid else {}
             if self.cross_attention_enabled and self.config.merged_attention:
                 beside, slots = self._of_encoder(encoder_states, cache)
                 own["beside"] = (*beside, seen_of_encoder())
@@ -417,6 +446,8 @@ class Block(ChecksCall, SavesArguments, Rematerializable, keras.layers.Layer):
         def feed_forward(x):
             if self.config.conformer is not None:
                 return 0.5 * call_unchecked(self.feed_forward, x)
+            if self.config.feed_forward.on_grid:
+                return call_unchecked(self.feed_forward, x, grid=grid)
             if not self.has_experts:
                 return call_unchecked(self.feed_forward, x)
             counted = real[:, :1] if first_only and real is not None else real
@@ -557,6 +588,8 @@ class Block(ChecksCall, SavesArguments, Rematerializable, keras.layers.Layer):
         asked = given["return_attention_scores"]
         further = ("return_projections", "return_for_later")
         if any(given.get(name) for name in further) or (asked and self.cross_attention_enabled):
+            return keras.layers.Layer.compute_output_spec(self, *args, **kwargs)
+        if self.config.on_grid:
             return keras.layers.Layer.compute_output_spec(self, *args, **kwargs)
         batch, length, *dims = inputs.shape
         queries, weights = 1 if given["first_only"] else length, None

@@ -67,6 +67,7 @@ class EncoderBlock(Block):
         bias: float `(batch or 1, heads or 1, length, length)`, added to the attention scores.
         relative: `RelativeStates`, see `MultiHeadAttention`.
         first_only: bool, whether to compute only the state of the first token.
+        grid: ints, see `Block`.
         return_attention_scores, return_projections: bool, as in `MultiHeadAttention`.
 
     Returns:
@@ -120,6 +121,7 @@ class EncoderBlock(Block):
         return_attention_scores: bool = False,
         return_projections: bool = False,
         training: bool = False,
+        grid=None,
     ):
         return super().call(
             inputs,
@@ -132,6 +134,7 @@ class EncoderBlock(Block):
             return_attention_scores=return_attention_scores,
             return_projections=return_projections,
             training=training,
+            grid=grid,
         )
 
 

@@ -46,12 +46,12 @@ def linear_weights(before: int, after: int, kept: str = "corners") -> np.ndarray
     return matrix.astype("float32")
 
 
-def interpolate(x, size: tuple[int, int]):
-    """Interpolate maps linearly, `(batch, height, width, features)`, keeping the corner pixels."""
+def interpolate(x, size: tuple[int, int], kept: str = "corners"):
+    """Interpolate maps linearly, `(batch, height, width, features)`; `kept`: `linear_weights`."""
     given = x.shape[1:3]
     if tuple(given) == tuple(size):
         return x
-    rows, columns = (linear_weights(*pair) for pair in zip(given, size, strict=True))
+    rows, columns = (linear_weights(*pair, kept) for pair in zip(given, size, strict=True))
     x = ops.einsum("ai,nijd->najd", ops.cast(rows, x.dtype), x)
     return ops.einsum("bj,najd->nabd", ops.cast(columns, x.dtype), x)
 

@@ -136,7 +136,7 @@ class Backbone(Runtime):
         for stem, stack in self.sides.values():
             if not stem.built:  # a saved model's stem is built already
                 stem.build((None, None))
-            stack.build((None, None, stack.config.hidden_dim))
+            stack.build((None, None, stack.side.width(0)))
 
     def __call__(self, inputs=None, *args, **kwargs):
         if "part" in kwargs:

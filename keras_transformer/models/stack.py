@@ -322,12 +322,14 @@ class Stack(keras.layers.Layer):
             self.altup_copies.build(input_shape)
             of_block = self.altup_copies.compute_output_shape(input_shape)
             self.altup_mean.build(of_block)
-        for block in self.blocks:
+        for i, block in enumerate(self.blocks):
             block.build(of_block, *source)
+            if self.side.merges:
+                of_block = (*input_shape[:-1], self.side.width(i))
         biases = (self.position_bias, self.group_bias, self.grid_bias, self.relative_embedding)
         for layer in (*biases, self.final_norm):
             if layer is not None:
-                layer.build(input_shape)
+                layer.build((*input_shape[:-1], self.config.hidden_dim))
 
     def call(
         self,
@@ -362,6 +364,9 @@ class Stack(keras.layers.Layer):
             queries = sequence_positions(x) if run.positions is None else run.positions
             compared = {} if run.segment_ids is None else {"segment_ids": run.segment_ids}
             options["relative"] = self.relative_embedding(queries, queries, **compared)
+        if first_only and self.side.on_grid:
+            raise ValueError("Blocks on a grid of patches compute all states: first_only=False.")
+        grid = run.grid
         on_grid = None if self.grid_bias is None else self.grid_bias.of_layers(run.grid)
         for i, block in enumerate(self.order):
             if first_only and not before and i == len(self.order) - 1:
@@ -370,15 +375,24 @@ class Stack(keras.layers.Layer):
             bias = bias_of(block, i) if on_grid is None else on_grid[i % len(on_grid)]
             if layer_inputs is not None:
                 options["layer_input"] = layer_inputs[:, :, i]
+            if block.config.on_grid:
+                options["grid"] = grid
             taken = {"source": self.sources[i], "for_later": i if i in self.sources else None}
             # The first block checks what the stem made; the others get the same.
             x = run(block, x, checked=i > 0, bias=bias, **taken, **options)
+            merging = block.config.merging
+            grid = grid if merging is None else merging.grid(grid)
             x = x + added[i] if i < len(added) else x
         x = x if self.altup_mean is None else self.altup_mean(x)
         if before:
             x = x[:, before : before + 1] if first_only else x[:, before:]
         x = x if self.final_norm is None else self.final_norm(x)
         return run.outputs(x, encoder_padding_mask)
+
+    def stage_norms(self) -> list[keras.layers.Layer | None]:
+        """Return the norm behind each stage: the one in the next merging, and the final norm."""
+        ends = self.side.stage_ends[:-1]
+        return [*(self.blocks[self.order[end]].merging.input_norm for end in ends), self.final_norm]
 
     def _biases(self, x, run: ForwardContext):
         """Return a function from a block and its number to the position bias of its scores.

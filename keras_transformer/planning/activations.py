@@ -91,17 +91,18 @@ def activations(
     """
     kept = inputs = largest = gradients = 0
     for side in sides(config):
-        length, source = side.lengths(rows.source, rows.target)
+        tokens, source = side.lengths(rows.source, rows.target)
         for i in range(side.depth):
+            length = side.states(i, tokens)
             layer, gradient = _layer(side.layer(i), rows, length, source)
             of_experts = _around_experts(side.layer(i), rows, length)
             kept += layer + of_experts[0]
             copies = 1 if side.side.altup is None else side.side.altup.copies
-            of_inputs = rows.count * length * side.config.hidden_dim * rows.itemsize * copies
+            of_inputs = rows.count * length * side.side.width(i) * rows.itemsize * copies
             kept += 2 * of_inputs if copies > 1 else 0  # the predicted ones, and the corrected
             inputs += of_inputs + of_experts[1]
             largest, gradients = max(largest, layer), max(gradients, gradient)
-        around = _around(side.config, rows, length)
+        around = _around(side.config, rows, tokens)
         kept, inputs = kept + around, inputs + around
     loss = _loss(config, rows, converted is None)
     if converted is not None:
@@ -142,8 +143,10 @@ def _layer(config: TransformerConfig, rows: Rows, length: int, source: int | Non
         norms += each * _OF_NORM[config.normalization]
         residuals += 1 + config.convolution_size + _OF_ACTIVATION[config.convolution_activation]
     whole = tokens * config.hidden_dim * item * (norms + residuals)
-    cut = _attention(config, rows, length, length)
-    scores = length * length
+    mixer = config.only_side.block.mixer
+    keys = mixer.num_keys(length)
+    cut = _attention(config, rows, length, keys)
+    scores = length * keys
     if source is not None:
         cut += _attention(config, rows, length, source)
         scores = max(scores, length * source)
@@ -157,7 +160,6 @@ def _layer(config: TransformerConfig, rows: Rows, length: int, source: int | Non
         count += _OF_GATE.get(config.activation, _OF_OTHER_GATE)
     cut += inner * count
     gradient = inner
-    mixer = config.only_side.block.mixer
     if mixer.attends:
         additive = isinstance(mixer, Attention) and mixer.score == "additive"
         of_pairs = mixer.head_dim * item if additive else _FLOAT32

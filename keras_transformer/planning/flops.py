@@ -133,13 +133,14 @@ def _forward_flops(config, length: int, target: int, first_only: bool) -> tuple[
     blocks, stems = 0, 2 * placed * _kernels(projector_weights(config))
     for side in sides(config):
         tokens, source = side.lengths(length, target)
-        attended = [(tokens, tokens)] + ([(source, source)] if source else [])
         last = side.depth - 1
         alike = collections.Counter(
-            (side.layer(i), first_only and i == last) for i in range(last + 1)
+            (side.layer(i), side.states(i, tokens), first_only and i == last)
+            for i in range(last + 1)
         )
-        for (layer, only_first), count in alike.items():
-            queries = 1 if only_first else tokens
+        for (layer, states, only_first), count in alike.items():
+            attended = [(states, states)] + ([(source, source)] if source else [])
+            queries = 1 if only_first else states
             blocks += count * layer_flops(layer, queries, attended, side.source_dim)
         stems += 2 * tokens * _kernels(shaped_weights(before_blocks(side.side), side.config))
         for weight in input_weights(side.config):
@@ -213,7 +214,8 @@ def layer_flops(
         )  # a weight of the block itself has no name of a layer
         once = name.startswith("position_")  # computed once for all tokens of a batch
         if weight.path.endswith("/kernel") and not once and (name, score) not in _NO_PRODUCTS:
-            tokens = parts[part][1] if name in ("key", "value") else queries
+            of_keys = name in ("key", "value", "reduction")
+            tokens = mixer.num_keys(parts[part][1]) if of_keys else queries
             if one.merged_attention and source_dim is not None and name in ("key", "value"):
                 tokens += attended[1][1]  # the encoder's states, by the same projections
             total += 2 * tokens * numbers_of_a_token(weight, one)

@@ -270,7 +270,8 @@ def _bytes_sent(
     for side in sides(config)[-1:] if generating else sides(config):
         tokens = 1 if generating else side.lengths(rows.source, rows.target)[0]
         sublayers = 3 if side.source_dim else 2
-        numbers += side.depth * sublayers * tokens * side.config.hidden_dim
+        widths = (side.states(i, tokens) * side.side.width(i) for i in range(side.depth))
+        numbers += sublayers * sum(widths)
     passes = 1 if generating else 3 if rematerialize else 2
     model, fsdp = rows.model_parallel, rows.fsdp
     copies = rows.devices // model // fsdp

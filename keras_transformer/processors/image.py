@@ -30,6 +30,7 @@ _DEFAULTS: dict[str, tuple] = {
     "Gemma3": (224, None, _BILINEAR, _HALF),
     "DINOv3ViT": (224, None, _BILINEAR, _IMAGENET),
     "DPT": (384, None, _BICUBIC, _HALF),
+    "Segformer": (512, None, _BILINEAR, _IMAGENET),
     "Yolos": ({"shortest_edge": 800, "longest_edge": 1333}, None, _BILINEAR, _IMAGENET),
     "Idefics3": (None, None, _LANCZOS, _HALF),
     "SmolVLM": (None, None, _LANCZOS, _HALF),

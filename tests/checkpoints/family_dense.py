@@ -40,4 +40,31 @@ def depth_anything(**values):
     )
 
 
-MODELS = {"dpt": lambda: dpt("DepthEstimation"), "depth_anything": depth_anything, "sam": sam}
+# Three stages, whose depths, heads and widths differ.
+SEGFORMER = {
+    "num_encoder_blocks": 3,
+    "depths": [1, 2, 1],
+    "sr_ratios": [4, 2, 1],
+    "hidden_sizes": [8, 12, 16],
+    "patch_sizes": [7, 3, 5],
+    "strides": [4, 2, 2],
+    "num_attention_heads": [1, 2, 4],
+    "mlp_ratios": [2, 3, 2],
+    "decoder_hidden_size": 6,
+    "num_labels": 5,
+}
+
+
+def segformer(name="ForSemanticSegmentation", **values):
+    import transformers
+
+    config = transformers.SegformerConfig(**SEGFORMER | values)
+    return getattr(transformers, f"Segformer{name}")(config)
+
+
+MODELS = {
+    "dpt": lambda: dpt("DepthEstimation"),
+    "depth_anything": depth_anything,
+    "sam": sam,
+    "segformer": segformer,
+}

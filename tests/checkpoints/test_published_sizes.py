@@ -204,6 +204,12 @@ SAID = {
     "sam_vit_large": 312.3 - 4.9,
     "sam_vit_huge": 641.1 - 5.0,
     "santacoder_1_1b": 1100,
+    "segformer_b0_ade": 3.4,  # the encoders, table 1a of the paper
+    "segformer_b1_ade": 13.1,
+    "segformer_b2_ade": 24.2,
+    "segformer_b3_ade": 44.0,
+    "segformer_b4_ade": 60.8,
+    "segformer_b5_ade": 81.4,
     "siglip2_base_patch16_224": 375,
     "siglip2_so400m_patch14_384": 1136,
     "smollm3_3b_en": 3080,

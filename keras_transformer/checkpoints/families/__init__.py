@@ -154,6 +154,7 @@ from keras_transformer.checkpoints.families.vision.qwen2_5_vl import QWEN2_5_VL
 from keras_transformer.checkpoints.families.vision.qwen2_vl import QWEN2_VL
 from keras_transformer.checkpoints.families.vision.qwen3_vl import QWEN3_5, QWEN3_VL
 from keras_transformer.checkpoints.families.vision.sam import SAM
+from keras_transformer.checkpoints.families.vision.segformer import SEGFORMER
 from keras_transformer.checkpoints.families.vision.siglip import SIGLIP, SIGLIP_TEXT, SIGLIP_VISION
 from keras_transformer.checkpoints.families.vision.videomae import VIDEOMAE
 from keras_transformer.checkpoints.families.vision.vit import DEIT, VIT
@@ -287,6 +288,7 @@ FAMILIES = {
         DPT,
         YOLOS,
         SAM,
+        SEGFORMER,
         DEPTH_ANYTHING,
         BEIT,
         VIDEOMAE,

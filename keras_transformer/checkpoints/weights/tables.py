@@ -46,7 +46,7 @@ class WeightLine:
     convolution: bool = (
         False  # theirs is (outputs, inputs, *places), and ours (*places, inputs, outputs)
     )
-    depthwise: bool = False  # theirs is (features, 1, places), and ours (places, features)
+    depthwise: bool = False  # theirs is (features, 1, *places), and ours (*places, features)
     norm_axes: tuple[int, ...] = ()  # axes of weight norm's lengths, if stored as two tensors
     also: tuple[str, ...] = ()  # further names that the tensor may have, alone or in addition
     copies: tuple[str, ...] = ()  # further names that are also written
@@ -88,7 +88,7 @@ class WeightLine:
         if self.part is not None:
             index, sizes = self._parts()
             shape = (*ours[:-1], ours[-1] // sizes[index] * sum(sizes))
-        shape = (shape[1], 1, shape[0]) if self.depthwise else shape
+        shape = (shape[-1], 1, *shape[:-1]) if self.depthwise else shape
         shape = (*shape[:-2], *shape[:-3:-1]) if self.transpose else shape
         if self.split_heads:
             shape = (*shape[:-1], self.groups, shape[-1] // self.groups)
@@ -107,7 +107,7 @@ class WeightLine:
         if self.convolution:
             array = np.moveaxis(array, (0, 1), (-1, -2))
         if self.depthwise:
-            array = array[:, 0].T
+            array = np.moveaxis(array[:, 0], 0, -1)
         if self.part is None:
             return array
         index, sizes = self._parts()
@@ -127,7 +127,7 @@ class WeightLine:
         if self.convolution:
             array = np.moveaxis(array, (-1, -2), (0, 1))
         if self.depthwise:
-            array = array.T[:, None]
+            array = np.moveaxis(array, -1, 0)[:, None]
         if self.split_heads:
             array = array.reshape(*array.shape[:-1], self.groups, -1)
         array = array.reshape(*self.grid, *array.shape[1:]) if self.grid else array

@@ -46,6 +46,7 @@ from keras_transformer.layers.attention.relative_sinusoids import RelativeScores
 from keras_transformer.layers.attention.score_bias import LazyBias, gated_bias
 from keras_transformer.layers.dense import Dense
 from keras_transformer.layers.dropout import Dropout
+from keras_transformer.layers.merging import SequenceReduction
 from keras_transformer.layers.normalization import make_head_normalization, make_normalization
 from keras_transformer.layers.parts import layer_of, part_of
 from keras_transformer.layers.position import row_lengths, sequence_positions
@@ -111,6 +112,7 @@ class MultiHeadAttention(
         earlier: keys and values that an earlier layer returned for later ones, with
             `key_source="earlier"`. A `cache` is then that layer's, with these keys and values in
             the slots from `next` on.
+        grid: ints, rows and columns of the patches of `value`, for `sequence_reduction`.
 
     Returns:
         Float `(batch, query_length, output_dim)`. In a tuple with it, if asked for, the attention
@@ -236,6 +238,15 @@ class MultiHeadAttention(
                     name="relative",
                     dtype=self.dtype_policy,
                 )
+            self.reduction = None
+            if part.on_grid:
+                self.reduction = SequenceReduction(
+                    part.sequence_reduction,
+                    self.norm,
+                    kernel_initializer=self.kernel_initializer.clone(),
+                    name="reduction",
+                    dtype=self.dtype_policy,
+                )
             self.rotary_embedding = None
             if part.position is not None:
                 rotation = layer_of(part.position)
@@ -295,6 +306,8 @@ class MultiHeadAttention(
             if layer is not None:
                 layer.build(query_shape)
         self.score_function.build(None)
+        if self.reduction is not None:
+            self.reduction.build(value_shape)
         if self.attention.sinks:
             self.sinks = self.add_weight(name="sinks", shape=(self.num_heads,), initializer="zeros")
         if self.attention.query_scale:
@@ -345,6 +358,13 @@ class MultiHeadAttention(
         super().check_call({**given, "value": keys})
         check_has_keys(type(self).__name__, value=value)
         check_mask_and_bias(self.attention, self.causal, query, keys, given, own_keys)
+        if self.reduction is not None:
+            if given.get("grid") is None:
+                raise ValueError("`sequence_reduction` needs the `grid` of the patches.")
+            reason = "keys are merged patches of whole images: leave it out."
+            masks = {name: given.get(name) for name in ("mask", "value_mask", "bias", "cache")}
+            padding = AttentionMask.given(given.get("visibility")).padding
+            refuse_unused(reason, key=key, padding=padding, **masks)
         if cache is not None:
             cache.check_fit(known_shape(query), self.num_key_value_heads, self.head_dim)
         if own_keys:
@@ -371,7 +391,10 @@ class MultiHeadAttention(
         earlier=None,
         beside=None,
         training: bool = False,
+        grid=None,
     ):
+        if self.reduction is not None:
+            value = self.reduction(query if value is None else value, grid=grid)
         own_keys = self._has_own_keys(value, cache)
         mask = query_mask if mask is None else mask
         self._check_masks(query, value, cache, mask, value_mask)
@@ -564,6 +587,8 @@ class MultiHeadAttention(
         query, value, cache = given["query"], given["value"], given["cache"]
         mask = given["query_mask"] if given["mask"] is None else given["mask"]
         self._check_masks(query, value, cache, mask, given["value_mask"])
+        if self.reduction is not None:
+            return keras.layers.Layer.compute_output_spec(self, *args, **kwargs)
         output = keras.KerasTensor(self.compute_output_shape(query.shape), self.compute_dtype)
         keys, weights, projections = query if value is None else value, None, None
         batch, length = query.shape[:2]

@@ -131,12 +131,15 @@ class PatchStem(ImageStem):
     def call(self, inputs, training=False):
         images = ops.cast(inputs["images"], self.compute_dtype)
         size = self.image_size(images)
-        if self.config.stem.stride == self.config.stem.patch_size:
+        stem = self.config.stem
+        if stem.stride == stem.patch_size and not stem.padding:
             x = self._projected(images, size)
         else:
-            x = self.patches(images)
+            around = (stem.padding, stem.padding)
+            x = ops.pad(images, ((0, 0), around, around, (0, 0))) if stem.padding else images
+            x = self.patches(x)
             x = ops.reshape(x, (-1, x.shape[1] * x.shape[2], x.shape[3]))
-        count, grid = len(self.tokens), self.config.stem.grid(size)
+        count, grid = len(self.tokens), stem.grid(size)
         if self.tokens:
             tokens = ops.stack([ops.cast(token, x.dtype) for token in self.tokens])
             x = ops.concatenate([_for_each(x, tokens), x], axis=1)
@@ -147,10 +150,11 @@ class PatchStem(ImageStem):
         if self.registers is not None:
             registers = _for_each(x, ops.cast(self.registers, x.dtype))
             x = ops.concatenate([x[:, :count], registers, x[:, count:]], axis=1)
-        attention = self.config.only_side.attention
+        side = self.config.only_side
+        attention = side.attention
         on_grid = attention is not None and isinstance(attention.position, GridRotary)
         positions = places(grid, self.config.stem.num_tokens) if on_grid else None
-        grid = grid if self.config.grid_bias else None
+        grid = grid if self.config.grid_bias or side.on_grid else None
         added = ()
         if self.mid_positions is not None:
             tables = ops.cast(self.mid_positions, "float32")

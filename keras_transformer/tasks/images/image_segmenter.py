@@ -65,7 +65,8 @@ class Segmentation:
 class ImageSegmenter(LocatedTask):
     """A vision transformer with a head that gives each pixel a class.
 
-    The states of four blocks become one map (DPT), and a convolution gives logits of classes.
+    The states of four blocks become one map (DPT), or those of all stages if the backbone has them
+    (SegFormer), and a convolution gives logits of classes.
 
     `fit` takes images and masks of their size, which hold the number of a class for each pixel:
     paths of PNG files (grey or with a palette), Pillow images, or arrays. Pixels of 255 do not
@@ -82,7 +83,7 @@ class ImageSegmenter(LocatedTask):
         labels: list of class names, in the order of the class numbers.
         dropout: float, rate before the last layer. Defaults to the backbone's.
         decoder: dict of values of `layers.Fusion`. Defaults to four blocks at equal distances, and
-            widths in proportion to the backbone's.
+            widths in proportion to the backbone's. For a backbone with stages of `StageFusion`.
         name: str.
 
     Call arguments:
@@ -117,7 +118,8 @@ class ImageSegmenter(LocatedTask):
     assert result.classes.shape == (20, 24) and 0 <= result.share("object") <= 1
     ```
 
-    Source: Ranftl et al. 2021, "Vision Transformers for Dense Prediction", section 4.2.
+    Source: Ranftl et al. 2021, "Vision Transformers for Dense Prediction", section 4.2; stages: Xie
+    et al. 2021, "SegFormer", section 3.2.
     """
 
     alias = "image_segmentation"

@@ -1,0 +1,63 @@
+"""Merging of neighbouring patches between the stages of an image encoder."""
+
+from keras_transformer.config.options import Part, option, part
+from keras_transformer.config.weight import Weight, norm_of, weight_of
+
+__all__ = ["Merging"]
+
+
+@part
+class Merging(Part):
+    """Neighbouring patches of a grid become one, of another width: a new stage begins.
+
+    A norm of the stage before, a convolution with a stride, and another norm.
+
+    Example:
+    ```python
+    from keras_transformer.config import Merging
+
+    assert Merging(hidden_dim=64).grid((9, 12)) == (5, 6)
+    ```
+
+    Source: Xie et al. 2021, "SegFormer", section 3.1.
+    """
+
+    hidden_dim: int = option("width of the states from this layer on.", least=1, most=2**20)
+    input_dim: int | None = option(
+        "width of the states before. Defaults to that of the layer before.",
+        None,
+        least=1,
+        most=2**20,
+    )
+    kernel_size: int = option(
+        "rows and columns of patches that become one, an odd number; half of it is padded with "
+        "zeros on each side.",
+        3,
+        least=1,
+        most=2**7,
+    )
+    stride: int = option("patches from one to the next.", 2, least=1, most=2**7)
+
+    def check(self):
+        if self.kernel_size % 2 == 0:
+            raise ValueError(f"`kernel_size` must be odd, received {self.kernel_size}.")
+
+    def grid(self, grid: tuple[int, int]) -> tuple[int, int]:
+        """Return the rows and columns of merged patches for those of patches."""
+        rows, columns = ((n - 1) // self.stride + 1 for n in grid)
+        return rows, columns
+
+    def weights(self, kind: str) -> tuple[Weight, ...]:
+        """Return the weights; `kind` is that of the block's norms."""
+        size = ("merging_size", "merging_size")
+        return (
+            *norm_of("merging/input_norm", kind, "merging_input_dim"),
+            *weight_of("merging/convolution/kernel", *size, "merging_input_dim", "hidden_dim"),
+            *weight_of("merging/convolution/bias", "hidden_dim"),
+            *norm_of("merging/norm", kind),
+        )
+
+    @property
+    def sizes(self) -> dict[str, int | None]:
+        """Sizes of the weight axes that the side does not define, by name."""
+        return {"merging_size": self.kernel_size, "merging_input_dim": self.input_dim}

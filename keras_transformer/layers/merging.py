@@ -1,0 +1,129 @@
+"""States of patches on a grid: merged to fewer and wider ones, and as maps of an image."""
+
+import keras
+from keras import ops
+
+from keras_transformer.config import Merging, Norm
+from keras_transformer.layers.normalization import make_normalization
+from keras_transformer.layers.remat import no_inner_remat
+
+
+def as_map(states, grid: tuple[int, int]):
+    """Return states `(batch, rows * columns, dim)` as a map `(batch, rows, columns, dim)`.
+
+    Raises ValueError if they are not as many as the grid has places.
+    """
+    length, (rows, columns) = states.shape[1], grid
+    if isinstance(length, int) and length != rows * columns:
+        raise ValueError(
+            f"A grid of {rows} x {columns} patches has {rows * columns:,} states, received "
+            f"{length:,}."
+        )
+    return ops.reshape(states, (-1, rows, columns, states.shape[-1]))
+
+
+def as_states(x):
+    """Return a map `(batch, rows, columns, dim)` as states `(batch, rows * columns, dim)`."""
+    return ops.reshape(x, (-1, x.shape[1] * x.shape[2], x.shape[3]))
+
+
+class PatchMerging(keras.layers.Layer):
+    """Merge neighbouring patches of a grid, see `config.Merging`.
+
+    Args:
+        part: `config.Merging`.
+        norm: `config.Norm`, the kind of both norms.
+        kernel_initializer: initializer of the kernel.
+        **kwargs: as in `keras.layers.Layer`.
+
+    Call arguments:
+        inputs: float `(batch, rows * columns, dim)`.
+        grid: ints, rows and columns of the patches.
+
+    Returns:
+        Float `(batch, merged rows * merged columns, hidden_dim)`.
+
+    Source: Xie et al. 2021, "SegFormer", section 3.1.
+    """
+
+    def __init__(self, part: Merging, norm: Norm, kernel_initializer="glorot_uniform", **kwargs):
+        super().__init__(**kwargs)
+        self.part = part
+        dtype = self.dtype_policy
+        with no_inner_remat():
+            self.input_norm, self.norm = (
+                make_normalization(norm.type, norm.epsilon, name=name, dtype=dtype)
+                for name in ("input_norm", "norm")
+            )
+            self.convolution = keras.layers.Conv2D(
+                part.hidden_dim,
+                part.kernel_size,
+                part.stride,
+                data_format="channels_last",
+                kernel_initializer=kernel_initializer,
+                name="convolution",
+                dtype=dtype,
+            )
+
+    def build(self, inputs_shape):
+        self.input_norm.build(inputs_shape)
+        self.convolution.build((None, None, None, inputs_shape[-1]))
+        self.norm.build((None, None, self.part.hidden_dim))
+
+    def call(self, inputs, grid: tuple[int, int]):
+        x = as_map(self.input_norm(inputs), grid)
+        padding = self.part.kernel_size // 2
+        # Keras would pad even sizes on one side only.
+        x = ops.pad(x, ((0, 0), (padding, padding), (padding, padding), (0, 0)))
+        return self.norm(as_states(self.convolution(x)))
+
+
+class SequenceReduction(keras.layers.Layer):
+    """Merge each square of a grid to one state, which keys and values are computed from.
+
+    Args:
+        size: int, rows and columns of a square. Rows and columns left over are dropped.
+        norm: `config.Norm`, the kind of the norm of the merged states.
+        kernel_initializer: initializer of the kernel.
+        **kwargs: as in `keras.layers.Layer`.
+
+    Call arguments:
+        inputs: float `(batch, rows * columns, dim)`.
+        grid: ints, rows and columns of the patches.
+
+    Returns:
+        Float `(batch, rows // size * columns // size, dim)`.
+
+    Source: Wang et al. 2021, "Pyramid Vision Transformer", section 3.3.
+    """
+
+    def __init__(self, size: int, norm: Norm, kernel_initializer="glorot_uniform", **kwargs):
+        super().__init__(**kwargs)
+        self.size = size
+        self.kernel_initializer = kernel_initializer
+        with no_inner_remat():
+            self.norm = make_normalization(
+                norm.type, norm.epsilon, name="norm", dtype=self.dtype_policy
+            )
+
+    def build(self, inputs_shape):
+        with no_inner_remat():
+            self.convolution = keras.layers.Conv2D(
+                inputs_shape[-1],
+                self.size,
+                self.size,
+                data_format="channels_last",
+                kernel_initializer=self.kernel_initializer,
+                name="convolution",
+                dtype=self.dtype_policy,
+            )
+        self.convolution.build((None, None, None, inputs_shape[-1]))
+        self.norm.build(inputs_shape)
+
+    def call(self, inputs, grid: tuple[int, int]):
+        if min(grid) < self.size:
+            raise ValueError(
+                f"Attention with sequence_reduction={self.size} received a grid of {grid[0]} x "
+                f"{grid[1]} patches: give larger images."
+            )
+        return self.norm(as_states(self.convolution(as_map(inputs, grid))))
