@@ -1,5 +1,6 @@
 """Small random models of families with a head alone, for depths and segments."""
 
+from tests.checkpoints.family_detr import detr
 from tests.checkpoints.family_sam import sam
 
 _SIZES = {
@@ -40,4 +41,9 @@ def depth_anything(**values):
     )
 
 
-MODELS = {"dpt": lambda: dpt("DepthEstimation"), "depth_anything": depth_anything, "sam": sam}
+MODELS = {
+    "dpt": lambda: dpt("DepthEstimation"),
+    "depth_anything": depth_anything,
+    "sam": sam,
+    "detr": detr,
+}

@@ -129,6 +129,7 @@ from keras_transformer.checkpoints.families.speech.whisper import WHISPER
 from keras_transformer.checkpoints.families.vision.beit import BEIT
 from keras_transformer.checkpoints.families.vision.clip import CLIP, CLIP_TEXT, CLIP_VISION
 from keras_transformer.checkpoints.families.vision.depth_anything import DEPTH_ANYTHING
+from keras_transformer.checkpoints.families.vision.detr import DETR
 from keras_transformer.checkpoints.families.vision.dinov2 import DINOV2
 from keras_transformer.checkpoints.families.vision.dinov2_with_registers import (
     DINOV2_WITH_REGISTERS,
@@ -283,6 +284,7 @@ FAMILIES = {
         DINOV3_VIT,
         DPT,
         YOLOS,
+        DETR,
         SAM,
         DEPTH_ANYTHING,
         BEIT,
