@@ -425,6 +425,9 @@ def special(family: Family) -> list[str]:
         parts.append("pieces of series" + _words_of_series(stem))
     if stem is not None and stem.kind == "frames":
         parts.append("an encoder of frames of sound, behind two convolutions")
+    if stem is not None and stem.kind == "queries":
+        parts.append("an encoder of images, behind a ResNet, and a decoder of object queries")
+        parts.append("positions that each attention adds to queries and keys")
     if stem is not None and stem.kind == "waveform":
         parts.append(f"an encoder of samples, behind {len(stem.filters)} convolutions")
         if stem.position_size:
