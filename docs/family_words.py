@@ -435,6 +435,9 @@ def special(family: Family) -> list[str]:
     if stem is not None and stem.kind == "frames":
         behind = "behind two convolutions" if stem.strides else "normalized and projected"
         parts.append(f"an encoder of frames of sound, {behind}")
+    if stem is not None and stem.kind == "queries":
+        parts.append("an encoder of images, behind a ResNet, and a decoder of object queries")
+        parts.append("positions that each attention adds to queries and keys")
     if stem is not None and stem.kind == "waveform":
         parts.append(f"an encoder of samples, behind {len(stem.filters)} convolutions")
         if stem.position_size:

@@ -3,7 +3,7 @@
 from keras_transformer.checkpoints.families import FAMILIES
 from keras_transformer.checkpoints.text_models import TEXT_MODELS
 
-_BOXES = "Of detectors of objects, only YOLOS is read."
+_BOXES = "Of detectors of objects, only DETR and YOLOS are read."
 _MASKS = "There is no task for the masks of single objects."
 _SPEECH_OUT = "There is no task that writes sound."
 _CONVOLUTIONS = "A network of convolutions, without a mixer of tokens."
@@ -54,7 +54,7 @@ LOADED_TYPES: dict[str, str | None] = {
     "audio-spectrogram-transformer": None,
     "segformer": None,
     "table-transformer": _BOXES,
-    "detr": _BOXES,
+    "detr": None,
     "layoutlmv3": "Places of words on a page are embedded and are biases of the scores.",
     "blip": None,
     "deepseek_v3": None,

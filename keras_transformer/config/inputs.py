@@ -1,14 +1,22 @@
 """Inputs of a side: token ids, or a stem that reads other arrays."""
 
+from typing import ClassVar
+
 from keras_transformer.config.options import Part, option, part
 from keras_transformer.config.weight import Weight, weight_of
+from keras_transformer.support.checking import describe
 
-__all__ = ["StemConfig", "Tokens"]
+__all__ = ["ImageStemConfig", "StemConfig", "Tokens"]
 
 
 @part
 class StemConfig(Part):
     """Base class of inputs: values of the layer that turns arrays into states."""
+
+    # Whether the states have positions that each attention adds to its queries and keys.
+    attention_positions: ClassVar[bool] = False
+    # Whether the states are a set, which a decoder reads without an order (DETR).
+    is_set: ClassVar[bool] = False
 
     def check_width(self, width: int) -> None:
         """Raise ValueError if the stem cannot make states of this width."""
@@ -100,3 +108,27 @@ class Tokens(StemConfig, kind="tokens"):
 
     def sizes(self, width: int):
         return {"segments": self.segments}
+
+
+@part
+class ImageStemConfig(StemConfig):
+    """Values common to all image stems."""
+
+    image_size: tuple | list = option(
+        "height and width of the images that positions are defined for; positions are "
+        "interpolated for other sizes.",
+        (224, 224),
+    )
+    num_channels: int = option("number of channels of an image.", 3, least=1, most=1024)
+
+    def check(self):
+        sizes = self.image_size
+        if len(sizes) != 2 or not all(type(n) is int and 1 <= n <= 2**15 for n in sizes):
+            raise ValueError(
+                "`image_size` of a stem must be two integers from 1 to 32,768, height and width, "
+                f"received {describe(sizes)}."
+            )
+
+    def grid(self, image_size: tuple[int, int]) -> tuple[int, int]:
+        """Return the rows and columns of states for an image."""
+        raise NotImplementedError

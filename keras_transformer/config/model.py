@@ -228,6 +228,11 @@ class TransformerConfig(Part):
                 "A `replaced_id` needs sides that share their embeddings and name the same token, "
                 f"received {replaced[0]} and {replaced[1]}."
             )
+        if decoder.input.is_set and (self.placeholders or self.projector or self.source):
+            raise ValueError(
+                f"A decoder with a stem of kind {decoder.input.kind!r} cannot be combined with "
+                "`placeholder_id`, a `projector` or a `source`."
+            )
         if self.placeholders is not None:
             self._check_placeholders(encoder, decoder)
         elif any(block.residual.is_parallel for block in decoder.every_block):

@@ -23,6 +23,7 @@ from keras_transformer.config.score_bias import (
     ScoreBias,
 )
 from keras_transformer.config.stems import PatchStemConfig
+from keras_transformer.support.checking import shorten
 
 __all__ = ["Side"]
 
@@ -146,6 +147,7 @@ class Side(Part):
         self._check_score_bias()
         self._check_layer_inputs()
         self._check_global_states()
+        self._check_attention_positions()
         if self.layers:  # not the config of one of several layers
             self.sources()
         for block in self.every_block:
@@ -303,6 +305,22 @@ class Side(Part):
         if not isinstance(self.input, Tokens):
             raise ValueError(f"`global_states` need `Tokens` as input, received {self.input}.")
 
+    def _check_attention_positions(self):
+        if not self.input.attention_positions:
+            return
+        mixers = [block.mixer for block in self.every_block]
+        plain = (
+            isinstance(mixer, Attention)
+            and (mixer.position, mixer.score_bias, mixer.pattern) == (None, None, None)
+            for mixer in mixers
+        )
+        if self.position is not None or not all(plain):
+            raise ValueError(
+                f"A stem of kind {self.input.kind!r} has positions that each attention adds to its "
+                "queries and keys: it needs position='none', and attention to all states without "
+                f"other positions, received {shorten(self.position)} and {shorten(mixers[0])}."
+            )
+
     @property
     def groups_share(self) -> bool:
         """Whether layers share their blocks."""
@@ -383,7 +401,12 @@ class Side(Part):
     def check_kind(self, kind: str) -> None:
         """Raise ValueError if a part does not fit a side of this kind, encoder or decoder."""
         encoder = kind == "encoder"
-        if not isinstance(self.input, Tokens) and not encoder:
+        if self.input.is_set and encoder:
+            raise ValueError(
+                f"A stem of kind {self.input.kind!r} is for the decoder of kind='seq2seq', which "
+                "finds objects in the states of the encoder."
+            )
+        if not isinstance(self.input, Tokens) and not (encoder or self.input.is_set):
             raise ValueError(
                 "`stem` needs an encoder with vocabulary_size=0, also as a side of kind='seq2seq' "
                 f"or 'dual': `encoder={{'stem': ...}}`. Received kind={kind!r}."

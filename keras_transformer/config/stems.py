@@ -7,8 +7,10 @@ weights are in `structure.py`; their names begin with `input_`.
 import math
 
 from keras_transformer.config.feed_forward import ACTIVATIONS
-from keras_transformer.config.inputs import StemConfig
+from keras_transformer.config.inputs import ImageStemConfig, StemConfig
 from keras_transformer.config.options import option, part
+from keras_transformer.config.queries import QueryStemConfig
+from keras_transformer.config.resnet import ResNetStemConfig
 from keras_transformer.config.waveform import WaveformStemConfig
 from keras_transformer.config.weight import dense_of, residual_of, weight_of
 from keras_transformer.support.checking import describe, shorten
@@ -18,32 +20,8 @@ INTERPOLATIONS = ("bicubic", "bicubic_antialiased")
 
 __all__ = [
     "ConvolutionStemConfig", "FrameStemConfig", "PatchSequenceStemConfig", "PatchStemConfig",
-    "SeriesStemConfig", "TubeStemConfig",
+    "QueryStemConfig", "ResNetStemConfig", "SeriesStemConfig", "TubeStemConfig",
 ]  # fmt: skip
-
-
-@part
-class ImageStemConfig(StemConfig):
-    """Values common to all image stems."""
-
-    image_size: tuple | list = option(
-        "height and width of the images that positions are defined for; positions are "
-        "interpolated for other sizes.",
-        (224, 224),
-    )
-    num_channels: int = option("number of channels of an image.", 3, least=1, most=1024)
-
-    def check(self):
-        sizes = self.image_size
-        if len(sizes) != 2 or not all(type(n) is int and 1 <= n <= 2**15 for n in sizes):
-            raise ValueError(
-                "`image_size` of a stem must be two integers from 1 to 32,768, height and width, "
-                f"received {describe(sizes)}."
-            )
-
-    def grid(self, image_size: tuple[int, int]) -> tuple[int, int]:
-        """Return the rows and columns of states for an image."""
-        raise NotImplementedError
 
 
 @part
@@ -600,6 +578,11 @@ WHOLE = (
     SeriesStemConfig(context_length=16, class_token=True),
     SeriesStemConfig(context_length=16, residual=True, end_token=True),
     WaveformStemConfig(norm="layer", use_bias=True),
+    ResNetStemConfig(),
+    QueryStemConfig(),
 )
-_KINDS = ("patches", "patch_sequence", "convolutions", "tubes", "frames", "series", "waveform")
+_KINDS = (
+    "patches", "patch_sequence", "convolutions", "tubes", "frames", "series", "waveform", "resnet",
+    "queries",
+)  # fmt: skip
 STEMS = {kind: StemConfig.kinds[kind] for kind in _KINDS}

@@ -305,7 +305,8 @@ def sides(config: TransformerConfig) -> list[ModelSide]:
         projected = target and config.projector is not None
         width = (side if projected else reads.config).hidden_dim if reads else None
         groups = max(block_order(side)) + 1
-        fixed = side.only_side.input.num_states if name == "source" else None
+        own = side.only_side.input
+        fixed = own.num_states if name == "source" or own.is_set else None
         attended = reads and reads.fixed
         found.append(ModelSide(name, side, groups, width, target, fixed, attended))
     return found
@@ -481,7 +482,9 @@ def is_average(path: str) -> bool:
 
 def is_frozen(path: str) -> bool:
     """Return whether gradients never train a variable: an average, a choice's bias, a scale."""
-    return is_average(path) or path.split("/")[-1] in ("correction_bias", "output_scale")
+    *folders, name = path.split("/")
+    frozen = bool(folders) and folders[-1].endswith("frozen_norm")
+    return is_average(path) or frozen or name in ("correction_bias", "output_scale")
 
 
 def is_before_blocks(path: str) -> bool:

@@ -171,9 +171,14 @@ def _refuse_sources(backbone: keras.Model) -> None:
 
 
 def _taken(arrays: tuple[Input, ...], config: TransformerConfig) -> list[Input]:
-    """Return the input arrays of a side that become inputs of its graph, all of them required."""
+    """Return the input arrays of a side that become inputs of its graph, all of them required.
+
+    The images of a graph have one size, so it takes no mask of pixels.
+    """
     taken = ["padding_mask", "observed"] + ["segment_ids"] * bool(config.segment_vocabulary_size)
-    return [array for array in arrays if array.required or array.name in taken]
+    return [
+        array for array in arrays if array.required or (array.name in taken and array.of_tokens)
+    ]
 
 
 def _array(array: Input, config: TransformerConfig) -> Array:

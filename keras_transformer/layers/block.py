@@ -387,6 +387,8 @@ class Block(ChecksCall, SavesArguments, Rematerializable, keras.layers.Layer):
         earlier=None,
         return_for_later: bool = False,
         grid=None,
+        attention_positions=None,
+        encoder_positions=None,
     ):
         if self.config.merging is not None:
             inputs = self.merging(inputs, grid=grid)
@@ -424,7 +426,10 @@ class Block(ChecksCall, SavesArguments, Rematerializable, keras.layers.Layer):
             alone = first_only and getattr(self.mixer_layer, "sees_first_alone", False)
             if alone:
                 own |= _of_first(x, visibility, bias, relative)
-                x = x[:, :1]
+            if attention_positions is not None:
+                own["value"], x = x, x + attention_positions
+                own["key"] = x
+            x = x[:, :1] if alone else x
             x = split_outputs(call_unchecked(self.mixer_layer, x, **own), "self", of_mixer)
             return x[:, :1] if first_only and not alone else x
 
@@ -435,6 +440,10 @@ class Block(ChecksCall, SavesArguments, Rematerializable, keras.layers.Layer):
             slots = _slots_of_encoder(encoder_states, cache)
             seen = seen_of_encoder()
             own = {"value": encoder_states, "visibility": seen, "cache": slots, **options, **asked}
+            if attention_positions is not None:
+                x = x + attention_positions
+            if encoder_positions is not None:
+                own["key"] = encoder_states + encoder_positions
             return split_outputs(call_unchecked(self.cross_attention, x, **own), "cross", rest)
 
         def convolve(x):

@@ -27,6 +27,10 @@ class DecoderBlock(Block):
         visibility: `AttentionMask` of the self-attention, see `MultiHeadAttention`.
         cross_visibility: `AttentionMask` of the encoder states.
         bias: float `(batch or 1, heads or 1, length, keys)`, added to the self-attention scores.
+        attention_positions, encoder_positions: float `(batch or 1, length, hidden_dim)` and
+            `(batch or 1, encoder_length, encoder_dim)`, added to the states and to the encoder
+            states for the queries and keys of each attention, but not for its values. Without a
+            cache.
         cache: dict `{"self": KeyValueCache, "cross": KeyValueCache}`; `"cross"` is None before the
             first call and without cross-attention.
         return_attention_scores, return_projections: bool, as in `MultiHeadAttention`.

@@ -66,6 +66,8 @@ class EncoderBlock(Block):
         visibility: `AttentionMask`, see `MultiHeadAttention`.
         bias: float `(batch or 1, heads or 1, length, length)`, added to the attention scores.
         relative: `RelativeStates`, see `MultiHeadAttention`.
+        attention_positions: float `(batch or 1, length, hidden_dim)`, added to the states for the
+            queries and keys of the attention, but not for its values.
         first_only: bool, whether to compute only the state of the first token.
         grid: ints, see `Block`.
         return_attention_scores, return_projections: bool, as in `MultiHeadAttention`.
@@ -117,6 +119,7 @@ class EncoderBlock(Block):
         visibility=None,
         bias=None,
         relative=None,
+        attention_positions=None,
         first_only: bool = False,
         return_attention_scores: bool = False,
         return_projections: bool = False,
@@ -130,6 +133,7 @@ class EncoderBlock(Block):
             visibility=visibility,
             bias=bias,
             relative=relative,
+            attention_positions=attention_positions,
             first_only=first_only,
             return_attention_scores=return_attention_scores,
             return_projections=return_projections,

@@ -151,8 +151,7 @@ class DualEncoder(Backbone):
             embedded = stem(inputs, training=training)
             run = ForwardContext(embedded.states, embedded._asdict(), collect=collect)
             alone = side == "images" and stack.config.vector_pooling == "first" and not collect
-            options = {"first_only": True} if alone else {}
-            options["added"] = embedded.added
+            options = {**embedded.of_blocks, **({"first_only": True} if alone else {})}
             states = stack(embedded.states, run=run, training=training, **options)
             if collect:
                 states, found = states

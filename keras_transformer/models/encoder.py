@@ -123,8 +123,8 @@ class Encoder(HasVector, Backbone):
             return {"pool": self._pool_part, "logits": self.logits}[part](inputs)
         embedded = self.stem(inputs, training=training)
         run = ForwardContext(embedded.states, embedded._asdict(), collect=collect)
-        options = {"first_only": first_only, "training": training}
-        return self.encoder(embedded.states, run=run, added=embedded.added, **options)
+        options = {"first_only": first_only, "training": training, **embedded.of_blocks}
+        return self.encoder(embedded.states, run=run, **options)
 
     def pool(self, hidden_states, token_ids=None):
         """Pool the states of each row to a vector, `(batch, hidden_dim)`.

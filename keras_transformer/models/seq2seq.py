@@ -32,7 +32,8 @@ _PLACED, _OFFSETS = f"decoder_{PLACED_STATES.name}", f"decoder_{OFFSETS}"
 class Seq2Seq(Backbone):
     """An encoder-decoder: the decoder attends to the encoded source and to earlier tokens.
 
-    Both share one token embedding. With a `placeholder_id` the decoder does not attend to the
+    Both share one token embedding. With a stem of `"queries"` the decoder reads trained object
+    queries in place of tokens. With a `placeholder_id` the decoder does not attend to the
     source; instead the projected states of the encoder replace its placeholder tokens. With a
     `source` in the config the encoder attends to the states of a third side, such as an image that
     its text asks about.
@@ -61,7 +62,8 @@ class Seq2Seq(Backbone):
             places of the tokens behind it. A model with a separator also takes
             `decoder_mixed_states` int `(batch, most_mixed, 4)` and `decoder_mixed_weights` float of
             the same shape: weighted sums of four states, whose numbers follow that of the
-            separator, row by row. With a `source` also its arrays, such as `source_images`.
+            separator, row by row. With a `source` also its arrays, such as `source_images`. With
+            object queries only the arrays of the encoder, such as `encoder_images`.
         cache: optional `generation.Cache` that the decoder tokens continue.
         part: str, what to compute: `"states"`; from given states `"logits"`; or `"encode"`, from a
             dict of the arguments of the method `encode`.
@@ -92,7 +94,8 @@ class Seq2Seq(Backbone):
     kind = "seq2seq"
 
     def __init__(self, config: TransformerConfig, dtype=None, name: str | None = None, **kwargs):
-        super().__init__(config, dtype=dtype, name=name, **kwargs)
+        reads_tokens = getattr(config, "stem", None) is None
+        super().__init__(config, dtype=dtype, name=name, tokens=reads_tokens, **kwargs)
         *source, encoder, decoder = config.sides
         shared = self.token_embedding
         if encoder.stem is not None:
@@ -161,6 +164,8 @@ class Seq2Seq(Backbone):
 
     @property
     def input_arrays(self) -> tuple[Input, ...]:
+        if self.config.stem is not None:  # the queries also need the positions of the states
+            return super().input_arrays
         states = Input("encoder_states", "float32", (None, self.source_dim))
         return (*super().input_arrays, states)
 
@@ -236,18 +241,18 @@ class Seq2Seq(Backbone):
                 "The encoder attends to a `source`, which `encode` does not take: call the "
                 "model with the arrays of all sides."
             )
-        return self._encoded(inputs, {}, (), training)[0]
+        return self._encoded(inputs, {}, (), training)[0]["encoder_states"]
 
     def _encoded(self, inputs, source, collect, training):
-        """Return the decoder's view of the source, its mask, and the collected values by name."""
+        """Return what the decoder attends to, see `_of_side`, and the collected values by name."""
         options = {"collect": collect, "training": training}
         attended, before = {}, {}
         if self.source is not None:
-            seen, mask, before = self._of_side("source", source, **options)
-            attended = {"encoder_states": seen, "encoder_padding_mask": mask}
+            attended, before = self._of_side("source", source, **options)
         if self._stacked_layers:
             options["collect"] = tuple(dict.fromkeys((*collect, "states")))
-        states, mask, found = self._of_side("encoder", inputs, **options, **attended)
+        encoded, found = self._of_side("encoder", inputs, **options, **attended)
+        states = encoded["encoder_states"]
         if not self.config.place_class_token:
             states = states[:, self.encoder.config.stem.num_tokens :]
         if self.projector is not None:
@@ -259,18 +264,25 @@ class Seq2Seq(Backbone):
             stacked = zip(self.stacked_projectors, self._stacked_layers, strict=True)
             others = [projector(behind[i]) for projector, i in stacked]
             states = ops.concatenate([states, *others], axis=-1)
-        return states, mask, {**before, **found}
+        return {**encoded, "encoder_states": states}, {**before, **found}
 
     def _of_side(self, name, inputs, collect, training, **attended):
-        """Return the states of a side that is read, their mask, and the collected values."""
+        """Run a side that is read.
+
+        Returns the arguments of a stack that attends to it, its states, their mask and, if there
+        are any, their positions; and the collected values.
+        """
         stem, stack = self.sides[f"{name}_"]
         embedded = stem(inputs, training=training)
         run = ForwardContext(embedded.states, embedded._asdict(), collect=collect)
-        attended["added"] = embedded.added
+        attended |= embedded.of_blocks
         found = stack(embedded.states, run=run, training=training, **attended)
         states, *collected = found if collect else (found,)
         named = {f"{name}_{key}": each for of in collected for key, each in of.items()}
-        return states, embedded.padding_mask, named
+        found = {"encoder_states": states, "encoder_padding_mask": embedded.padding_mask}
+        if embedded.attention_positions is not None:
+            found["encoder_positions"] = embedded.attention_positions
+        return found, named
 
     def call(
         self,
@@ -288,27 +300,40 @@ class Seq2Seq(Backbone):
             {n.removeprefix(prefix): array for n, array in inputs.items() if n.startswith(prefix)}
             for prefix in self.sides
         )
-        states, mask, collected = source.pop("states", None), source.get("padding_mask"), {}
+        states, collected = source.pop("states", None), {}
+        attended = {"encoder_states": states, "encoder_padding_mask": source.get("padding_mask")}
         if states is not None:
             refuse_unused(
                 "its `encoder_states` are given.", encoder_token_ids=source.get("token_ids")
             )
         elif any(each.required and each.name in source for each in self.encoder_stem.inputs):
             read = before[0] if before else {}
-            states, mask, collected = self._encoded(source, read, collect, training)
+            attended, collected = self._encoded(source, read, collect, training)
         if self.placeholder_tokens is not None:
+            states = attended["encoder_states"]
             result = self._with_placed(states, target, cache, collect, training)
+        elif self.config.stem is not None:
+            embedded = self.decoder_stem(
+                {"attended": attended["encoder_states"]}, training=training
+            )
+            result = self.decoder(
+                embedded.states,
+                run=ForwardContext(embedded.states, {}, collect=collect),
+                training=training,
+                **embedded.of_blocks,
+                **attended,
+            )
         else:
+            attended.pop("encoder_positions", None)  # a cache has keys without them
             run = ForwardContext(target["token_ids"], target, cache, collect)
             positions = run.cache_positions
             embedded = self.decoder_stem(target, cache_positions=positions, training=training)
             result = self.decoder(
                 embedded.states,
                 run=run,
-                encoder_states=states,
-                encoder_padding_mask=mask,
                 encoder_pack_ids=source.get("pack_ids"),
                 training=training,
+                **attended,
             )
         if collect:
             result[-1].update(collected)

@@ -240,6 +240,8 @@ class Stack(keras.layers.Layer):
         layer_inputs: float `(batch, length, num_layers, dim)`, for blocks with a `layer_input`.
         added: tensors `(batch, length, hidden_dim)`, each of which is added to the states behind
             one of the first blocks.
+        attention_positions, encoder_positions: float `(batch or 1, length, dim)`, added to the
+            states, and to the encoder states, for the queries and keys of each attention.
         first_only: bool, return the state of the first token alone, `(batch, 1, hidden_dim)`: the
             last block is computed for that token only. Encoder blocks only.
 
@@ -257,7 +259,8 @@ class Stack(keras.layers.Layer):
         self.cross_dim = cross_dim
         self.supports_masking = True
         self.side = side = config.only_side
-        causal = side.causal or (config.kind == "decoder" and not config.bidirectional)
+        ordered = not (config.bidirectional or side.input.is_set)
+        causal = side.causal or (config.kind == "decoder" and ordered)
         self.position_bias = self.group_bias = self.relative_embedding = self.final_norm = None
         self.grid_bias = self.altup_copies = self.altup_mean = None
         kernel = kernel_initializer(config, initializer)
@@ -340,10 +343,16 @@ class Stack(keras.layers.Layer):
         encoder_pack_ids=None,
         layer_inputs=None,
         added=(),
+        attention_positions=None,
+        encoder_positions=None,
         first_only: bool = False,
         training: bool = False,
     ):
         options = {"training": training}
+        if attention_positions is not None:
+            options["attention_positions"] = attention_positions
+        if encoder_positions is not None:
+            options["encoder_positions"] = encoder_positions
         if encoder_states is not None:
             packs = None if encoder_pack_ids is None else run.visibility.query_pack
             options["encoder_states"] = encoder_states

@@ -32,6 +32,7 @@ _DEFAULTS: dict[str, tuple] = {
     "DPT": (384, None, _BICUBIC, _HALF),
     "Segformer": (512, None, _BILINEAR, _IMAGENET),
     "Yolos": ({"shortest_edge": 800, "longest_edge": 1333}, None, _BILINEAR, _IMAGENET),
+    "Detr": ({"shortest_edge": 800, "longest_edge": 1333}, None, _BILINEAR, _IMAGENET),
     "Idefics3": (None, None, _LANCZOS, _HALF),
     "SmolVLM": (None, None, _LANCZOS, _HALF),
     "LlavaNext": (None, None, _BICUBIC, CLIP),
@@ -42,6 +43,8 @@ _DEFAULTS: dict[str, tuple] = {
 _UNROUNDED = ("DINOv3ViT",)
 # Families whose sides are rounded down to multiples of a number, if images keep their proportions.
 _FLOORED = {"Yolos": 16}
+# Families that pad the images of a batch to the largest.
+_PADDED = ("Yolos", "Detr")
 # Families whose images are cut into tiles.
 _TILINGS: dict[str, type[Tiling]] = {
     "Idefics3": Splitting,
@@ -200,6 +203,41 @@ class ImageProcessor(MediaProcessor):
                 "processor a `size`, or a `crop_size`."
             )
         return self.normalized(np.stack(made))
+
+    def padded(
+        self, images: Sequence, places: Sequence[int] | None = None
+    ) -> dict[str, np.ndarray]:
+        """Return images of different sizes as one array, padded below and to the right.
+
+        Args:
+            images: a list of images.
+            places: as in `__call__`.
+
+        Returns:
+            Dict of `images`, float32 `(batch, height, width, 3)`, where padding is 0 behind the
+            normalization. If the sizes differ, also `padding_mask`, bool `(batch, height, width)`,
+            True for the pixels of an image.
+
+        Raises:
+            ValueError: if an input is not an image, or the largest sides are too many pixels.
+        """
+        places = range(len(images)) if places is None else places
+        made = [self.pixels(row, f"x[{i}]") for i, row in zip(places, images, strict=True)]
+        height, width = (max(array.shape[axis] for array in made) for axis in (0, 1))
+        if all(array.shape[:2] == (height, width) for array in made):
+            return {"images": self.normalized(np.stack(made))}
+        if height * width > MOST_PIXELS:
+            raise ValueError(
+                f"Images of one batch would be padded to {height:,} x {width:,} pixels, more than "
+                f"{MOST_PIXELS:,}: give the processor a smaller `size`."
+            )
+        array = np.zeros((len(made), height, width, 3), "float32")
+        mask = np.zeros(array.shape[:3], "bool")
+        for i, pixels in enumerate(made):
+            rows, columns = pixels.shape[:2]
+            array[i, :rows, :columns] = self.normalized(pixels[None])[0]
+            mask[i, :rows, :columns] = True
+        return {"images": array, "padding_mask": mask}
 
     def normalized(self, pixels: np.ndarray) -> np.ndarray:
         """Return pixels from 0 to 255, `(batch, height, width, 3)`, as the model's float32."""
@@ -415,7 +453,7 @@ class ImageProcessor(MediaProcessor):
             )
         size, crop, resample, (mean, std) = _DEFAULTS[family]
         tiling = None
-        if family in _FLOORED and values.get("pad_size") is not None:
+        if family in _PADDED and values.get("pad_size") is not None:
             raise ValueError(f"pad_size={shorten(values['pad_size'])} is not supported, only null.")
         if family in _TILINGS:
             tiling = _TILINGS[family].from_values(values, family)

@@ -68,7 +68,7 @@ def model_rows(
             rows[f"{_ROWS[key]}, of images"] = of_images[key]
     if stem := backbone.get("stem"):
         del rows["longest sequence"], rows["vocabulary"]
-    stem = stem or (apart or backbone.get("encoder") or {}).get("stem")
+    stem = (apart or backbone.get("encoder") or {}).get("stem") or stem
     if stem:
         known = [name for name in _OF_STEM if stem.get(name) not in (None, [], ())]
         words = (f"{name.replace('_', ' ')} {_product(stem[name])}" for name in known)

@@ -1,5 +1,6 @@
 """Small random models of families with a head alone, for depths and segments."""
 
+from tests.checkpoints.family_detr import detr
 from tests.checkpoints.family_sam import sam
 
 _SIZES = {
@@ -67,4 +68,5 @@ MODELS = {
     "depth_anything": depth_anything,
     "sam": sam,
     "segformer": segformer,
+    "detr": detr,
 }

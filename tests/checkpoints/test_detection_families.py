@@ -1,17 +1,23 @@
-"""YOLOS against the Transformers library: outputs, gradients, pixels, labels, both ways."""
+"""YOLOS and DETR against the Transformers library: outputs, gradients, pixels, labels, back."""
 
 import copy
+import importlib
+import shutil
 
 import numpy as np
 import pytest
+from PIL import Image
 
 import keras_transformer as kt
 from keras_transformer.checkpoints.families import FAMILIES
 from keras_transformer.checkpoints.weights.safetensors_io import to_numpy
 from keras_transformer.training import DetectionLoss
+from tests.checkpoints.family_detr import VALUES as DETR
+from tests.checkpoints.family_detr import detr
 from tests.checkpoints.test_families import _gradients, assert_gradients
 
 torch = pytest.importorskip("torch")
+safetensors = pytest.importorskip("safetensors.numpy")
 
 VALUES = {
     "hidden_size": 12,
@@ -25,23 +31,29 @@ VALUES = {
 }
 
 
-@pytest.fixture(scope="module")
-def both(tmp_path_factory):
-    """Their model with random weights, ours, and the folder that it was read from."""
+def yolos(**values):
     import transformers
 
+    return transformers.YolosForObjectDetection(transformers.YolosConfig(**VALUES, **values))
+
+
+@pytest.fixture(scope="module", params=[yolos, detr])
+def both(request, tmp_path_factory):
+    """Their model with random weights, ours, and the folder that it was read from."""
     folder = tmp_path_factory.mktemp("theirs")
     names = {0: "N/A", 1: "cat", 2: "N/A"}  # as COCO's unused numbers
-    values = {**VALUES, "id2label": names, "label2id": {"N/A": 0, "cat": 1}}
-    reference = transformers.YolosForObjectDetection(transformers.YolosConfig(**values)).eval()
+    reference = request.param(id2label=names, label2id={"N/A": 0, "cat": 1}).eval()
     with torch.no_grad():
         random = torch.Generator().manual_seed(1)
         for name, tensor in reference.state_dict().items():
             tensor.copy_(torch.randn(tensor.shape, generator=random) * 0.3)
-            if "layernorm" in name and name.endswith("weight"):
+            if "norm" in name and name.endswith("weight"):
                 tensor.add_(1)
+            if name.endswith("running_var"):
+                tensor.abs_().add_(0.5)
     reference.save_pretrained(folder)
-    kt.ImageProcessor(size={"shortest_edge": 20, "longest_edge": 40}, family="Yolos").save(folder)
+    family = type(reference).__name__.removesuffix("ForObjectDetection")
+    kt.ImageProcessor(size={"shortest_edge": 20, "longest_edge": 40}, family=family).save(folder)
     return reference, kt.Task.from_preset(folder), folder
 
 
@@ -66,9 +78,63 @@ def test_same_outputs(both):
 
 
 @pytest.mark.each_backend
+def test_same_outputs_of_padded_images(tmp_path):
+    """Images of several sizes in one batch, by DETR."""
+    reference = detr().eval()
+    reference.save_pretrained(tmp_path)
+    task = kt.Task.from_preset(tmp_path)
+    ours, _ = pixels(37, 52)
+    mask = np.zeros(ours.shape[:3], bool)
+    mask[0, :30], mask[1, :, :33] = True, True
+    ours = ours * mask[..., None]
+    theirs = torch.tensor(np.moveaxis(ours, -1, 1).copy())
+    with torch.no_grad():
+        expected = reference(theirs, pixel_mask=torch.tensor(mask).long())
+    found = to_numpy(task({"images": ours, "padding_mask": mask}))
+    assert np.abs(found[..., 4:] - expected.logits.numpy()).max() <= 1e-4
+    assert np.abs(found[..., :4] - expected.pred_boxes.numpy()).max() <= 1e-4
+    alone = to_numpy(task({"images": ours}))
+    assert np.abs(alone - found).max() > 1e-3
+    with pytest.raises(ValueError, match="`padding_mask` must be of shape"):
+        task({"images": ours, "padding_mask": mask[:, 1:]})
+
+
+@pytest.mark.one_backend
+def test_names_of_timm(tmp_path):
+    """Older files have timm's names of the layers of the ResNet, and its name in the config."""
+    folder = tmp_path / "theirs"
+    detr().save_pretrained(folder)
+    task = kt.Task.from_preset(folder)
+    family, config = FAMILIES["detr"], task.backbone.config
+    shapes = {line.ours: line for line in family.lines(config)}
+    names = [line.also[0] for path, line in shapes.items() if "stage_0_block_1_con" in path]
+    assert "backbone.conv_encoder.model.layer1.1.conv3.weight" in names
+    assert "backbone.conv_encoder.model.layer1.1.bn2.running_var" in names
+    arrays = safetensors.load_file(folder / "model.safetensors")
+    renamed = {}
+    for name, array in arrays.items():
+        line = next((x for x in shapes.values() if f"model.{x.theirs}" == name and x.also), None)
+        renamed[name if line is None else f"model.{line.also[0]}"] = array
+    assert renamed.keys() != arrays.keys()
+    safetensors.save_file(renamed, tmp_path / "model.safetensors")
+    shutil.copy(folder / "config.json", tmp_path)
+    again = kt.Task.from_preset(tmp_path)
+    for one, two in zip(again.weights, task.weights, strict=True):
+        assert np.array_equal(to_numpy(one), to_numpy(two))
+    for values in (
+        {},
+        {"backbone": "resnet50", "use_timm_backbone": True},
+        {"backbone_config": {"model_type": "timm_backbone", "backbone": "resnet101"}},
+    ):
+        depths = family.config(values).encoder.input.depths
+        assert tuple(depths) == (3, 4, 23 if "backbone_config" in values else 6, 3)
+
+
+@pytest.mark.each_backend
 def test_same_gradients_of_the_loss(both, tmp_path):
     reference, task, _ = both
     reference = copy.deepcopy(reference)  # whose weights become its gradients
+    reference.requires_grad_(True)  # DETR's ResNet is frozen there
     ours, theirs = pixels(16, 24)
     boxes = [[[0.3, 0.4, 0.2, 0.3], [0.6, 0.5, 0.3, 0.2]], []]
     labels = [
@@ -87,6 +153,10 @@ def test_same_gradients_of_the_loss(both, tmp_path):
     assert abs(float(loss(targets, task({"images": ours}))) - float(expected.detach())) <= 1e-4
     backbone = task.backbone
     found = _gradients(backbone, lambda: loss(targets, task({"images": ours})))
+    with torch.no_grad():
+        for buffer in reference.buffers():  # of frozen batch norms
+            buffer.zero_()
+    found |= {path: np.zeros(1) for path in found if "frozen_norm" in path}
     assert_gradients(found, reference, tmp_path / "gradients")
 
 
@@ -107,6 +177,7 @@ def test_export_is_the_way_back(both, tmp_path):
 
 
 @pytest.mark.backend_independent
+@pytest.mark.parametrize("family", ["Yolos", "Detr"])
 @pytest.mark.parametrize(
     "values",
     [
@@ -115,17 +186,36 @@ def test_export_is_the_way_back(both, tmp_path):
         {"size": 48, "max_size": 80},  # of old files
     ],
 )
-def test_same_pixels(values):
-    from transformers.models.yolos.image_processing_pil_yolos import YolosImageProcessorPil
-
-    theirs = YolosImageProcessorPil(**values)
-    ours = kt.ImageProcessor.from_values({"image_processor_type": "YolosImageProcessor", **values})
+def test_same_pixels(family, values):
+    name = family.lower()
+    module = importlib.import_module(f"transformers.models.{name}.image_processing_pil_{name}")
+    theirs = getattr(module, f"{family}ImageProcessorPil")(**values)
+    ours = kt.ImageProcessor.from_values(
+        {"image_processor_type": f"{family}ImageProcessor", **values}
+    )
     assert kt.ImageProcessor.from_values(ours.values()).values() == ours.values()
     random = np.random.default_rng(0)
-    for size in ((37, 53), (61, 40), (42, 142), (133, 41), (48, 79), (40, 40)):
-        image = random.integers(0, 256, (*size, 3)).astype("uint8")
-        expected = theirs(image, return_tensors="np")["pixel_values"]
+    images = [
+        random.integers(0, 256, (*size, 3)).astype("uint8")
+        for size in ((37, 53), (61, 40), (42, 142), (133, 41), (48, 79), (40, 40), (1, 9))
+        if family == "Detr" or size[0] > 1  # which theirs would round to no pixel
+    ]
+    options = {"return_tensors": "np", "input_data_format": "channels_last"}
+    for image in images:
+        expected = theirs(image, **options)["pixel_values"]
         assert np.abs(np.moveaxis(ours([image]), -1, 1) - expected).max() <= 1e-5
+    for mode in ("L", "RGBA"):
+        image = Image.fromarray(images[0]).convert(mode)
+        expected = theirs(np.asarray(image.convert("RGB")), **options)["pixel_values"]
+        assert np.abs(np.moveaxis(ours([image]), -1, 1) - expected).max() <= 1e-5
+    if family == "Detr":
+        expected = theirs(images, **options)
+        found = ours.padded(images)
+        alike = "height" in values["size"] if isinstance(values["size"], dict) else False
+        assert ("padding_mask" in found) != alike
+        difference = np.moveaxis(found["images"], -1, 1) - expected["pixel_values"]
+        assert np.abs(difference).max() <= 1e-5
+        assert (found.get("padding_mask", True) == expected["pixel_mask"]).all()
 
 
 @pytest.mark.backend_independent
@@ -147,3 +237,27 @@ def test_wrong_values_are_refused(values, message):
         kt.ImageProcessor.from_values(
             {"image_processor_type": "YolosImageProcessor", "pad_size": {"height": 9, "width": 9}}
         )
+
+
+@pytest.mark.backend_independent
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"num_queries": 0}, "`num_queries` must be at least 1"),
+        ({"dilation": True}, "dilation=True is not supported"),
+        ({"position_embedding_type": "learned"}, "position_embedding_type='learned' is not"),
+        ({"d_model": 18, "encoder_attention_heads": 2}, "whose width is a multiple of 4"),
+        ({"backbone_config": None, "backbone": "swin"}, "backbone='swin' is not supported"),
+        ({"backbone_config": {"model_type": "swin"}}, "of model_type 'swin' is not supported"),
+        (
+            {"backbone_config": {"model_type": "resnet", "layer_type": "basic"}},
+            "layer_type='basic'",
+        ),
+        ({"backbone_config": {"model_type": "resnet", "depths": 3}}, "depths must be a list"),
+        ({"backbone_config": {"model_type": "resnet", "depths": [2, 0, 1, 1]}}, "`depths` of the"),
+        ({"backbone_config": {"model_type": "resnet", "out_features": ["stem"]}}, "the last stage"),
+    ],
+)
+def test_wrong_values_of_detr_are_refused(values, message):
+    with pytest.raises(ValueError, match=message):
+        FAMILIES["detr"].config({**DETR, **values})

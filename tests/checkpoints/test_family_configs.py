@@ -191,7 +191,7 @@ _POSSIBLE |= {
     }
     for name in ("idefics3", "smolvlm")
 }
-_WITH_A_HEAD = {"dpt": "DPT", "depth_anything": "DepthAnything", "sam": "Sam"}
+_WITH_A_HEAD = {"dpt": "DPT", "depth_anything": "DepthAnything", "sam": "Sam", "detr": "Detr"}
 
 
 @pytest.mark.parametrize("model_type", FAMILIES)

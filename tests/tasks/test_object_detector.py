@@ -141,6 +141,75 @@ def test_a_detector_learns_boxes(tmp_path):
     assert np.allclose(again.detect(images[1], threshold=0.0).boxes, result.boxes, atol=1e-3)
 
 
+def query_detector(size=(24, 32), **options):
+    """A ResNet and a decoder of object queries."""
+    config = kt.TransformerConfig(
+        kind="seq2seq",
+        vocabulary_size=0,
+        hidden_dim=16,
+        num_layers=1,
+        num_heads=2,
+        intermediate_dim=24,
+        position="none",
+        stem={"kind": "queries", "num_queries": TOKENS},
+        encoder={"stem": {"kind": "resnet", "filters": 8, "widths": [16], "depths": [1]}},
+        decoder={"final_normalization": True},
+    )
+    processor = kt.ImageProcessor(size=size, family="Detr")
+    return kt.ObjectDetector(kt.models.Seq2Seq(config), processor, labels=LABELS, **options)
+
+
+@pytest.mark.each_backend
+def test_a_decoder_of_queries_learns_boxes(tmp_path):
+    """Images of two sizes, of which a batch pads the smaller ones."""
+    keras.utils.set_random_seed(0)
+    task = query_detector(size={"shortest_edge": 24})
+    images, objects = scenes(4)
+    images = [np.pad(image, ((0, 0), (0, 8 * (i % 2)), (0, 0))) for i, image in enumerate(images)]
+    x, y = task.make_dataset(images, objects)[0]
+    assert x["images"].shape == (4, 24, 40, 3) and x["padding_mask"].sum() == 24 * (32 + 40) * 2
+    left, _, right, _ = objects[0]["boxes"][0]
+    assert y[0, 0, 0] == pytest.approx((left + right) / 2 / 32)  # a share without the padding
+    before = {w.path: keras.ops.convert_to_numpy(w) for w in task.backbone.encoder_stem.weights}
+    task.compile(keras.optimizers.Adam(1e-2))
+    history = task.fit(images, objects, epochs=50, batch_size=4, verbose=0).history
+    assert history["loss"][-1] < history["loss"][0] / 2
+    assert np.isfinite(task.evaluate(images, objects, verbose=0))
+    for weight in task.backbone.encoder_stem.weights:
+        same = np.array_equal(before[weight.path], keras.ops.convert_to_numpy(weight))
+        assert same == ("frozen_norm" in weight.path), weight.path
+    task.save_to_preset(tmp_path / "saved")
+    again = kt.Task.from_preset(tmp_path / "saved")
+    result = task.detect(images[1], threshold=0.0)
+    assert np.allclose(again.detect(images[1], threshold=0.0).boxes, result.boxes, atol=1e-3)
+    task.compile(augmentation=[keras.layers.RandomFlip()])
+    with pytest.raises(ValueError, match="`augmentation` needs images of one size"):
+        task.fit(images, objects, batch_size=4, verbose=0)
+
+
+@pytest.mark.one_backend
+def test_queries_are_for_detectors(tmp_path):
+    task = query_detector(class_layers=1)
+    for kind, needed in ((kt.Seq2SeqLM, "reads object queries"), (kt.ImageToText, "reads object")):
+        with pytest.raises(ValueError, match=needed):
+            kind(task.backbone)
+    config = task.backbone.config
+    for wrong, message in (
+        ({"kind": "encoder", "encoder": None, "decoder": None}, "is for the decoder"),
+        ({"position": "learned"}, "needs position='none'"),
+        ({"projector": "linear"}, "cannot be combined"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            kt.TransformerConfig(**{**config.stated(), **wrong})
+    with pytest.raises(ValueError, match="takes no 'encoder_states'"):
+        task.backbone({"encoder_images": np.zeros((1, 24, 32, 3), "float32"), "encoder_states": 1})
+    task.save(tmp_path / "task.keras")
+    again = keras.models.load_model(tmp_path / "task.keras")
+    images, _ = scenes(1)
+    expected = task.detect(images[0], threshold=0.0)
+    assert np.allclose(again.detect(images[0], threshold=0.0).boxes, expected.boxes, atol=1e-4)
+
+
 @pytest.mark.one_backend
 def test_a_keras_file(tmp_path):
     task = detector(class_layers=1)

@@ -132,6 +132,7 @@ from keras_transformer.checkpoints.families.vision.clip import CLIP, CLIP_TEXT, 
 from keras_transformer.checkpoints.families.vision.colpali import COLPALI
 from keras_transformer.checkpoints.families.vision.colqwen2 import COLQWEN2
 from keras_transformer.checkpoints.families.vision.depth_anything import DEPTH_ANYTHING
+from keras_transformer.checkpoints.families.vision.detr import DETR
 from keras_transformer.checkpoints.families.vision.dinov2 import DINOV2
 from keras_transformer.checkpoints.families.vision.dinov2_with_registers import (
     DINOV2_WITH_REGISTERS,
@@ -287,6 +288,7 @@ FAMILIES = {
         DINOV3_VIT,
         DPT,
         YOLOS,
+        DETR,
         SAM,
         SEGFORMER,
         DEPTH_ANYTHING,

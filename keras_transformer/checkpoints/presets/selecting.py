@@ -16,6 +16,8 @@ _MODALITIES = {
     "patches": "images",
     "patch_sequence": "images",
     "convolutions": "images",
+    "resnet": "images",
+    "queries": "images",
     "tubes": "videos",
     "frames": "sound",
     "waveform": "sound",

@@ -4,6 +4,8 @@ from keras_transformer.layers.stems.frames import FrameStem
 from keras_transformer.layers.stems.images import ConvolutionStem, PatchStem
 from keras_transformer.layers.stems.patch_sequences import PatchSequenceStem
 from keras_transformer.layers.stems.positioned import PositionedStem
+from keras_transformer.layers.stems.queries import QueryStem
+from keras_transformer.layers.stems.resnet import ResNetStem
 from keras_transformer.layers.stems.series import SeriesStem
 from keras_transformer.layers.stems.stem import Embedded, Input, Stem
 from keras_transformer.layers.stems.token import TokenStem
@@ -19,6 +21,8 @@ STEMS: dict[str, type[PositionedStem]] = {
     "frames": FrameStem,
     "series": SeriesStem,
     "waveform": WaveformStem,
+    "resnet": ResNetStem,
+    "queries": QueryStem,
 }
 
 __all__ = [

@@ -45,6 +45,8 @@ class Embedded(NamedTuple):
         segment_ids: int `(batch, length)`, token types for layers that compare them, or None.
         added: tuple of float `(1, length, hidden_dim)`, positions that are added to the states
             behind the first blocks.
+        attention_positions: float `(batch or 1, length, hidden_dim)`, positions that each attention
+            adds to its queries and keys, but not to its values; or None.
     """
 
     states: Any
@@ -56,6 +58,12 @@ class Embedded(NamedTuple):
     layer_inputs: Any = None
     segment_ids: Any = None
     added: tuple = ()
+    attention_positions: Any = None
+
+    @property
+    def of_blocks(self) -> dict[str, Any]:
+        """The positions for blocks, as arguments of a stack of them."""
+        return {"added": self.added, "attention_positions": self.attention_positions}
 
 
 class Stem(SavesArguments, keras.layers.Layer):

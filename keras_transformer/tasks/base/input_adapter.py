@@ -64,6 +64,16 @@ class SeriesAdapter(InputAdapter):
         return {"decoder_token_ids": ops.zeros((ops.shape(values)[0], 1), "int32")}
 
 
+class QueryAdapter(InputAdapter):
+    """Adapter for images whose objects a decoder finds, which reads nothing but its own queries."""
+
+    def __init__(self, backbone: Seq2Seq):
+        super().__init__(backbone, backbone.config.sides[:1])
+
+    def target(self, inputs):
+        return {}
+
+
 class SharedTextAdapter(InputAdapter):
     """Adapter for a text that both sides read.
 

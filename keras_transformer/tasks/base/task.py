@@ -96,6 +96,7 @@ class Task(Runtime):
 
     alias: ClassVar[str] = ""  # the task's name for users, such as "text_classification"
     backbone_kinds: ClassVar[tuple[str, ...]]  # the kinds of backbone that the task supports
+    takes_queries: ClassVar[bool] = False  # whether a decoder may read object queries
     head_class: ClassVar[type[Head]] = Head
     processor_class: ClassVar[type[Processor]] = TextProcessor
     # Constructor options other than backbone, processor and name; presets store them.
@@ -135,6 +136,11 @@ class Task(Runtime):
             )
         if backbone.config.source is not None:
             self._check_reads_source(backbone)
+        if backbone.config.last_side.input.is_set and not self.takes_queries:
+            raise ValueError(
+                f"The decoder of this backbone reads object queries, not the tokens that "
+                f"{type(self).__name__} needs. Its task is ObjectDetector."
+            )
         if not backbone.built:  # A user's own backbone; it cannot be built in a compiled step.
             backbone.build()
         processor = self.processor_class.checked(processor)

@@ -1,4 +1,4 @@
-"""Head that predicts a set of objects: a class and a box for each detection token."""
+"""Head that predicts a set of objects: a class and a box for each token or query."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -28,7 +28,7 @@ def _read_labels(values: Values) -> dict[str, Any]:
 
 
 class DetectionHead(ClassHead):
-    """Perceptrons on the states of the detection tokens: logits of classes, and boxes.
+    """Perceptrons on the states of detection tokens or queries: logits of classes, and boxes.
 
     Args:
         task: as for `Head`.
@@ -111,12 +111,14 @@ class DetectionHead(ClassHead):
 
 
 def _tokens_of(config: TransformerConfig) -> int:
-    """Return the number of detection tokens. Raises ValueError without such tokens."""
-    count = getattr(config.sides[0].stem, "num_detection_tokens", 0)
+    """Return the number of detection tokens or object queries. Raises ValueError without any."""
+    stem = config.sides[-1].stem
+    count = getattr(stem, "num_queries", 0) or getattr(stem, "num_detection_tokens", 0)
     if not count:
         raise ValueError(
-            "An ObjectDetector needs a backbone with detection tokens: give the config a `stem` "
-            "with `num_detection_tokens`, such as 100."
+            "An ObjectDetector needs a backbone with detection tokens or object queries: give the "
+            "config a `stem` with `num_detection_tokens`, such as 100, or the decoder of "
+            "kind='seq2seq' a `stem` of the kind 'queries'."
         )
     return count
 

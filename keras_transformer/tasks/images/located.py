@@ -13,6 +13,7 @@ from keras_transformer.models.runtime.steps import OutputLoss
 from keras_transformer.processors import ImageProcessor
 from keras_transformer.processors.image_files import image_size
 from keras_transformer.support.checking import describe
+from keras_transformer.tasks.base.input_adapter import QueryAdapter
 from keras_transformer.tasks.base.task import Task
 from keras_transformer.tasks.data.labels import check_weights
 from keras_transformer.tasks.media.augmentation import augmentation_of, layers_of
@@ -24,6 +25,11 @@ class MovedTargets(OutputLoss):
 
     def batch(self, x, y, sample_weight, training):
         if training:
+            if x.get("padding_mask") is not None:
+                raise ValueError(
+                    "`augmentation` needs images of one size: give the processor a `size` of "
+                    "height and width, or a `crop_size`."
+                )
             images, y = map(ops.convert_to_tensor, (x["images"], y))  # JAX's steps get arrays
             images, y = self.model.targets.moved(images, y, self.model.augmentation.layers)
             x = {**x, "images": images}
@@ -65,7 +71,8 @@ class LocatedTask(Task):
     """A backbone of image patches with a head whose targets lie in the image.
 
     Images are of any size; they are read when a batch is made. In `fit` the processor must bring
-    all images to one size. A subclass states its `targets`.
+    all images to one size, unless the backbone takes a `padding_mask`: smaller images of a batch
+    are then padded. A subclass states its `targets`.
 
     `compile(augmentation=[...])` takes layers of Keras that a training step applies to images and
     targets alike, such as `keras.layers.RandomFlip("horizontal")`.
@@ -73,17 +80,20 @@ class LocatedTask(Task):
 
     backbone_kinds = ("encoder",)
     processor_class = ImageProcessor
+    stem_kinds: ClassVar[tuple[str, ...]] = ("patches",)  # of the side with the images
     targets: ClassVar[Targets]
     augmentation: keras.Sequential | None
 
     def __init__(self, backbone, processor: ImageProcessor | None = None, name=None, **options):
         super().__init__(backbone, processor, name=name)
-        if getattr(backbone.config.stem, "kind", None) != "patches":
+        if getattr(backbone.config.sides[0].stem, "kind", None) not in self.stem_kinds:
             raise ValueError(
                 f"{type(self).__name__} needs a backbone that reads patches of images: give the "
                 "config a `stem`, such as {'kind': 'patches', 'image_size': [224, 224], "
                 "'patch_size': 16}."
             )
+        if backbone.config.last_side.input.is_set:
+            self.input_adapter = QueryAdapter(backbone)
         self.augmentation = None
         self.set_head(**options)
 
@@ -129,9 +139,15 @@ class LocatedTask(Task):
             weights = check_weights("sample_weight", sample_weight, len(given), unit="image")
             values = {} if weights is None else {"sample_weight": weights}
 
+        padded = any(each.name == "padding_mask" for each in self.input_interface.input_arrays)
+
         def make_batch(arrays, masks):
             rows = arrays["row"]
-            inputs = {"images": processor([given[i] for i in rows], places=rows)}
+            chosen = [given[i] for i in rows]
+            if padded:
+                inputs = processor.padded(chosen, places=rows)
+            else:
+                inputs = {"images": processor(chosen, places=rows)}
             if y is None:
                 return (inputs,)
             targets = np.stack([target_of(i) for i in rows])

@@ -130,10 +130,10 @@ class Objects(Targets):
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
 class ObjectDetector(LocatedTask):
-    """A vision transformer with detection tokens, each of which may find an object (YOLOS).
+    """A vision transformer with detection tokens (YOLOS) or object queries (DETR).
 
-    Two perceptrons on the state of a token give the logits of its class, one of which is "no
-    object", and its box.
+    Each token or query may find an object. Two perceptrons on its state give the logits of its
+    class, one of which is "no object", and its box.
 
     `fit` takes images and for each a dict of its objects: `boxes`, a list of (x_min, y_min, x_max,
     y_max) in pixels, and `labels`, a list of names or numbers of classes. With `bbox` the boxes are
@@ -147,7 +147,9 @@ class ObjectDetector(LocatedTask):
     cannot call SciPy.
 
     Args:
-        backbone: an `Encoder` whose config has a `stem` of patches with `num_detection_tokens`.
+        backbone: an `Encoder` whose config has a `stem` of patches with `num_detection_tokens`; or
+            a `Seq2Seq` whose encoder reads images, with a stem of the kind `"resnet"` or
+            `"patches"`, and whose decoder has a stem of the kind `"queries"`.
         processor: `processors.ImageProcessor`, or None if the task only takes arrays.
         num_classes: int. Defaults to the number of `labels`.
         labels: list of class names, in the order of the class numbers.
@@ -156,15 +158,17 @@ class ObjectDetector(LocatedTask):
 
     Call arguments:
         inputs: dict with `images`, float `(batch, height, width, channels)`, as the processor
-            returns them.
+            returns them; for a `"resnet"` optionally `padding_mask`, bool `(batch, height, width)`,
+            True for the pixels of an image. Boxes are then shares of the image without padding.
 
     Returns:
-        Float `(batch, num_detection_tokens, 4 + num_classes + 1)`: center x, center y, width and
-        height of a box as shares of the image, then logits, the last one of "no object".
+        Float `(batch, predictions, 4 + num_classes + 1)`, one for each token or query: center x,
+        center y, width and height of a box as shares of the image, then logits, the last one of
+        "no object".
 
     Raises:
-        ValueError: if the backbone has no detection tokens, the number of classes is missing, or a
-            value is out of range.
+        ValueError: if the backbone has neither detection tokens nor queries, the number of classes
+            is missing, or a value is out of range.
 
     Example:
     ```python
@@ -188,10 +192,14 @@ class ObjectDetector(LocatedTask):
     ```
 
     Source: Fang et al. 2021, "You Only Look at One Sequence: Rethinking Transformer in Vision
-    through Object Detection", section 3.
+    through Object Detection", section 3; with queries: Carion et al. 2020, "End-to-End Object
+    Detection with Transformers", section 3.
     """
 
     alias = "object_detection"
+    backbone_kinds = ("encoder", "seq2seq")
+    stem_kinds = ("patches", "resnet")
+    takes_queries = True
     head_class = DetectionHead
     task_options = DetectionHead.options
     targets = Objects()

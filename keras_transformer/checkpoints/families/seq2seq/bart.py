@@ -90,12 +90,15 @@ EMBEDDINGS = (
 TIES = Conversion(
     lambda values: {"share_embeddings": values.get("tie_word_embeddings", True)}, lambda config: {}
 )
-WEIGHTS = (
-    output_matrix("lm_head.weight"),
-    WeightLine("output_bias/bias", "final_logits_bias", row=1, outside=True),
+BLOCKS = (
     *_stack("encoder"),
     *_stack("decoder"),
     *layers(_ATTENTION, "decoder/layer_{i}/cross_", "decoder.layers.{i}.encoder_"),
+)
+WEIGHTS = (
+    output_matrix("lm_head.weight"),
+    WeightLine("output_bias/bias", "final_logits_bias", row=1, outside=True),
+    *BLOCKS,
 )
 
 BART = Family(

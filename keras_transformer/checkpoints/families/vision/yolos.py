@@ -32,7 +32,8 @@ def _write(config: TransformerConfig) -> dict[str, Any]:
     }
 
 
-def _perceptron(ours: str, theirs: str, depth: int = 3) -> dict[str, str]:
+def perceptron(ours: str, theirs: str, depth: int = 3) -> dict[str, str]:
+    """Return the table of the linear layers of a perceptron of a head."""
     return {f"{ours}_{i}": f"{theirs}.layers.{i}" for i in range(depth)}
 
 
@@ -59,8 +60,8 @@ YOLOS = dataclasses.replace(
         "ObjectDetector": PublishedHead(
             weights=layers(
                 {
-                    **_perceptron("class", "class_labels_classifier"),
-                    **_perceptron("box", "bbox_predictor"),
+                    **perceptron("class", "class_labels_classifier"),
+                    **perceptron("box", "bbox_predictor"),
                 },
                 outside=True,
             ),

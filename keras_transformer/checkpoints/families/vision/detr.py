@@ -1,0 +1,224 @@
+"""DETR: Carion et al. 2020, https://arxiv.org/abs/2005.12872.
+
+A ResNet, an encoder of the places of its last map, and a decoder of object queries.
+"""
+
+from typing import Any
+
+from keras_transformer.checkpoints.families.base.family import (
+    ConfigField,
+    Conversion,
+    Family,
+    PublishedHead,
+    Values,
+)
+from keras_transformer.checkpoints.families.base.placed import nested
+from keras_transformer.checkpoints.families.base.shared import number, sides
+from keras_transformer.checkpoints.families.seq2seq.bart import BLOCKS
+from keras_transformer.checkpoints.families.vision.yolos import perceptron
+from keras_transformer.checkpoints.weights.tables import Names, WeightLine, layers
+from keras_transformer.config import TransformerConfig
+from keras_transformer.support.checking import shorten
+
+_BACKBONE = "backbone_config"
+# Bottlenecks of each stage, by the names of timm's models.
+_DEPTHS = {"resnet50": (3, 4, 6, 3), "resnet101": (3, 4, 23, 3), "resnet152": (3, 8, 36, 3)}
+_WIDTHS = (256, 512, 1024, 2048)
+# Values of a ResNet that checkpoints of this family share.
+_SUPPORTED = {
+    "layer_type": "bottleneck",
+    "hidden_act": "relu",
+    "downsample_in_first_stage": False,
+    "downsample_in_bottleneck": False,
+}
+_SIDES = sides(attention_heads=("num_heads", 8), ffn_dim=("intermediate_dim", 2048))
+
+
+def _read_timm(name: Any, channels: int) -> dict[str, Any]:
+    """Return the stem of a ResNet that timm's name describes."""
+    if not isinstance(name, str) or name not in _DEPTHS:
+        known = ", ".join(map(repr, _DEPTHS))
+        raise ValueError(f"backbone={shorten(name)} is not supported, only {known}.")
+    return {"num_channels": channels, "depths": _DEPTHS[name]}
+
+
+def _numbers(network: Values, name: str, usual: tuple[int, ...]) -> tuple:
+    given = network.get(name, usual)
+    if not isinstance(given, (list, tuple)):
+        raise ValueError(f"{_BACKBONE}.{name} must be a list of numbers, received {given!r}.")
+    return tuple(given)
+
+
+def _read_stem(values: Values) -> dict[str, Any]:
+    network, channels = nested(values, _BACKBONE), number(values, "num_channels", 3)
+    kind = network.get("model_type", "timm_backbone")
+    if kind == "timm_backbone":
+        named = network.get("backbone", values.get("backbone", "resnet50"))
+        return _read_timm(named, channels)
+    if kind != "resnet":
+        raise ValueError(
+            f"A {_BACKBONE} of model_type {shorten(kind)} is not supported, only 'resnet' and "
+            "'timm_backbone'."
+        )
+    for name, supported in _SUPPORTED.items():
+        if network.get(name, supported) != supported:
+            raise ValueError(
+                f"{_BACKBONE}.{name}={shorten(network[name])} is not supported, only {supported!r}."
+            )
+    depths = _numbers(network, "depths", _DEPTHS["resnet50"])
+    last = [f"stage{len(depths)}"]
+    if network.get("out_features") not in (None, last):
+        raise ValueError(
+            f"{_BACKBONE}.out_features={shorten(network['out_features'])} is not supported, only "
+            f"the last stage, {last}."
+        )
+    return {
+        "num_channels": number(network, "num_channels", channels),
+        "filters": number(network, "embedding_size", 64),
+        "widths": _numbers(network, "hidden_sizes", _WIDTHS),
+        "depths": depths,
+    }
+
+
+def _read(values: Values) -> dict[str, Any]:
+    ours = _SIDES.read(values)
+    queries = {"kind": "queries", "num_queries": number(values, "num_queries", 100)}
+    return {
+        **ours,
+        "stem": queries,
+        "encoder": {"stem": {"kind": "resnet", **_read_stem(values)}},
+        "decoder": {**ours.get("decoder", {}), "final_normalization": True},
+    }
+
+
+def _write(config: TransformerConfig) -> dict[str, Any]:
+    encoder, decoder = (config.side(name).stem for name in ("encoder", "decoder"))
+    kinds = [getattr(stem, "kind", None) for stem in (encoder, decoder)]
+    if kinds != ["resnet", "queries"]:
+        raise ValueError(
+            "A checkpoint of this family needs stems of the kinds 'resnet' and 'queries', received "
+            f"{kinds}."
+        )
+    network = {
+        "model_type": "resnet",
+        "num_channels": encoder.num_channels,
+        "embedding_size": encoder.filters,
+        "hidden_sizes": list(encoder.widths),
+        "depths": list(encoder.depths),
+        "out_features": [f"stage{len(encoder.depths)}"],
+        **_SUPPORTED,
+    }
+    return {
+        **_SIDES.write(config),
+        _BACKBONE: network,
+        "use_timm_backbone": False,
+        "num_channels": encoder.num_channels,
+        "num_queries": decoder.num_queries,
+    }
+
+
+def _convolution(ours: str, theirs: tuple[str, str], timm: tuple[str, str]) -> list[WeightLine]:
+    """Return the lines of a convolution and its norm; `theirs` are their names, as are `timm`."""
+    folder = "backbone.conv_encoder.model."
+    (kernel, norm), (also, also_norm) = theirs, timm
+    names = {
+        "gamma": "weight",
+        "beta": "bias",
+        "moving_mean": "running_mean",
+        "moving_variance": "running_var",
+    }
+    return [
+        WeightLine(
+            f"encoder/{ours}/kernel",
+            f"{folder}{kernel}.weight",
+            convolution=True,
+            also=(f"{folder}{also}.weight",),
+        ),
+        *(
+            WeightLine(
+                f"encoder/{ours}_frozen_norm/{mine}",
+                f"{folder}{norm}.{its}",
+                also=(f"{folder}{also_norm}.{its}",),
+            )
+            for mine, its in names.items()
+        ),
+    ]
+
+
+def _network(config: TransformerConfig) -> tuple[WeightLine, ...]:
+    """Return the lines of the ResNet, with Transformers' names and timm's."""
+    stem = config.encoder and config.encoder.input
+    if getattr(stem, "kind", None) != "resnet":
+        return ()
+    named = "embedder.embedder."
+    named = f"{named}convolution", f"{named}normalization"
+    lines = _convolution("input_convolution", named, ("conv1", "bn1"))
+    for stage, depth in enumerate(stem.depths):
+        for block in range(depth):
+            ours = f"input_stage_{stage}_block_{block}"
+            theirs = f"encoder.stages.{stage}.layers.{block}."
+            timm = f"layer{stage + 1}.{block}."
+            for i in range(3):
+                layer = f"{theirs}layer.{i}."
+                lines += _convolution(
+                    f"{ours}_convolution_{i}",
+                    (f"{layer}convolution", f"{layer}normalization"),
+                    (f"{timm}conv{i + 1}", f"{timm}bn{i + 1}"),
+                )
+            lines += _convolution(
+                f"{ours}_shortcut",
+                (f"{theirs}shortcut.convolution", f"{theirs}shortcut.normalization"),
+                (f"{timm}downsample.0", f"{timm}downsample.1"),
+            )
+    return tuple(lines)
+
+
+DETR = Family(
+    model_type="detr",
+    architecture="DetrModel",
+    fields={
+        "d_model": ConfigField("hidden_dim", 256),
+        "encoder_layers": ConfigField("num_layers", 6),
+        "decoder_layers": ConfigField("num_decoder_layers", 6),
+        "activation_function": ConfigField("activation", "relu"),
+        "dropout": ConfigField("dropout", 0.1),
+        "attention_dropout": ConfigField("attention_dropout", 0.0),
+        "init_std": ConfigField("initializer_range", 0.02),
+    },
+    constants={
+        "kind": "seq2seq",
+        "vocabulary_size": 0,
+        "position": "none",
+        "normalize_first": False,
+        "normalization_epsilon": 1e-5,
+    },
+    conversions=(Conversion(_read, _write),),
+    required={"position_embedding_type": "sine", "dilation": False},
+    weights=(
+        WeightLine(
+            "encoder/input_projection/kernel", "input_projection.weight", transpose=True, column=2
+        ),
+        WeightLine("encoder/input_projection/bias", "input_projection.bias"),
+        WeightLine("decoder/input_queries", "query_position_embeddings.weight"),
+        *BLOCKS,
+        *layers({"decoder/final_norm": "decoder.layernorm"}),
+    ),
+    of_config=_network,
+    heads={
+        "ObjectDetector": PublishedHead(
+            weights=layers(
+                {"class_0": "class_labels_classifier", **perceptron("box", "bbox_predictor")},
+                outside=True,
+            ),
+            values={"class_layers": 1},
+        )
+    },
+    names=Names(
+        prefixes=("model.",),
+        ignored=(
+            "class_labels_classifier.*",
+            "bbox_predictor.*",
+            "backbone.conv_encoder.model.*.num_batches_tracked",
+        ),
+    ),
+)
