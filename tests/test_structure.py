@@ -131,10 +131,17 @@ def small_parts(config):
             mixer = mixer.replace(members=tuple(map(cut_mixer, mixer.members)))
         mixer = cut_mixer(mixer)
         wide = block.feed_forward.replace(dim=TINY["intermediate_dim"])
-        return block.replace(mixer=mixer, feed_forward=wide)
+        merging = block.merging
+        if merging is not None:
+            width = TINY["hidden_dim"]
+            merging = merging.replace(hidden_dim=width, input_dim=width)
+        return block.replace(mixer=mixer, feed_forward=wide, merging=merging)
 
     def cut_side(side):
         number = TINY["num_layers"]
+        kept = side.layers[-number:]
+        if side.merges:  # the first layers of stages, of which the first has no merging
+            kept = [side.layer(i) for i in (0, *side.stage_ends)[:number]]
         sizes = {name: TINY[name] for name in ("hidden_dim", "num_layers", "max_sequence_length")}
         if side.layer_inputs is not None:
             words = TINY["vocabulary_size"]
@@ -151,7 +158,7 @@ def small_parts(config):
             embedding_dim=TINY["hidden_dim"],
             num_layer_groups=number,
             block=cut(side.block),
-            layers=tuple(map(cut, side.layers[-number:])),
+            layers=tuple(map(cut, kept)),
         )
 
     sides = {name: cut_side(getattr(config, name)) for name in config.side_names}

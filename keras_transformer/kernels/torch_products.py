@@ -5,7 +5,7 @@ from collections.abc import Callable
 import torch
 from torch.overrides import TorchFunctionMode
 
-from keras_transformer.kernels import torch_gpu_int4, torch_gpu_int8
+from keras_transformer.kernels import torch_gpu_int4, torch_gpu_int8, torch_int8
 from keras_transformer.kernels.torch_choices import (
     LARGE,
     MANY,
@@ -15,7 +15,6 @@ from keras_transformer.kernels.torch_choices import (
 )
 from keras_transformer.kernels.torch_int4 import Int4
 from keras_transformer.kernels.torch_modes import is_eager
-from keras_transformer.kernels.torch_tracing import int8
 
 # Up to this many rows oneDNN is no slower than `torch.matmul` on any processor.
 _FEW_ROWS = 32
@@ -162,14 +161,14 @@ def int8_product(inputs, kernel, scale, bias=None, axis: int = 0):
     """
     on_host = inputs.device.type == "cpu"
     rows = inputs.reshape(-1, inputs.shape[-1]).float()
-    step = rows.abs().amax(-1, keepdim=True) / (int8 if on_host else torch_gpu_int8).LEVELS
+    step = rows.abs().amax(-1, keepdim=True) / (torch_int8 if on_host else torch_gpu_int8).LEVELS
     rows = rows / step  # rows of zeros become arbitrary int8: times a step of 0 they give 0
     if not on_host:
         outputs = torch_gpu_int8.multiply(rows, kernel, axis).div_(scale.float())
     else:
         matrix = kernel if axis == 0 else kernel.t()
         if is_eager():
-            outputs = int8.multiply(int8.packed_once(len(rows), matrix, scale), rows)
+            outputs = torch_int8.multiply(torch_int8.packed_once(len(rows), matrix, scale), rows)
         else:
             sums = torch._int_mm(rows.round_().to(torch.int8), matrix)
             outputs = sums.float().div_(scale.float())

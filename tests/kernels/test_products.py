@@ -197,9 +197,9 @@ def by_levels(states, kernel, scale):
 
 
 def levels():
-    from keras_transformer.kernels.torch_tracing import int8
+    from keras_transformer.kernels import torch_int8
 
-    return int8.LEVELS if device().is_cpu else 127
+    return torch_int8.LEVELS if device().is_cpu else 127
 
 
 def seven_bits():
@@ -223,9 +223,9 @@ def is_near(found, of_keras):
 def test_int8_products_are_those_of_keras(use_bias, library, monkeypatch):
     import torch
 
-    from keras_transformer.kernels.torch_tracing import int8
+    from keras_transformer.kernels import torch_int8
 
-    monkeypatch.setattr(int8, "_KIND", getattr(int8, library))
+    monkeypatch.setattr(torch_int8, "_KIND", getattr(torch_int8, library))
     layer = Dense(7, use_bias=use_bias, bias_initializer="normal", activation="tanh")
     states = operands(2, 3, 16)[0].detach()
     states[0, 1] = 0
@@ -250,18 +250,17 @@ def test_int8_products_are_those_of_keras(use_bias, library, monkeypatch):
 def test_libraries_of_int8_agree(rows):
     import torch
 
-    from keras_transformer.kernels.torch_tracing import int8
+    from keras_transformer.kernels import torch_int8
 
     torch.manual_seed(0)
     weight = torch.randint(-127, 128, (300, 70), dtype=torch.int8)
     scale = torch.rand(300) + 0.5
     # Not halfway between two integers, where they round differently.
-    given = (
-        torch.randint(-int8.LEVELS, int8.LEVELS + 1, (rows, 70)) + 0.8 * torch.rand(rows, 70) - 0.4
-    )
-    given = given.clamp(-int8.LEVELS, int8.LEVELS)
-    kinds = (int8._OfOneDNN, int8._OfFBGEMM)
-    found = [int8.multiply(int8.pack(kind, weight, scale), given) for kind in kinds]
+    most = torch_int8.LEVELS
+    given = torch.randint(-most, most + 1, (rows, 70)) + 0.8 * torch.rand(rows, 70) - 0.4
+    given = given.clamp(-most, most)
+    kinds = (torch_int8._OfOneDNN, torch_int8._OfFBGEMM)
+    found = [torch_int8.multiply(torch_int8.pack(kind, weight, scale), given) for kind in kinds]
     wanted = given.round().double() @ weight.double().t() / scale.double()
     for each in found:
         assert torch.allclose(each.double(), wanted, rtol=1e-6, atol=1e-6)
@@ -271,22 +270,22 @@ def test_libraries_of_int8_agree(rows):
 def test_large_int8_matrices_are_packed_for_each_library_once(monkeypatch):
     import torch
 
-    from keras_transformer.kernels.torch_tracing import int8
+    from keras_transformer.kernels import torch_int8
 
     def choose(what, ways):
-        assert next(iter(ways())) == int8._KIND.__name__
+        assert next(iter(ways())) == torch_int8._KIND.__name__
         outputs = [call() for prepare in ways().values() for call in prepare()]
         assert torch.equal(*outputs)
         return "_OfFBGEMM" if what[1] == 1 else "_OfOneDNN"
 
-    monkeypatch.setattr(int8, "choose", choose)
+    monkeypatch.setattr(torch_int8, "choose", choose)
     weight, scale = torch.ones(200, 400, dtype=torch.int8), torch.ones(400)
-    one, many = (int8.packed_once(rows, weight, scale) for rows in (1, 40))
-    assert isinstance(one, int8._OfFBGEMM) and isinstance(many, int8._OfOneDNN)
-    assert int8.packed_once(1, weight, scale) is one
-    assert int8.packed_once(30, weight, scale) is many
+    one, many = (torch_int8.packed_once(rows, weight, scale) for rows in (1, 40))
+    assert isinstance(one, torch_int8._OfFBGEMM) and isinstance(many, torch_int8._OfOneDNN)
+    assert torch_int8.packed_once(1, weight, scale) is one
+    assert torch_int8.packed_once(30, weight, scale) is many
     weight.zero_()
-    assert int8.packed_once(1, weight, scale) is not one
+    assert torch_int8.packed_once(1, weight, scale) is not one
 
 
 def test_int8_products_have_gradients():

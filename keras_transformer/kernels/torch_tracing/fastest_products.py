@@ -7,8 +7,9 @@ from typing import NamedTuple
 import torch
 from torch import fx
 
+from keras_transformer.kernels import torch_int8
 from keras_transformer.kernels.torch_products import is_onednn_fastest, takes_bfloat16
-from keras_transformer.kernels.torch_tracing import float16_prefilter, float32, int8
+from keras_transformer.kernels.torch_tracing import float16_prefilter, float32
 from keras_transformer.kernels.torch_tracing.simplify import VIEWS, shape_of
 
 _aten = torch.ops.aten
@@ -163,14 +164,16 @@ class FastestProducts:
             rows = rows.args[0] if rows.target is step else rows  # undo the rounding
         return matrix.multiply(self.graph.graph.call_function, rows, self._part(name))
 
-    def _int8_matrix(self, rows: int, products: list[_Product]) -> int8.Int8Matrix:
+    def _int8_matrix(self, rows: int, products: list[_Product]) -> torch_int8.Int8Matrix:
         if self.packed is None:
             (product,) = products
-            return int8.packed_once(rows, product.weight, product.scale)
+            return torch_int8.packed_once(rows, product.weight, product.scale)
         weights = [product.weight.detach().t() for product in products]
         scale = _joined([product.scale for product in products])
-        kind = int8.fastest_kind(rows, *_joined_shape(weights))
-        return self._kept(kind.__name__, weights, lambda: int8.pack(kind, _joined(weights), scale))
+        kind = torch_int8.fastest_kind(rows, *_joined_shape(weights))
+        return self._kept(
+            kind.__name__, weights, lambda: torch_int8.pack(kind, _joined(weights), scale)
+        )
 
     def _packed_matrix(self, products: list[_Product]) -> float32.Float32Matrix:
         """Return the weights as one packed matrix.

@@ -25,9 +25,9 @@ OF_INT8 = {
 
 def of_int8():
     """The operation of this processor."""
-    from keras_transformer.kernels.torch_tracing import int8
+    from keras_transformer.kernels import torch_int8
 
-    return OF_INT8[int8._KIND.__name__]
+    return OF_INT8[torch_int8._KIND.__name__]
 
 
 def traced(function, *models, pack=False):
@@ -134,9 +134,9 @@ def test_packed_weights_that_change_are_packed_anew():
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("library", list(OF_INT8))
 def test_int8_products(rows, pack, dtype, library, monkeypatch):
-    from keras_transformer.kernels.torch_tracing import int8
+    from keras_transformer.kernels import torch_int8
 
-    monkeypatch.setattr(int8, "_KIND", getattr(int8, library))
+    monkeypatch.setattr(torch_int8, "_KIND", getattr(torch_int8, library))
     model = keras.Sequential([keras.Input((16,), dtype=dtype), Dense(7, dtype=dtype)])
     model.layers[-1].quantize("int8")
     states = tensor(rows, 16, dtype=dtype)
