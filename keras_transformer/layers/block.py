@@ -156,7 +156,8 @@ class Block(ChecksCall, SavesArguments, Rematerializable, keras.layers.Layer):
         self.supports_masking = True
         self._initializer = keras.initializers.get(kernel_initializer)
         self._seed = seed
-        if part.on_grid and (causal or cross_attention):
+        self.on_grid, self.mixer_on_grid = part.on_grid, part.mixer.on_grid
+        if self.on_grid and (causal or cross_attention):
             raise ValueError(
                 "A block on a grid of patches is for an encoder of images, received one with "
                 "`causal` or `cross_attention`."
@@ -331,7 +332,7 @@ class Block(ChecksCall, SavesArguments, Rematerializable, keras.layers.Layer):
         if shape is not None:
             self.check_rank(shape)
         super().check_call(given)
-        if self.config.on_grid and given.get("grid") is None:
+        if self.on_grid and given.get("grid") is None:
             raise ValueError("This block needs the `grid` of its patches: give rows and columns.")
         if cache is not None and not self.causal:
             raise ValueError("A block with causal=False sees later tokens: it takes no `cache`.")
@@ -414,7 +415,7 @@ class Block(ChecksCall, SavesArguments, Rematerializable, keras.layers.Layer):
             own |= {} if relative is None else {"relative": relative}
             own |= {} if cache is None else {"cache": cache["self"]}
             own |= {} if earlier is None else {"earlier": earlier}
-            own |= {"grid": grid} if self.config.mixer.on_grid else {}
+            own |= {"grid": grid} if self.mixer_on_grid else {}
             if self.cross_attention_enabled and self.config.merged_attention:
                 beside, slots = self._of_encoder(encoder_states, cache)
                 own["beside"] = (*beside, seen_of_encoder())
@@ -598,7 +599,7 @@ class Block(ChecksCall, SavesArguments, Rematerializable, keras.layers.Layer):
         further = ("return_projections", "return_for_later")
         if any(given.get(name) for name in further) or (asked and self.cross_attention_enabled):
             return keras.layers.Layer.compute_output_spec(self, *args, **kwargs)
-        if self.config.on_grid:
+        if self.on_grid:
             return keras.layers.Layer.compute_output_spec(self, *args, **kwargs)
         batch, length, *dims = inputs.shape
         queries, weights = 1 if given["first_only"] else length, None

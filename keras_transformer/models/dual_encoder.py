@@ -11,7 +11,7 @@ from keras_transformer.layers.normalization import unit_vectors
 from keras_transformer.layers.vector import SideVector
 from keras_transformer.models.backbone import Backbone
 from keras_transformer.models.inputs import published_name
-from keras_transformer.models.stack import ForwardContext
+from keras_transformer.models.stack import ForwardContext, positions_of
 
 # Initial log scale of similarities without a bias, log scale with a bias, and bias:
 # Radford et al. 2021, section 2.5, and Zhai et al. 2023, section 3.
@@ -151,7 +151,7 @@ class DualEncoder(Backbone):
             embedded = stem(inputs, training=training)
             run = ForwardContext(embedded.states, embedded._asdict(), collect=collect)
             alone = side == "images" and stack.config.vector_pooling == "first" and not collect
-            options = {**embedded.of_blocks, **({"first_only": True} if alone else {})}
+            options = {**positions_of(embedded), **({"first_only": True} if alone else {})}
             states = stack(embedded.states, run=run, training=training, **options)
             if collect:
                 states, found = states

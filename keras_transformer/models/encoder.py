@@ -10,7 +10,7 @@ from keras_transformer.layers.normalization import make_normalization
 from keras_transformer.layers.remat import no_inner_remat
 from keras_transformer.layers.stems import Stem
 from keras_transformer.models.backbone import Backbone, HasVector
-from keras_transformer.models.stack import ForwardContext
+from keras_transformer.models.stack import ForwardContext, positions_of
 
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
@@ -123,7 +123,7 @@ class Encoder(HasVector, Backbone):
             return {"pool": self._pool_part, "logits": self.logits}[part](inputs)
         embedded = self.stem(inputs, training=training)
         run = ForwardContext(embedded.states, embedded._asdict(), collect=collect)
-        options = {"first_only": first_only, "training": training, **embedded.of_blocks}
+        options = {"first_only": first_only, "training": training, **positions_of(embedded)}
         return self.encoder(embedded.states, run=run, **options)
 
     def pool(self, hidden_states, token_ids=None):

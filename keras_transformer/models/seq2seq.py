@@ -22,7 +22,7 @@ from keras_transformer.models.feature_merger import (
     placed_inputs,
 )
 from keras_transformer.models.inputs import check_states
-from keras_transformer.models.stack import ForwardContext
+from keras_transformer.models.stack import ForwardContext, positions_of
 from keras_transformer.support.checking import agree, known_shape, show_shape
 
 _PLACED, _OFFSETS = f"decoder_{PLACED_STATES.name}", f"decoder_{OFFSETS}"
@@ -275,7 +275,7 @@ class Seq2Seq(Backbone):
         stem, stack = self.sides[f"{name}_"]
         embedded = stem(inputs, training=training)
         run = ForwardContext(embedded.states, embedded._asdict(), collect=collect)
-        attended |= embedded.of_blocks
+        attended |= positions_of(embedded)
         found = stack(embedded.states, run=run, training=training, **attended)
         states, *collected = found if collect else (found,)
         named = {f"{name}_{key}": each for of in collected for key, each in of.items()}
@@ -320,7 +320,7 @@ class Seq2Seq(Backbone):
                 embedded.states,
                 run=ForwardContext(embedded.states, {}, collect=collect),
                 training=training,
-                **embedded.of_blocks,
+                **positions_of(embedded),
                 **attended,
             )
         else:

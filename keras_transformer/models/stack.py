@@ -223,6 +223,11 @@ class ForwardContext:
         return pack_outputs(x, cache, self.collected or None)
 
 
+def positions_of(embedded) -> dict[str, Any]:
+    """Return the positions of `layers.stems.Embedded`, as arguments of a stack of blocks."""
+    return {"added": embedded.added, "attention_positions": embedded.attention_positions}
+
+
 class Stack(keras.layers.Layer):
     """The blocks of an encoder or a decoder, and the normalization after them.
 
@@ -384,7 +389,7 @@ class Stack(keras.layers.Layer):
             bias = bias_of(block, i) if on_grid is None else on_grid[i % len(on_grid)]
             if layer_inputs is not None:
                 options["layer_input"] = layer_inputs[:, :, i]
-            if block.config.on_grid:
+            if block.on_grid:
                 options["grid"] = grid
             taken = {"source": self.sources[i], "for_later": i if i in self.sources else None}
             # The first block checks what the stem made; the others get the same.

@@ -3,8 +3,10 @@
 It tries a config's round trips, building by a shape, a symbolic and an eager call of the same
 shapes, half precision, and for some a step of `fit`. What does not apply, and why:
 
-- `KeyValueCache`, `AttentionMask`, `RelativeStates`, `Fusion` and `combine_masks` are no layers.
-- `FusionDecoder` is called with the grid of its patches too, which this test cannot give.
+- `KeyValueCache`, `AttentionMask`, `RelativeStates`, `Fusion`, `StageFusion` and `combine_masks`
+  are no layers.
+- `FusionDecoder` and `StageFusionDecoder` are called with the grids of patches too, which this test
+  cannot give.
 - Layers with two or more arrays (`ALiBi`, `RelativePositionBias`, `RelativeEmbedding`, attention
   and blocks across) are given them as a dict, which the model of its training step does not take.
 - A training step is run of one layer of each kind of weights: the others differ in nothing that it
@@ -118,7 +120,9 @@ def test_all_layers_are_tried():
         layers.AttentionMask,
         layers.RelativeStates,
         layers.Fusion,
+        layers.StageFusion,
         layers.FusionDecoder,
+        layers.StageFusionDecoder,
         layers.combine_masks,
     }
     assert public - apart == {case[0] for case in CASES.values()}

@@ -60,11 +60,6 @@ class Embedded(NamedTuple):
     added: tuple = ()
     attention_positions: Any = None
 
-    @property
-    def of_blocks(self) -> dict[str, Any]:
-        """The positions for blocks, as arguments of a stack of them."""
-        return {"added": self.added, "attention_positions": self.attention_positions}
-
 
 class Stem(SavesArguments, keras.layers.Layer):
     """Base class of stems: `call` turns a dict of arrays into `Embedded`.
