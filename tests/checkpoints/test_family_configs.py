@@ -191,7 +191,13 @@ _POSSIBLE |= {
     }
     for name in ("idefics3", "smolvlm")
 }
-_WITH_A_HEAD = {"dpt": "DPT", "depth_anything": "DepthAnything", "sam": "Sam", "detr": "Detr"}
+_WITH_A_HEAD = {
+    "dpt": "DPT",
+    "depth_anything": "DepthAnything",
+    "sam": "Sam",
+    "detr": "Detr",
+    "segformer": "Segformer",
+}
 
 
 @pytest.mark.parametrize("model_type", FAMILIES)

@@ -192,6 +192,8 @@ def test_the_table_knows_every_model():
             # A Conformer's convolution, and the vectors of distances, which all heads share.
             names += ("/conformer/expansion/", "/conformer/output/", "/depthwise_convolution/")
             names += ("/relative/distances",)
+            # SegFormer's convolutions between stages, and before keys and values.
+            names += ("/merging/", "/reduction/")
             # The gate of WavLM's biases, which all heads share, and XLNet's vectors of the heads.
             names += (
                 "/bias_gate/",
