@@ -145,7 +145,7 @@ class PageEmbedder(Task):
     )
     embedder = kt.PageEmbedder(
         kt.models.Seq2Seq(config), kt.ImageProcessor(size=16), tokenizer, vector_dim=8,
-        query_template="{query}" + 3 * tokenizer.pad_token,
+        query_template="{query}" + 3 * tokenizer.id_to_token(tokenizer.pad_id),
     )
     pages = [np.full((16, 16, 3), value, "uint8") for value in (10, 240)]
     embedder.fit((pages, ["a dark page", "a bright page"]), epochs=1, verbose=0)
