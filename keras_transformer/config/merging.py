@@ -24,7 +24,7 @@ class Merging(Part):
 
     hidden_dim: int = option("width of the states from this layer on.", least=1, most=2**20)
     input_dim: int | None = option(
-        "width of the states before. Defaults to that of the layer before.",
+        "width of the states before. Defaults to the width of the layer before.",
         None,
         least=1,
         most=2**20,
@@ -43,12 +43,12 @@ class Merging(Part):
             raise ValueError(f"`kernel_size` must be odd, received {self.kernel_size}.")
 
     def grid(self, grid: tuple[int, int]) -> tuple[int, int]:
-        """Return the rows and columns of merged patches for those of patches."""
+        """Return the rows and columns that merging leaves of a grid."""
         rows, columns = ((n - 1) // self.stride + 1 for n in grid)
         return rows, columns
 
     def weights(self, kind: str) -> tuple[Weight, ...]:
-        """Return the weights; `kind` is that of the block's norms."""
+        """Return the weights, with norms of the block's kind."""
         size = ("merging_size", "merging_size")
         return (
             *norm_of("merging/input_norm", kind, "merging_input_dim"),

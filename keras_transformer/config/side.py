@@ -512,7 +512,7 @@ class Side(Part):
         return any(block.on_grid for block in self.every_block)
 
     def width(self, i: int) -> int:
-        """Return the width of the states of layer `i`, that of its stage."""
+        """Return the width of the states in the stage of layer `i`."""
         if not self.merges:
             return self.hidden_dim
         merged = (self.layers[j].merging for j in range(min(i, len(self.layers) - 1), -1, -1))
@@ -523,7 +523,7 @@ class Side(Part):
         """Return the rows and columns of the states of each layer; empty if no layer needs them.
 
         Args:
-            image_size: ints, height and width. Defaults to those of the stem.
+            image_size: ints, height and width. Defaults to the sizes of the stem.
         """
         if not self.on_grid:
             return ()

@@ -112,7 +112,9 @@ def _read() -> dict[str, str]:
         found = json.loads(read_file(_file(), _LARGEST_FILE))
     except (OSError, RuntimeError, ValueError):  # RuntimeError: there is no home
         return {}
-    return found if isinstance(found, dict) else {}
+    if not isinstance(found, dict):
+        return {}
+    return {key: way for key, way in found.items() if isinstance(way, str)}
 
 
 def _write(key: str, chosen: str) -> None:

@@ -109,8 +109,9 @@ def _ways(rows: int, outputs: int, inputs: int) -> dict[str, Callable]:
 
     def of(kind: type[Int8Matrix]) -> Callable:
         def prepared():
-            weight = torch.ones(outputs, inputs, dtype=torch.int8)
-            matrix, given = kind.pack(weight, torch.ones(outputs)), torch.ones(rows, inputs)
+            weight = torch.ones(outputs, inputs, dtype=torch.int8, device="cpu")
+            factor = torch.ones(outputs, device="cpu")
+            matrix, given = kind.pack(weight, factor), torch.ones(rows, inputs, device="cpu")
             return [lambda: multiply(matrix, given)]
 
         return prepared

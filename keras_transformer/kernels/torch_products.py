@@ -53,7 +53,7 @@ def _ways(rows: int, matrix: torch.Tensor) -> dict[str, Callable]:
 
     def of(multiply: Callable) -> Callable:
         def prepared():
-            left = torch.ones(rows, len(right))
+            left = torch.ones(rows, len(right), device="cpu")
             return [lambda: multiply(left, right)]
 
         return prepared

@@ -108,6 +108,17 @@ def test_a_way_that_is_unknown_is_measured_anew(clock, tmp_path, monkeypatch):
     assert fastest("key", {"a": clock.way("a", 2.0), "b": clock.way("b", 1.0)}) == "b"
 
 
+@pytest.mark.parametrize("value", [["b"], {"b": 1}, 1, None])
+def test_a_value_that_is_no_name_is_measured_anew(clock, tmp_path, monkeypatch, value):
+    ways = {"a": clock.way("a", 2.0), "b": clock.way("b", 1.0)}
+    assert fastest("key", ways) == "b"
+    (key,) = json.loads(file(tmp_path).read_text())
+    file(tmp_path).write_text(json.dumps({key: value}))
+    start_process(monkeypatch)
+    assert fastest("key", ways) == "b"
+    assert json.loads(file(tmp_path).read_text()) == {key: "b"}
+
+
 def test_without_a_place_to_write(clock, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", os.fspath(tmp_path / "a file"))
     (tmp_path / "a file").write_text("")

@@ -66,7 +66,7 @@ def pack(weight: torch.Tensor) -> Float32Matrix:
 def _way(kind: type[Float32Matrix], weight: torch.Tensor) -> Callable:
     def prepared():
         matrix = kind.pack(weight[: measured_outputs(*weight.shape)])
-        given = [torch.ones(count, weight.shape[1]) for count in _ROWS]
+        given = [torch.ones(count, weight.shape[1], device="cpu") for count in _ROWS]
         return [functools.partial(multiply, matrix, rows) for rows in given]
 
     return prepared

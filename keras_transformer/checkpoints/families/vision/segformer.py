@@ -153,7 +153,7 @@ def _lines(config: TransformerConfig) -> tuple[WeightLine, ...]:
     """Return the lines of the layers, which are numbered within their stage there."""
     side = config.encoder
     ends = side.stage_ends
-    # The norm behind a stage is that of the next merging, or the last.
+    # The next merging begins with the norm behind a stage; the last one is the final norm.
     norms = [f"encoder/layer_{end}/merging/input_norm" for end in ends[:-1]]
     norms.append("encoder/final_norm")
     lines: tuple[WeightLine, ...] = ()
