@@ -66,6 +66,7 @@ OPTIONS = {
     "DepthEstimator": [{}, {"max_depth": 10.0}],
     "ImageSegmenter": [{"num_classes": 3}],
     "ObjectDetector": [{"num_classes": 3}, {"num_classes": 1, "class_layers": 1}],
+    "PageEmbedder": [{"vector_dim": 8}],
     "PromptedSegmenter": [{"decoder": {"width": 16, "num_heads": 2, "mask_channels": 4}}],
     "SequenceClassifier": [{"num_classes": 3}],
     "SequenceLabeler": [{"num_classes": 3}],
@@ -88,6 +89,7 @@ BACKBONES = {
     "CTCSpeechToText": lambda: kt.models.Encoder(audio.waveform()),
     "Forecaster": lambda: kt.models.Encoder(series.config()),
     "ImageToText": lambda: kt.models.Seq2Seq(images.captions()),
+    "PageEmbedder": lambda: kt.models.Seq2Seq(images.placed()),
     "SpeechToText": lambda: kt.models.Seq2Seq(audio.transcripts()),
 }
 

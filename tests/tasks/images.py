@@ -42,6 +42,18 @@ def captions(**values):
     )
 
 
+def placed(**values):
+    """An encoder of images whose states take places among the tokens of a decoder."""
+    return captions(
+        **{"position": "rotary", "placeholder_id": 7, "projector": "linear"} | values,
+        encoder={
+            "vocabulary_size": 0,
+            "position": "learned",
+            "stem": {"kind": "patches", "image_size": (12, 16), "patch_size": 4},
+        },
+    )
+
+
 def classifier(backbone_config=None, dtype=None, **options):
     backbone = kt.models.Encoder(backbone_config or patches(), dtype=dtype)
     if "num_classes" not in options:
