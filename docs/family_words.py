@@ -435,6 +435,8 @@ def special(family: Family) -> list[str]:
     if stem is not None and stem.kind == "frames":
         behind = "behind two convolutions" if stem.strides else "normalized and projected"
         parts.append(f"an encoder of frames of sound, {behind}")
+    if stem is not None and stem.kind == "subsampled_frames":
+        parts.append("an encoder of frames of sound, behind convolutions that halve them")
     if stem is not None and stem.kind == "queries":
         parts.append("an encoder of images, behind a ResNet, and a decoder of object queries")
         parts.append("positions that each attention adds to queries and keys")
@@ -466,7 +468,8 @@ def special(family: Family) -> list[str]:
         parts.append(f"a dense layer{bias} and a norm before the logits")
     theirs = family.published_config(config)
     turned = config.position == "rotary" or on_grid(config)
-    switches = {n: w for n, w in _SWITCHES.items() if not (turned and n == "rope_theta")}
+    said = {"rope_theta": turned, "conv_kernel_size": config.last_side.block.conformer is not None}
+    switches = {n: w for n, w in _SWITCHES.items() if not said.get(n)}
     parts += [words for name, words in switches.items() if name in theirs]
     if config.num_layer_groups * config.layers_per_group < config.num_layers:
         parts.append("layers share their weights")

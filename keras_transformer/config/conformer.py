@@ -2,7 +2,7 @@
 
 from keras_transformer.config.feed_forward import FeedForward
 from keras_transformer.config.options import Part, option, part
-from keras_transformer.config.weight import Weight, dense_of, norm_of, weight_of
+from keras_transformer.config.weight import Weight, dense_of, norm_of
 
 __all__ = ["Conformer"]
 
@@ -27,6 +27,14 @@ class Conformer(Part):
         False,
     )
 
+    use_bias: bool = option("a bias in the convolution and in its projections.", False)
+    norm: str = option(
+        'norm behind the convolution of each feature: `"block"`, as the others of the block, or '
+        '`"batch"`, a batch norm (Parakeet).',
+        "block",
+        choices=("block", "batch"),
+    )
+
     def check(self):
         if not self.causal and self.size % 2 == 0:
             raise ValueError(
@@ -45,10 +53,12 @@ class Conformer(Part):
             *norm_of("conformer/first_norm", norm),
             *feed_forward.weights("conformer/first"),
             *norm_of("conformer/convolution_norm", norm),
-            *dense_of("conformer/expansion", "hidden_dim", "conformer_gated", bias=False),
-            *weight_of("conformer/depthwise_convolution/kernel", "conformer_size", "hidden_dim"),
-            *norm_of("conformer/depthwise_norm", norm),
-            *dense_of("conformer/output", "hidden_dim", "hidden_dim", bias=False),
+            *dense_of("conformer/expansion", "hidden_dim", "conformer_gated", bias=self.use_bias),
+            *dense_of(
+                "conformer/depthwise_convolution", "conformer_size", "hidden_dim", self.use_bias
+            ),
+            *norm_of("conformer/depthwise_norm", "batch_norm" if self.norm == "batch" else norm),
+            *dense_of("conformer/output", "hidden_dim", "hidden_dim", bias=self.use_bias),
             *norm_of("conformer/final_norm", norm),
         )
 

@@ -134,14 +134,23 @@ class RelativeSinusoids(ScoreBias, kind="relative_sinusoids"):
     max_distance: int | None = option(
         "greater distances count as this one. None for no limit.", None, least=1
     )
+    interleaved: bool = option(
+        "the sine and the cosine of a wave are neighbours (Parakeet), rather than all sines before "
+        "all cosines.",
+        False,
+    )
+    compares_segments: bool = option(
+        "each attention layer has vectors by which segments are compared (XLNet).", True
+    )
 
     def of_mixer(self, name: str) -> tuple[Weight, ...]:
         """Return the weights of each attention layer, whose path is `name`."""
-        vectors = ("content_bias", "position_bias", "segment_bias")
         found = dense_of(f"{name}/relative/position_key", "hidden_dim", "query_heads", bias=False)
-        for each in vectors:
+        for each in ("content_bias", "position_bias", *["segment_bias"] * self.compares_segments):
             found += weight_of(f"{name}/relative/{each}", "each_head", "head_dim")
-        return found + weight_of(f"{name}/relative/segments", "both", "each_head", "head_dim")
+        if self.compares_segments:
+            found += weight_of(f"{name}/relative/segments", "both", "each_head", "head_dim")
+        return found
 
 
 @part

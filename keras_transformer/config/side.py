@@ -370,8 +370,12 @@ class Side(Part):
                 "have one table of their own."
             )
         sinusoids = isinstance(bias, RelativeSinusoids)
-        if getattr(self.input, "segment_use", "added") == "compared" and not sinusoids:
-            raise ValueError("segment_use='compared' needs the score bias `RelativeSinusoids`.")
+        compared = getattr(self.input, "segment_use", "added") == "compared"
+        if compared and not (sinusoids and bias.compares_segments):
+            raise ValueError(
+                "segment_use='compared' needs the score bias `RelativeSinusoids` that "
+                "`compares_segments`."
+            )
         if sinusoids and self.hidden_dim % 2:
             raise ValueError(
                 f"`RelativeSinusoids` need an even `hidden_dim`, received {self.hidden_dim}."

@@ -11,6 +11,7 @@ from keras_transformer.config.inputs import ImageStemConfig, StemConfig
 from keras_transformer.config.options import option, part
 from keras_transformer.config.queries import QueryStemConfig
 from keras_transformer.config.resnet import ResNetStemConfig
+from keras_transformer.config.subsampled_frames import SubsampledFrameStemConfig
 from keras_transformer.config.waveform import WaveformStemConfig
 from keras_transformer.config.weight import dense_of, residual_of, weight_of
 from keras_transformer.support.checking import describe, shorten
@@ -580,9 +581,10 @@ WHOLE = (
     WaveformStemConfig(norm="layer", use_bias=True),
     ResNetStemConfig(),
     QueryStemConfig(),
+    SubsampledFrameStemConfig(num_layers=2),
 )
 _KINDS = (
     "patches", "patch_sequence", "convolutions", "tubes", "frames", "series", "waveform", "resnet",
-    "queries",
+    "queries", "subsampled_frames",
 )  # fmt: skip
 STEMS = {kind: StemConfig.kinds[kind] for kind in _KINDS}

@@ -199,7 +199,9 @@ def _every_weight() -> tuple[Weight, ...]:
         found += mixer.weights(mixer.name, "layer_norm")
     found += RelativeSinusoids().of_mixer("self_attention")
     found += RelativeKeys().of_mixer("self_attention")
-    found += Conformer().weights("layer_norm", Dense(dim=1))
+    for norm in ("block", "batch"):
+        conformer = Conformer(use_bias=True, norm=norm)
+        found += conformer.weights("layer_norm", Dense(dim=1))
     found += DecomposedBias(rows=1, columns=1).of_mixer("self_attention")
     found += experts.weights("sparse")
     found += MixFeedForward(dim=1).weights() + Merging(hidden_dim=1, input_dim=1).weights(

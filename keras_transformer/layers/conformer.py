@@ -20,6 +20,7 @@ class DepthwiseConvolution(keras.layers.Layer):
         size: int, number of states that it sees.
         causal: bool, whether these are a state and those before it, rather than as many before it
             as behind it.
+        use_bias: bool, whether to add a bias.
         kernel_initializer: initializer of the kernel.
         **kwargs: as in `keras.layers.Layer`.
 
@@ -27,20 +28,30 @@ class DepthwiseConvolution(keras.layers.Layer):
         x: float `(batch, length, dim)`.
     """
 
-    def __init__(self, size: int, causal: bool, kernel_initializer="glorot_uniform", **kwargs):
+    def __init__(
+        self,
+        size: int,
+        causal: bool,
+        use_bias: bool = False,
+        kernel_initializer="glorot_uniform",
+        **kwargs,
+    ):
         super().__init__(**kwargs)
-        self.size, self.causal = size, causal
+        self.size, self.causal, self.use_bias = size, causal, use_bias
         self.kernel_initializer = keras.initializers.get(kernel_initializer)
 
     def build(self, input_shape):
         shape = (self.size, input_shape[-1])
         self.kernel = self.add_weight(shape, self.kernel_initializer, name="kernel")
+        if self.use_bias:
+            self.bias = self.add_weight(input_shape[-1:], "zeros", name="bias")
 
     def call(self, x):
         behind = 0 if self.causal else self.size // 2
         x = ops.pad(x, ((0, 0), (self.size - 1 - behind, behind), (0, 0)))
         kernel = ops.expand_dims(ops.cast(self.kernel, x.dtype), 2)
-        return ops.depthwise_conv(x, kernel, data_format="channels_last")
+        x = ops.depthwise_conv(x, kernel, data_format="channels_last")
+        return x + ops.cast(self.bias, x.dtype) if self.use_bias else x
 
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
@@ -104,20 +115,26 @@ class ConformerSublayers(SavesArguments, keras.layers.Layer):
             self.depthwise_convolution = DepthwiseConvolution(
                 self.part.size,
                 self.part.causal,
+                self.part.use_bias,
                 kernel_initializer=self.kernel_initializer.clone(),
                 name="depthwise_convolution",
                 **options,
             )
             self.dropout_layer = Dropout(dropout, seed=seed, **options)
-            for name in ("first_norm", "convolution_norm", "depthwise_norm", "final_norm"):
-                norm = make_normalization(self.kind.type, self.kind.epsilon, name=name, **options)
+            types = dict.fromkeys(
+                ("first_norm", "convolution_norm", "depthwise_norm", "final_norm"), self.kind.type
+            )
+            if self.part.norm == "batch":
+                types["depthwise_norm"] = "batch_norm"
+            for name, kind in types.items():
+                norm = make_normalization(kind, self.kind.epsilon, name=name, **options)
                 setattr(self, name, norm)
 
     def _dense(self, units: int, name: str) -> DenseLayer:
         with no_inner_remat():
             return DenseLayer(
                 units,
-                use_bias=False,
+                use_bias=self.part.use_bias,
                 kernel_initializer=self.kernel_initializer.clone(),
                 name=name,
                 dtype=self.dtype_policy,
@@ -148,7 +165,7 @@ class ConformerSublayers(SavesArguments, keras.layers.Layer):
         x = x * ops.sigmoid(gate)
         if mask is not None:
             x = ops.where(mask[..., None], x, ops.zeros_like(x))
-        x = normalized(self.depthwise_norm, self.depthwise_convolution(x), training)
+        x = normalized(self.depthwise_norm, self.depthwise_convolution(x), training, mask)
         return self.output_dense(self.activation(x))
 
     def compute_output_shape(self, states_shape):

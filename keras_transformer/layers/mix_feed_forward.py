@@ -13,15 +13,17 @@ class GridConvolution(keras.layers.Layer):
 
     Args:
         size: int, rows and columns of the kernel, an odd number.
+        stride: int, rows and columns from one place of the result to the next.
         **kwargs: as in `keras.layers.Layer`.
 
     Call arguments:
-        inputs: float `(batch, rows, columns, dim)`; so is the result.
+        inputs: float `(batch, rows, columns, dim)`; so is the result, whose rows and columns are
+            divided by the stride and rounded up.
     """
 
-    def __init__(self, size: int, **kwargs):
+    def __init__(self, size: int, stride: int = 1, **kwargs):
         super().__init__(**kwargs)
-        self.size = size
+        self.size, self.stride = size, stride
 
     def build(self, inputs_shape):
         dim, areas = inputs_shape[-1], self.size**2
@@ -31,7 +33,13 @@ class GridConvolution(keras.layers.Layer):
 
     def call(self, inputs):
         kernel = ops.cast(self.kernel, inputs.dtype)[..., None]
-        x = ops.depthwise_conv(inputs, kernel, padding="same", data_format="channels_last")
+        padding = "same"
+        if self.stride > 1:  # equal on both sides: "same" would differ for an even length
+            around, padding = (self.size // 2,) * 2, "valid"
+            inputs = ops.pad(inputs, ((0, 0), around, around, (0, 0)))
+        x = ops.depthwise_conv(
+            inputs, kernel, strides=self.stride, padding=padding, data_format="channels_last"
+        )
         return x + ops.cast(self.bias, x.dtype)
 
 

@@ -91,12 +91,15 @@ def make_normalization(kind: str, epsilon: float, **kwargs) -> keras.layers.Laye
     return layer
 
 
-def normalized(norm: keras.layers.Layer, x, training: bool):
+def normalized(norm: keras.layers.Layer, x, training: bool, mask=None):
     """Apply a norm to states, passing `training` if the norm depends on it.
 
     A block that is recomputed in the backward pass is not within a call that sets `training`.
+    States whose mask, bool `(batch, length)`, is False do not count in the averages over a batch.
     """
-    return norm(x, training=training) if isinstance(norm, BatchNormalization) else norm(x)
+    if isinstance(norm, BatchNormalization):
+        return norm(x, training=training, mask=mask)
+    return norm(x)
 
 
 def make_head_normalization(kind: str, epsilon: float, **kwargs) -> keras.layers.Layer:

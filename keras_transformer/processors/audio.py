@@ -13,7 +13,13 @@ from keras_transformer.processors.audio_files import (
     read_audio,
 )
 from keras_transformer.processors.media import MediaProcessor
-from keras_transformer.processors.mel import filter_bank, log_mel
+from keras_transformer.processors.mel import (
+    PREEMPHASIS,
+    filter_bank,
+    log_mel,
+    plain_log_mel,
+    power_of_two,
+)
 from keras_transformer.support.checking import (
     check_bool,
     check_choice,
@@ -22,9 +28,12 @@ from keras_transformer.support.checking import (
     shorten,
 )
 
-FEATURES = ("log_mel", "filter_bank", "normalized_filter_bank", "waveform")
+FEATURES = ("log_mel", "normalized_log_mel", "filter_bank", "normalized_filter_bank", "waveform")
+# Features of which each band is normalized over the recording, so that padding is masked.
+_MASKED = ("normalized_log_mel", "normalized_filter_bank")
 _CLASSES = {
     "WhisperFeatureExtractor": "log_mel",
+    "ParakeetFeatureExtractor": "normalized_log_mel",
     "ASTFeatureExtractor": "filter_bank",
     "SeamlessM4TFeatureExtractor": "normalized_filter_bank",
     "Wav2Vec2FeatureExtractor": "waveform",
@@ -41,9 +50,10 @@ class AudioProcessor(MediaProcessor):
     their inputs; `save` writes the same file.
 
     Args:
-        features: `"log_mel"`, frames as for Whisper; `"filter_bank"`, as for the Audio Spectrogram
-            Transformer; `"normalized_filter_bank"`, with mean 0 and variance 1 of each band over
-            the recording, as for w2v-BERT 2.0; `"waveform"`, samples, as for wav2vec 2.0.
+        features: `"log_mel"`, frames as for Whisper; `"normalized_log_mel"`, with mean 0 and
+            variance 1 of each band over the recording, as for Parakeet; `"filter_bank"`, as for the
+            Audio Spectrogram Transformer; `"normalized_filter_bank"`, normalized in the same way,
+            as for w2v-BERT 2.0; `"waveform"`, samples, as for wav2vec 2.0.
         sampling_rate: int, samples per second; recordings with another rate are resampled.
         length: int, number of frames, or of samples of a waveform, to which a recording is padded
             or cut. Defaults to the longest in a batch.
@@ -117,6 +127,11 @@ class AudioProcessor(MediaProcessor):
         self.mean = check_number("mean", mean, none=True)
         self.std = check_number("std", std, above=0, none=True)
 
+    @property
+    def is_masked(self) -> bool:
+        """Whether the features are frames that come with a mask of padding."""
+        return self.features in _MASKED
+
     @staticmethod
     def is_one(x: Any) -> bool:
         """Return whether `x` is a single recording."""
@@ -167,7 +182,7 @@ class AudioProcessor(MediaProcessor):
     def features_of(self, samples: Sequence[np.ndarray], size: int | None = None) -> np.ndarray:
         """Return the features of samples from `read`.
 
-        Waveforms, and normalized filter banks, are padded at least to those of `size` samples.
+        Waveforms and normalized frames are padded at least to those of `size` samples.
         """
         longest = max(map(len, samples))
         if self.features == "waveform":
@@ -175,7 +190,7 @@ class AudioProcessor(MediaProcessor):
             usual = _roomy(longest) if size is None else max(size, longest)
             return _padded(made, self.length or usual)
         options = (self.sampling_rate, self.num_bins, self.window_length, self.hop_length)
-        if self.features == "normalized_filter_bank":
+        if self.is_masked:
             made = [self._normalized_frames(row[: self.most_samples], options) for row in samples]
             usual = _roomy(longest) if size is None else max(size, longest)
             return _padded(made, self.length or self.count_frames(usual))
@@ -190,7 +205,9 @@ class AudioProcessor(MediaProcessor):
         return array if self.mean is None else (array - np.float32(self.mean)) / (2 * self.std)
 
     def count_frames(self, samples: int) -> int:
-        """Return how many frames a filter bank has of a number of samples."""
+        """Return how many frames the features have of a number of samples."""
+        if self.features == "normalized_log_mel":
+            return max(samples // self.hop_length, 2)
         windows = max(samples - self.window_length, 0) // self.hop_length + 1
         return max(windows // self.stack, 1)
 
@@ -208,6 +225,11 @@ class AudioProcessor(MediaProcessor):
 
     def _normalized_frames(self, row: np.ndarray, options: tuple) -> np.ndarray:
         """Return the frames of a recording, each band with mean 0 and variance 1."""
+        if self.features == "normalized_log_mel":
+            row = np.pad(row, (0, max(2 * self.hop_length - len(row), 0)))  # for a variance
+            bands = np.ascontiguousarray(plain_log_mel(row, *options).T)
+            scale = bands.std(axis=1, ddof=1, keepdims=True) + np.float32(1e-5)
+            return ((bands - bands.mean(axis=1, keepdims=True)) / scale).T
         # A variance needs two windows, and a frame `stack` of them.
         fewest = self.window_length + (max(self.stack, 2) - 1) * self.hop_length
         row = np.pad(row, (0, max(fewest - len(row), 0)))
@@ -265,9 +287,10 @@ class AudioProcessor(MediaProcessor):
                 f"{self.num_bins * self.stack}."
             )
         masked = getattr(stem, "masked", False)
-        if masked != (self.features == "normalized_filter_bank"):
+        if masked != self.is_masked:
             raise ValueError(
-                "Frames of the features 'normalized_filter_bank' come with a mask, others do not: "
+                f"Frames of the features {' and '.join(map(repr, _MASKED))} come with a mask, "
+                "others do not: "
                 f"the stem has masked={masked}, and the processor features={self.features!r}."
             )
 
@@ -298,6 +321,18 @@ class AudioProcessor(MediaProcessor):
                 "feature_size": self.num_bins,
                 "num_mel_bins": self.num_bins,
                 "stride": self.stack,
+                "return_attention_mask": True,
+                **length,
+            }
+        if self.features == "normalized_log_mel":
+            length = {} if self.length is None else {"length": self.length}
+            return {
+                **values,
+                "feature_size": self.num_bins,
+                "n_fft": power_of_two(self.window_length),
+                "win_length": self.window_length,
+                "hop_length": self.hop_length,
+                "preemphasis": PREEMPHASIS,
                 "return_attention_mask": True,
                 **length,
             }
@@ -341,8 +376,21 @@ class AudioProcessor(MediaProcessor):
             given["normalize"] = values.get("do_normalize", True)
             given["return_attention_mask"] = values.get("return_attention_mask", False)
             return cls(features, length=length, **given)
-        given["window_length"] = values.get("n_fft", 400)
         given["hop_length"] = values.get("hop_length", 160)
+        if features == "normalized_log_mel":
+            window = check_int("win_length", values.get("win_length", 400), 2, 2**20)
+            for name, supported in (
+                ("n_fft", power_of_two(window)),
+                ("preemphasis", PREEMPHASIS),
+            ):
+                if values.get(name, supported) != supported:
+                    raise ValueError(
+                        f"{name}={shorten(values[name])} is not supported with "
+                        f"win_length={window}, only {supported}."
+                    )
+            bins, length = values.get("feature_size", 80), values.get("length")
+            return cls(features, length=length, num_bins=bins, window_length=window, **given)
+        given["window_length"] = values.get("n_fft", 400)
         if features == "normalized_filter_bank":
             bins, stack = values.get("num_mel_bins", 80), values.get("stride", 2)
             length = values.get("length")

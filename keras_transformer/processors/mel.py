@@ -7,6 +7,8 @@ import numpy as np
 
 # Least power, which keeps the logarithm finite: the machine epsilon of float32, as in Kaldi.
 _LEAST_POWER = 1.192092955078125e-07
+# Share of the sample before that pre-emphasis subtracts from a sample.
+PREEMPHASIS = 0.97
 # Frames transformed at once (five minutes for Whisper), so that hours of audio need little more
 # memory than their samples.
 _BLOCK = 2**15
@@ -50,6 +52,41 @@ def log_mel(
     return ((np.maximum(levels, levels.max() - 8) + 4) / 4).astype("float32")
 
 
+def plain_log_mel(
+    samples: np.ndarray, sampling_rate: int, num_bins: int, window_length: int, hop_length: int
+) -> np.ndarray:
+    """Return the logarithm of a mel spectrogram with pre-emphasis, as in NVIDIA's NeMo.
+
+    Args:
+        samples: float32 `(samples,)`.
+        sampling_rate: int, samples per second.
+        num_bins: int, frequency bands, from 0 Hz to half of the rate.
+        window_length: int, samples in a frame.
+        hop_length: int, samples from one frame to the next.
+
+    Returns:
+        Float32 `(samples // hop_length, num_bins)`, the natural logarithm of the power plus 2^-24.
+
+    Source: Rekesh et al. 2023, "Fast Conformer with Linearly Scalable Attention for Efficient
+    Speech Recognition", section 4.1, whose features are NeMo's.
+    """
+    count, size = len(samples) // hop_length, power_of_two(window_length)
+    samples = samples.astype("float64")
+    samples = np.concatenate([samples[:1], samples[1:] - PREEMPHASIS * samples[:-1]])
+    padded = np.pad(samples, size // 2)
+    frames = np.lib.stride_tricks.sliding_window_view(padded, size)[::hop_length][:count]
+    window, before = np.zeros(size), (size - window_length) // 2
+    window[before : before + window_length] = np.hanning(window_length)
+    filters = mel_filters(sampling_rate, num_bins, size, "slaney")
+
+    def levels_of(frames: np.ndarray) -> np.ndarray:
+        spectrum = np.fft.rfft(frames * window)
+        power = np.square(spectrum.real) + np.square(spectrum.imag)
+        return np.log(power @ filters + 2**-24).astype("float32")
+
+    return _by_blocks(levels_of, frames)
+
+
 def filter_bank(
     samples: np.ndarray,
     sampling_rate: int,
@@ -79,7 +116,7 @@ def filter_bank(
     if len(samples) < window_length:
         samples = np.pad(samples, (0, window_length - len(samples)))
     frames = np.lib.stride_tricks.sliding_window_view(samples, window_length)[::hop_length]
-    size = 1 << (window_length - 1).bit_length()
+    size = power_of_two(window_length)
     window, filters = np.hanning(window_length), mel_filters(sampling_rate, num_bins, size, "kaldi")
     scale = 1.0
     if as_in_kaldi:
@@ -89,7 +126,8 @@ def filter_bank(
         frames = frames.astype("float64") * scale
         frames -= frames.mean(axis=1, keepdims=True)
         frames = np.concatenate(
-            [frames[:, :1] * (1 - 0.97), frames[:, 1:] - 0.97 * frames[:, :-1]], axis=1
+            [frames[:, :1] * (1 - PREEMPHASIS), frames[:, 1:] - PREEMPHASIS * frames[:, :-1]],
+            axis=1,
         )
         spectrum = np.fft.rfft(frames * window, n=size)
         if as_in_kaldi:  # rounded as in Transformers: what is normalized depends on each digit
@@ -103,6 +141,11 @@ def filter_bank(
 def _by_blocks(function: Callable[[np.ndarray], np.ndarray], frames: np.ndarray) -> np.ndarray:
     blocks = [function(frames[i : i + _BLOCK]) for i in range(0, len(frames), _BLOCK)]
     return blocks[0] if len(blocks) == 1 else np.concatenate(blocks)
+
+
+def power_of_two(count: int) -> int:
+    """Return the least power of two of at least `count`."""
+    return 1 << (count - 1).bit_length()
 
 
 @functools.lru_cache(maxsize=8)

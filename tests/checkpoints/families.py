@@ -105,7 +105,16 @@ def class_name(model_type, suffix):
     prefix = CONFIGS[model_type][0]
     if suffix == "LanguageModel":
         return LANGUAGE_MODELS.get(model_type, f"{prefix}ForCausalLM")
-    return f"{prefix}{suffix}"
+    name = f"{prefix}{suffix}"
+    return _OTHERWISE.get(name, name)
+
+
+# Classes that are not named as their configs.
+_OTHERWISE = {
+    "ParakeetEncoderModel": "ParakeetEncoder",
+    "ParakeetCTCModel": "ParakeetForCTC",
+    "ParakeetCTCForCTC": "ParakeetForCTC",
+}
 
 
 def class_of(model_type, suffix):

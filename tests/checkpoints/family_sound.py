@@ -55,6 +55,19 @@ _WAV2VEC2_BERT = [
      "right_max_position_embeddings": 0, "layer_norm_eps": 1e-3, "num_hidden_layers": 3},
 ]  # fmt: skip
 
+_PARAKEET = {
+    "hidden_size": 12, "num_hidden_layers": 2, "num_attention_heads": 3, "intermediate_size": 20,
+    "num_mel_bins": 8, "subsampling_conv_channels": 5, "subsampling_factor": 4,
+    "conv_kernel_size": 5,
+}  # fmt: skip
+_PARAKEETS = [
+    _PARAKEET,
+    {**_PARAKEET, "hidden_size": 10, "num_attention_heads": 2, "hidden_act": "relu",
+     "attention_bias": False, "convolution_bias": False, "scale_input": False,
+     "subsampling_factor": 2, "subsampling_conv_kernel_size": 5, "conv_kernel_size": 1,
+     "num_hidden_layers": 3},
+]  # fmt: skip
+
 _SHINE = {
     "vocab_size": 60, "hidden_size": 24, "intermediate_size": 20, "encoder_num_hidden_layers": 2,
     "decoder_num_hidden_layers": 3, "encoder_num_attention_heads": 2,
@@ -79,4 +92,9 @@ CONFIGS = {
     "hubert": ("Hubert", _HUBERT),
     "wavlm": ("WavLM", _WAVLM),
     "wav2vec2-bert": ("Wav2Vec2Bert", _WAV2VEC2_BERT),
+    "parakeet_encoder": ("ParakeetEncoder", _PARAKEETS),
+    "parakeet_ctc": (
+        "ParakeetCTC",
+        [{"encoder_config": values, "vocab_size": 9, "pad_token_id": 8} for values in _PARAKEETS],
+    ),
 }

@@ -231,6 +231,8 @@ SAID = {
     "trocr_large_handwritten": 558,
     "trocr_large_printed": 608,
     "vit_gpt2_image_captioning": 239,
+    "parakeet_ctc_0_6b_en": 2_440 / 4,  # from the bytes of the file, in float32
+    "parakeet_ctc_1_1b_en": 4_250 / 4,
     "w2v_bert_2_multi": 580,
     "wav2vec2_base_960h_en": 95,
     "wavlm_base_en": 94.7,
@@ -298,8 +300,8 @@ def test_every_published_preset_says_where_it_is_from():
     without = {
         "clip_text_model", "clip_vision_model", "data2vec-text", "encoder-decoder", "glm4",
         "granitemoeshared", "hunyuan_v1_dense", "megatron-bert", "metaclip_2_text_model",
-        "metaclip_2_vision_model", "ministral", "olmo_hybrid", "patchtsmixer", "phimoe",
-        "qwen3_5_text", "roberta-prelayernorm", "roformer", "siglip_text_model",
+        "metaclip_2_vision_model", "ministral", "olmo_hybrid", "parakeet_encoder", "patchtsmixer",
+        "phimoe", "qwen3_5_text", "roberta-prelayernorm", "roformer", "siglip_text_model",
         "siglip_vision_model",
     }  # fmt: skip
     assert {metadata["family"] for *_, metadata in presets} == set(FAMILIES) - without

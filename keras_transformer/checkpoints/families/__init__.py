@@ -123,6 +123,7 @@ from keras_transformer.checkpoints.families.series.timesfm2_5 import TIMESFM2_5
 from keras_transformer.checkpoints.families.speech.ast import AST
 from keras_transformer.checkpoints.families.speech.hubert import HUBERT
 from keras_transformer.checkpoints.families.speech.moonshine import MOONSHINE
+from keras_transformer.checkpoints.families.speech.parakeet import PARAKEET, PARAKEET_ENCODER
 from keras_transformer.checkpoints.families.speech.wav2vec2 import WAV2VEC2
 from keras_transformer.checkpoints.families.speech.wav2vec2_bert import WAV2VEC2_BERT
 from keras_transformer.checkpoints.families.speech.wavlm import WAVLM
@@ -302,6 +303,8 @@ FAMILIES = {
         BLIP,
         WAV2VEC2,
         WAV2VEC2_BERT,
+        PARAKEET_ENCODER,
+        PARAKEET,
         HUBERT,
         WAVLM,
         PATCHTST,

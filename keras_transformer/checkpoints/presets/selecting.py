@@ -20,6 +20,7 @@ _MODALITIES = {
     "queries": "images",
     "tubes": "videos",
     "frames": "sound",
+    "subsampled_frames": "sound",
     "waveform": "sound",
     "series": "series",
 }

@@ -320,6 +320,7 @@ class MultiHeadAttention(
                     query_shape[-1],
                     self.num_heads,
                     self.head_dim,
+                    compares_segments=self.attention.score_bias.compares_segments,
                     kernel_initializer=self.kernel_initializer.clone(),
                     name="relative",
                     dtype=self.dtype_policy,

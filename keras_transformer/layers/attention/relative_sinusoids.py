@@ -43,6 +43,7 @@ class SinusoidStates(SavesArguments, keras.layers.Layer):
     Args:
         dim: int, width of the sinusoids, an even number: sines in the first half, then cosines.
         max_distance: int, greater distances count as this one. Without it there is no limit.
+        interleaved: bool, whether the sine and the cosine of a wave are neighbours instead.
         **kwargs: as in `keras.layers.Layer`.
 
     Call arguments:
@@ -65,15 +66,18 @@ class SinusoidStates(SavesArguments, keras.layers.Layer):
     Source: Dai et al. 2019, "Transformer-XL", section 3.3, https://arxiv.org/abs/1901.02860.
     """
 
-    def __init__(self, dim: int, max_distance: int | None = None, **kwargs):
+    def __init__(
+        self, dim: int, max_distance: int | None = None, interleaved: bool = False, **kwargs
+    ):
         super().__init__(**kwargs)
-        self.dim, self.max_distance = dim, max_distance
+        self.dim, self.max_distance, self.interleaved = dim, max_distance, interleaved
 
     @classmethod
     def from_part(cls, part: RelativeSinusoids, side: Side, causal: bool, **kwargs):
         """Make the layer for a part of a config; `kwargs` are the other arguments of the layer."""
         kwargs.pop("embeddings_initializer", None)  # there is no table
-        return cls(side.hidden_dim, part.max_distance, name="relative_embedding", **kwargs)
+        options = {"max_distance": part.max_distance, "interleaved": part.interleaved}
+        return cls(side.hidden_dim, **options, name="relative_embedding", **kwargs)
 
     def call(self, query_positions, key_positions, segment_ids=None):
         length = ops.shape(key_positions)[1]
@@ -82,7 +86,11 @@ class SinusoidStates(SavesArguments, keras.layers.Layer):
             distances = ops.clip(distances, -self.max_distance, self.max_distance)
         waves = ops.arange(0, self.dim, 2, dtype="float32") * (-math.log(_LONGEST_WAVE) / self.dim)
         angles = distances[:, None] * ops.exp(waves)
-        states = ops.concatenate([ops.sin(angles), ops.cos(angles)], axis=-1)
+        both = [ops.sin(angles), ops.cos(angles)]
+        if self.interleaved:
+            states = ops.reshape(ops.stack(both, axis=-1), (-1, self.dim))
+        else:
+            states = ops.concatenate(both, axis=-1)
         pairs = ops.expand_dims(query_positions, 2) - ops.expand_dims(key_positions, 1)
         places = ops.clip(ops.cast(pairs, "int32") + length - 1, 0, 2 * length - 2)
         states = ops.cast(states[None], self.compute_dtype)
@@ -114,6 +122,7 @@ class RelativeScores(SavesArguments, keras.layers.Layer):
     Args:
         dim: int, width of the sinusoids.
         num_heads, head_dim: int, number of heads and their width.
+        compares_segments: bool, whether there are `w` and `s`.
         kernel_initializer: initializer of the projection.
         **kwargs: as in `keras.layers.Layer`.
 
@@ -143,11 +152,13 @@ class RelativeScores(SavesArguments, keras.layers.Layer):
         dim: int,
         num_heads: int,
         head_dim: int,
+        compares_segments: bool = True,
         kernel_initializer="glorot_uniform",
         **kwargs,
     ):
         super().__init__(**kwargs)
         self.dim, self.num_heads, self.head_dim = dim, num_heads, head_dim
+        self.compares_segments = compares_segments
         self.kernel_initializer = keras.initializers.get(kernel_initializer)
         with no_inner_remat():
             self.key_dense = Dense(
@@ -161,10 +172,11 @@ class RelativeScores(SavesArguments, keras.layers.Layer):
     def build(self, queries_shape, keys_shape=None, relative_shape=None):
         self.key_dense.build((None, None, self.dim))
         shape = (self.num_heads, self.head_dim)
-        for name in ("content_bias", "position_bias", "segment_bias"):
+        for name in ("content_bias", "position_bias", *["segment_bias"] * self.compares_segments):
             setattr(self, name, self.add_weight(shape, "zeros", name=name))
-        initializer = self.kernel_initializer.clone()
-        self.segments = self.add_weight((2, *shape), initializer, name="segments")
+        if self.compares_segments:
+            initializer = self.kernel_initializer.clone()
+            self.segments = self.add_weight((2, *shape), initializer, name="segments")
         self.built = True
 
     def call(self, queries, keys=None, relative=None):

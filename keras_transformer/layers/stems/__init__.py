@@ -8,6 +8,7 @@ from keras_transformer.layers.stems.queries import QueryStem
 from keras_transformer.layers.stems.resnet import ResNetStem
 from keras_transformer.layers.stems.series import SeriesStem
 from keras_transformer.layers.stems.stem import Embedded, Input, Stem
+from keras_transformer.layers.stems.subsampled_frames import SubsampledFrameStem
 from keras_transformer.layers.stems.token import TokenStem
 from keras_transformer.layers.stems.tubes import TubeStem
 from keras_transformer.layers.stems.waveform import WaveformStem
@@ -23,6 +24,7 @@ STEMS: dict[str, type[PositionedStem]] = {
     "waveform": WaveformStem,
     "resnet": ResNetStem,
     "queries": QueryStem,
+    "subsampled_frames": SubsampledFrameStem,
 }
 
 __all__ = [
@@ -35,6 +37,7 @@ __all__ = [
     "PatchStem",
     "SeriesStem",
     "Stem",
+    "SubsampledFrameStem",
     "TokenStem",
     "TubeStem",
     "WaveformStem",

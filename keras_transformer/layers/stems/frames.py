@@ -67,24 +67,28 @@ class FrameStem(PositionedStem):
         """Return the mask of `length` states, bool `(batch, length)`, from that of the frames."""
         if padding_mask is None:
             return None
-        real = ops.sum(ops.cast(padding_mask, "int32"), axis=1, keepdims=True)
-        return _first(self.config.stem.count_states(real), length)
+        return first_places(self.config.stem.count_states(count_real(padding_mask)), length)
 
     def call(self, inputs, training=False):
         x = ops.cast(inputs["frames"], self.compute_dtype)
         mask = inputs.get("padding_mask")
-        real = None if mask is None else ops.sum(ops.cast(mask, "int32"), axis=1, keepdims=True)
+        real = None if mask is None else count_real(mask)
         # Equal padding on both sides for any stride: "same" would differ for an even length.
         around = self.config.stem.kernel_size // 2
         for layer, step in zip(self.convolutions, self.config.stem.strides, strict=True):
             if real is not None:
-                x = ops.where(_first(real, ops.shape(x)[1])[..., None], x, ops.zeros_like(x))
+                x = ops.where(first_places(real, ops.shape(x)[1])[..., None], x, ops.zeros_like(x))
                 real = -(-real // step)
             x = self.activation(layer(ops.pad(x, ((0, 0), (around, around), (0, 0)))))
         mask = self.mask_of_states(mask, ops.shape(x)[1])
         return Embedded(self.positioned(x, training=training), padding_mask=mask)
 
 
-def _first(count, length):
+def count_real(padding_mask):
+    """Return the number of frames of each recording without padding, int `(batch, 1)`."""
+    return ops.sum(ops.cast(padding_mask, "int32"), axis=1, keepdims=True)
+
+
+def first_places(count, length):
     """Return a mask that is True for the first states: `count`, `(batch, 1)`, but at least one."""
     return ops.arange(length, dtype="int32")[None] < ops.maximum(count, 1)

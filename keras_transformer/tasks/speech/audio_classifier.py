@@ -39,9 +39,8 @@ def arrays_of_sound(
     main = backbone.id_inputs[0]
     side = "encoder_" if main.startswith("encoder_") else ""
     name = main.removeprefix(side)
-    masked = processor.features == "normalized_filter_bank"
-    if name == "samples" or masked:
-        count = processor.count_frames if masked else int
+    if name == "samples" or processor.is_masked:
+        count = processor.count_frames if processor.is_masked else int
         lengths = np.array([[count(len(row))] for row in samples])
         mask = np.arange(features.shape[1]) < lengths
         return {main: features, f"{side}padding_mask": mask}

@@ -135,10 +135,11 @@ class CTCSpeechToText(Task):
     Compiled with AdamW (5e-5) and `training.CTCLoss`; `compile` changes this.
 
     Args:
-        backbone: an `Encoder` whose config has a `stem` of the kind `"waveform"`, or of the kind
-            `"frames"` with `masked`.
+        backbone: an `Encoder` whose config has a `stem` of the kind `"waveform"` or
+            `"subsampled_frames"`, or of the kind `"frames"` with `masked`.
         processor: `processors.AudioProcessor` with `features="waveform"`, or for frames
-            `"normalized_filter_bank"`; None if the task only takes arrays.
+            `"normalized_filter_bank"` or `"normalized_log_mel"`; None if the task only takes
+            arrays.
         tokenizer: `Tokenizer`, such as `tokenizers.CTCTokenizer`, or None if the task only takes
             arrays.
         vocabulary_size: int, the number of output tokens. Defaults to the tokenizer's.

@@ -1,0 +1,76 @@
+"""Config of the stem of frames whose convolutions are over frequencies too."""
+
+from typing import ClassVar
+
+from keras_transformer.config.inputs import StemConfig
+from keras_transformer.config.options import option, part
+from keras_transformer.config.weight import Weight, dense_of, weight_of
+
+__all__ = ["SubsampledFrameStemConfig"]
+
+_USUAL = 1000  # frames assumed in plans: ten seconds
+
+
+@part
+class SubsampledFrameStemConfig(StemConfig, kind="subsampled_frames"):
+    """`layers.stems.SubsampledFrameStem`: halvings of frames and frequencies (Fast Conformer)."""
+
+    # The input has a `padding_mask` of its frames.
+    masked: ClassVar[bool] = True
+
+    num_bins: int = option("number of values in a frame, such as frequency bands.", 80, least=1)
+    filters: int = option("features of each convolution.", 256, least=1, most=2**15)
+    kernel_size: int = option("frames and bands that a convolution sees.", 3, least=1, most=1024)
+    num_layers: int = option(
+        "number of convolutions that halve the frames and the bands.", 3, least=1, most=16
+    )
+    scaled: bool = option("multiply the states by the root of their width.", True)
+
+    def check(self):
+        if self.kernel_size % 2 == 0:
+            raise ValueError(
+                "`kernel_size` of the stem must be odd, so that a convolution is centered on a "
+                f"frame, received {self.kernel_size}."
+            )
+
+    @property
+    def strides(self) -> tuple[int, ...]:
+        """Stride of each convolution that halves the frames."""
+        return (2,) * self.num_layers
+
+    def count_states(self, frames):
+        """Return how many states the stem makes of `frames`, an int or an array."""
+        return -(-frames // 2**self.num_layers)
+
+    @property
+    def num_states(self):
+        return self.count_states(_USUAL)
+
+    @property
+    def weights(self):
+        both = ("kernel_size", "kernel_size")
+        found: list[Weight] = []
+        found += weight_of("input_convolution/kernel", *both, "one", "filters")
+        found += weight_of("input_convolution/bias", "filters")
+        for i in range(1, self.num_layers):
+            name = f"input_depthwise_{i}"
+            found += weight_of(f"{name}/kernel", *both, "filters")
+            found += weight_of(f"{name}/bias", "filters")
+            found += dense_of(f"input_pointwise_{i}", "filters", "filters")
+        return (*found, *dense_of("input_projection", "filtered_bands", "embedding_dim"))
+
+    def sizes(self, width):
+        bands = self.filters * self.count_states(self.num_bins)
+        sizes = {"kernel_size": self.kernel_size, "filters": self.filters}
+        return {**sizes, "filtered_bands": bands}
+
+    @property
+    def products(self):
+        counts, frames, bands = {}, _USUAL, self.num_bins
+        for i in range(self.num_layers):
+            frames, bands = -(-frames // 2), -(-bands // 2)
+            names = (
+                (f"input_depthwise_{i}", f"input_pointwise_{i}") if i else ("input_convolution",)
+            )
+            counts |= dict.fromkeys((f"{name}/kernel" for name in names), frames * bands)
+        return {**counts, "input_projection/kernel": frames}
