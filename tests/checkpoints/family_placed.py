@@ -126,6 +126,15 @@ OF_ANY_SIZE = {
         ],
     ),
 }  # fmt: skip
+_OF_3_5 = OF_ANY_SIZE["qwen3_5"][1][0]
+_EXPERTS = {
+    "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 12,
+    "shared_expert_intermediate_size": 8,
+}  # fmt: skip
+OF_ANY_SIZE["qwen3_5_moe"] = (
+    "Qwen3_5Moe",
+    [{**_OF_3_5, "text_config": {**_OF_3_5["text_config"], **_EXPERTS}}],
+)
 _PIXTRAL = {
     "model_type": "pixtral", "hidden_size": 16, "intermediate_size": 20, "num_hidden_layers": 2,
     "num_attention_heads": 2, "patch_size": 4, "rope_parameters": {

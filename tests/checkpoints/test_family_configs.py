@@ -179,7 +179,15 @@ def test_values_that_are_not_computed_are_refused(values, message):
 # another width than their texts.
 _POSSIBLE = {
     name: {"vision_config": None}
-    for name in ("gemma3", "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_5")
+    for name in (
+        "gemma3",
+        "qwen2_vl",
+        "qwen2_5_vl",
+        "qwen3_vl",
+        "qwen3_vl_moe",
+        "qwen3_5",
+        "qwen3_5_moe",
+    )
 }
 _POSSIBLE["colqwen2"] = {"vlm_config": _POSSIBLE["qwen2_vl"]}
 # By default their image token is beyond the vocabulary of the text model, and the 7 x 7 patches of

@@ -277,7 +277,8 @@ COUNTED = {
     "qwen3_5_0_8b": 852_985_920,
     "qwen3_5_27b": 27_356_728_560,
     "qwen3_5_4b": 4_539_265_536,
-    # Without the layer for further tokens, and images.
+    # Without the layer for further tokens, and, of texts alone, images.
+    "qwen3_5_35b_a3b": 35_951_822_704 - 844_640_768,
     "qwen3_5_35b_a3b_text": 35_951_822_704 - 844_640_768 - 446_571_248,
     "qwen3_next_80b_a3b": 79_674_391_296,
     "recurrentgemma_2b_en": 2_682_862_080,

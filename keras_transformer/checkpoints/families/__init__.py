@@ -154,7 +154,11 @@ from keras_transformer.checkpoints.families.vision.mistral3 import MISTRAL3
 from keras_transformer.checkpoints.families.vision.paligemma import PALIGEMMA
 from keras_transformer.checkpoints.families.vision.qwen2_5_vl import QWEN2_5_VL
 from keras_transformer.checkpoints.families.vision.qwen2_vl import QWEN2_VL
-from keras_transformer.checkpoints.families.vision.qwen3_vl import QWEN3_5, QWEN3_VL
+from keras_transformer.checkpoints.families.vision.qwen3_vl import (
+    QWEN3_5,
+    QWEN3_5_MOE,
+    QWEN3_VL,
+)
 from keras_transformer.checkpoints.families.vision.sam import SAM
 from keras_transformer.checkpoints.families.vision.segformer import SEGFORMER
 from keras_transformer.checkpoints.families.vision.siglip import SIGLIP, SIGLIP_TEXT, SIGLIP_VISION
@@ -330,6 +334,7 @@ FAMILIES = {
         QWEN2_5_VL,
         QWEN3_VL,
         QWEN3_5,
+        QWEN3_5_MOE,
         IDEFICS3,
         SMOLVLM,
         LLAVA_NEXT,

@@ -2,9 +2,11 @@
 
 A Qwen2-VL whose image tower also adds trained positions, interpolated to the patches of an image.
 The states of some of its layers are merged too, and added behind the first layers of a Qwen 3. The
-axes of the rotary positions take turns. Qwen3.5 has no such states, and another text model.
+axes of the rotary positions take turns. Qwen3.5 has no such states, and another text model, with or
+without experts.
 """
 
+import dataclasses
 import functools
 from typing import Any
 
@@ -18,6 +20,7 @@ from keras_transformer.checkpoints.families.base.family import (
 from keras_transformer.checkpoints.families.base.placed import TEXT_END, nested
 from keras_transformer.checkpoints.families.base.shared import number, rotary
 from keras_transformer.checkpoints.families.decoders.gated_delta import (
+    QWEN3_5_MOE_TEXT,
     QWEN3_5_TEXT,
     delta_layers,
 )
@@ -186,4 +189,35 @@ QWEN3_5 = Family(
         )
     },
     names=Names(ignored=("mtp.*",)),  # layers that predict further tokens
+)
+
+_QWEN3_5_MOE_TEXT = of_axes(
+    QWEN3_5_MOE_TEXT, rotary(0.25, 256), delta_layers(40), usual=(11, 11, 10), order="alternating"
+)
+
+
+def _lines_of_3_5_moe(config: TransformerConfig) -> tuple[WeightLine, ...]:
+    return named_texts(QWEN3_5_MOE_TEXT.of_config(config.side("decoder")), _NAMES[1])
+
+
+QWEN3_5_MOE = dataclasses.replace(
+    QWEN3_5,
+    model_type="qwen3_5_moe",
+    architecture="Qwen3_5MoeModel",
+    conversions=(
+        Conversion(
+            functools.partial(_read, text=_QWEN3_5_MOE_TEXT, image_token=248056),
+            functools.partial(_write, text=_QWEN3_5_MOE_TEXT),
+        ),
+    ),
+    weights=(
+        *tower_lines(_TOWER, _MERGER, _POSITIONS, name=_NAMES[0]),
+        *text_lines(QWEN3_5_MOE_TEXT, _NAMES[1]),
+    ),
+    of_config=_lines_of_3_5_moe,
+    heads={
+        "ImageToText": dataclasses.replace(
+            QWEN3_5.heads["ImageToText"], architectures=("Qwen3_5MoeForConditionalGeneration",)
+        )
+    },
 )
