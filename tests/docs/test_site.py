@@ -127,6 +127,16 @@ def test_the_names_of_others(site):
     assert text.count("\n| `") > 150
 
 
+def test_a_notebook_opens_by_a_link(site):
+    given = "# Words\n\nA network takes numbers.\n"
+    text = site.with_notebook(given, "course/1_words.ipynb", "org/fork")
+    colab = "https://colab.research.google.com/github/org/fork/blob/HEAD/docs/course/1_words.ipynb"
+    assert LINK.findall(text) == ["1_words.ipynb", colab]
+    assert "[jax,plots] @ git+https://github.com/org/fork" in text
+    alone = site.with_notebook(given, "course/1_words.ipynb", "")
+    assert LINK.findall(alone) == ["1_words.ipynb"] and alone.endswith(given.partition("\n")[2])
+
+
 def test_every_page_is_in_the_navigation(site, settings):
     pages = [*PAGES, *site.generated()]
     named = list(site._leaves(site.expanded(settings["nav"], pages)))
