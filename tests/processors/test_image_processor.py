@@ -449,6 +449,10 @@ def test_a_folder_by_class(tmp_path):
     assert [path.removeprefix(f"{tmp_path}/") for path in images] == [
         "cat/1.PNG", "cat/2.jpg", "dog/1.webp",
     ]  # fmt: skip
+    drawn = [kt.processors.image_folder(tmp_path, seed) for seed in (0, *range(9))]
+    pairs = [list(zip(*found, strict=True)) for found in drawn]
+    assert all(sorted(found) == list(zip(images, labels, strict=True)) for found in pairs)
+    assert pairs[0] == pairs[1] and len(set(map(tuple, pairs))) > 1
     (tmp_path / "empty").mkdir()
     with pytest.raises(ValueError, match="has no images: it must have a subfolder for each class"):
         kt.processors.image_folder(tmp_path / "empty")
