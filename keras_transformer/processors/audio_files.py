@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from keras_transformer.processors.media import array_of, files_by_class, is_tensor, read_path
+from keras_transformer.processors.media import array_of, files_by_class, is_tensor, read_path, told
 from keras_transformer.processors.packages import soundfile, soxr
 from keras_transformer.support.checking import describe, is_int
 
@@ -141,7 +141,7 @@ def count_samples(
 
 
 def _unreadable(place: str, error: Exception) -> ValueError:
-    return ValueError(f"`{place}` cannot be read as audio: {error} Is the file whole?")
+    return ValueError(f"`{place}` cannot be read as audio: {told(error)} Is the file whole?")
 
 
 def _opened(given: Any, usual_rate: int, place: str) -> tuple[np.ndarray, int, str]:

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from keras_transformer.processors.media import array_of, files_by_class, is_tensor, read_path
+from keras_transformer.processors.media import array_of, files_by_class, is_tensor, read_path, told
 from keras_transformer.processors.packages import pillow
 from keras_transformer.support.checking import describe
 
@@ -237,7 +237,7 @@ def _naming(decode: Any, given: Any, place: str) -> Any:
         raise ValueError(f"`{place}` is too large: {error} Make it smaller.") from None
     except Exception as error:  # decoders raise all kinds of errors if a file is damaged
         kind = "cannot be read as an image" if given else "is not an image that Pillow can read"
-        raise ValueError(f"`{place}` {kind}: {error}. Is the file whole?") from None
+        raise ValueError(f"`{place}` {kind}: {told(error)}. Is the file whole?") from None
 
 
 class _Refused(ValueError):

@@ -7,6 +7,7 @@ import contextlib
 import io
 import json
 import os
+import re
 import urllib.parse
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -204,6 +205,11 @@ def _of_data_url(url: str, place: str, most_bytes: int) -> bytes:
     except (ValueError, binascii.Error) as error:
         raise ValueError(f"`{place}` is not a data URL: {error}, in {shorten(url)}.") from None
     return content
+
+
+def told(error: Exception) -> str:
+    """Return the message of a decoder, without the address of the buffer that it read."""
+    return re.sub(r" <_io\.\w+ object at \w+>", "", str(error))
 
 
 def files_by_class(
