@@ -1,5 +1,6 @@
 """Hooks that MkDocs calls to build the site: the pages of `site_pages`, and the navigation."""
 
+import os
 import re
 import sys
 from pathlib import Path
@@ -11,6 +12,11 @@ from pymdownx.slugs import slugify
 
 sys.path.insert(0, str(Path(__file__).parent))
 import site_pages
+
+# How much a match counts in a search: questions are answered by the guides, the rest has names.
+BOOSTS = {"decisions/": 0.001, "reference/": 0.01, "design.md": 0.01, "names_of_others.md": 0.01}
+# The owner/name that workflows of GitHub have. Colab opens the notebooks of the course from there.
+REPOSITORY = os.environ.get("GITHUB_REPOSITORY", "")
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
@@ -29,12 +35,18 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Fills in the table of presets, beside which there is room for nothing else."""
+    """Fills in the table of presets and the links to a notebook, and orders what a search finds."""
+    for place, boost in BOOSTS.items():
+        if page.file.src_uri.startswith(place):
+            page.meta["search"] = {"boost": boost}
     text = site_pages.filled(markdown)
-    if text != markdown:
+    if text != markdown:  # beside the table there is room for nothing else
         page.meta["hide"] = ["navigation", "toc"]
     elif page.parent is None:  # beside which the navigation has nothing more than the tabs have
         page.meta["hide"] = ["navigation"]
+    notebook = str(Path(page.file.src_uri).with_suffix(".ipynb"))
+    if files.get_file_from_path(notebook):
+        text = site_pages.with_notebook(text, notebook, REPOSITORY)
     return text
 
 

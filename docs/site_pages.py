@@ -246,6 +246,25 @@ def filled(text: str) -> str:
     )
 
 
+def with_notebook(text: str, notebook: str, repository: str) -> str:
+    """A page of the course with links to its notebook below its heading.
+
+    Args:
+        text: the page.
+        notebook: path of its notebook below docs/.
+        repository: `"owner/name"` on GitHub, of which Colab opens the notebook; "" for none.
+    """
+    links = [f"[Notebook for Jupyter]({Path(notebook).name}){{ download }}"]
+    if repository:
+        place = f"github/{repository}/blob/HEAD/docs/{notebook}"
+        links.append(f"[Open in Colab](https://colab.research.google.com/{place})")
+        address = f"git+https://github.com/{repository}"
+        install = f'%pip install "{PACKAGE}[jax,plots] @ {address}"'
+        links.append(f"whose first cell is then `{install}`")
+    heading, rest = text.split("\n", 1)
+    return f"{heading}\n\n{', '.join(links)}.\n{rest}"
+
+
 def expanded(nav: list, pages: Iterable[str]) -> list:
     """The navigation with the pages that its patterns fit; a section of none is left out.
 

@@ -236,7 +236,7 @@ def _make_backbone(hub, family, arguments: dict, config: TransformerConfig, back
     if activation is not None:
         function = keras.saving.get_registered_object(activation) or activation
         arguments["activation"] = keras.activations.get(function)
-        if "activation" not in inspect.signature(made_class).parameters:
+        if "activation" not in inspect.signature(made_class.__init__).parameters:
             del arguments["activation"]
     made = made_class(**arguments, dtype=backbone.dtype_policy)
     _load(made.load_weights, WEIGHTS_FILE, tensors)
@@ -278,7 +278,7 @@ def _make_task(hub, backbone: Any, model: Any, family, head: Mapping[str, Any], 
 def _make_preprocessor(made_class, tokenizer, model: Any) -> Any:
     """Return KerasHub's preprocessor; its maximum length is cut to the model's."""
     longest = getattr(model, "max_length", None) or model.backbone.config.max_sequence_length
-    parameters = inspect.signature(made_class).parameters
+    parameters = inspect.signature(made_class.__init__).parameters
     options: dict[str, Any] = {
         name: min(parameter.default, longest)
         for name, parameter in parameters.items()

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from keras_transformer.processors.media import array_of, files_by_class, is_tensor, read_path
+from keras_transformer.processors.media import array_of, files_by_class, is_tensor, read_path, told
 from keras_transformer.processors.packages import soundfile, soxr
 from keras_transformer.support.checking import describe, is_int
 
@@ -73,18 +73,20 @@ def read_audio(given: Any, sampling_rate: int, place: str = "x") -> np.ndarray:
     return np.ascontiguousarray(samples, "float32")
 
 
-def audio_folder(folder: str | os.PathLike) -> tuple[list[str], list[str]]:
+def audio_folder(folder: str | os.PathLike, seed: int | None = None) -> tuple[list[str], list[str]]:
     """List the recordings of a folder with one subfolder per class, and their labels.
 
     Args:
         folder: path. `folder/yes/1.wav` is a recording of the class `"yes"`.
+        seed: int, the seed of a random order, which the `validation_split` of `fit` needs, as it
+            takes the last rows. Defaults to None: sorted by path, and so by class.
 
     Returns:
-        A list of paths and a list of labels, sorted, as `AudioClassifier.fit` takes them.
+        A list of paths and a list of labels, as `AudioClassifier.fit` takes them.
 
     Raises:
         FileNotFoundError: if the folder does not exist.
-        ValueError: if no subfolder has recordings.
+        ValueError: if the seed is invalid, or no subfolder has recordings.
 
     Example:
     ```python
@@ -101,7 +103,7 @@ def audio_folder(folder: str | os.PathLike) -> tuple[list[str], list[str]]:
     assert labels == ["no", "yes"]
     ```
     """
-    return files_by_class(folder, SUFFIXES, "recording", "wav")
+    return files_by_class(folder, seed, SUFFIXES, "recording", "wav")
 
 
 def count_samples(
@@ -139,7 +141,7 @@ def count_samples(
 
 
 def _unreadable(place: str, error: Exception) -> ValueError:
-    return ValueError(f"`{place}` cannot be read as audio: {error} Is the file whole?")
+    return ValueError(f"`{place}` cannot be read as audio: {told(error)} Is the file whole?")
 
 
 def _opened(given: Any, usual_rate: int, place: str) -> tuple[np.ndarray, int, str]:

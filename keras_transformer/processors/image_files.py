@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from keras_transformer.processors.media import array_of, files_by_class, is_tensor, read_path
+from keras_transformer.processors.media import array_of, files_by_class, is_tensor, read_path, told
 from keras_transformer.processors.packages import pillow
 from keras_transformer.support.checking import describe
 
@@ -182,18 +182,20 @@ def _unread(given: Any, place: str) -> Any:
     )
 
 
-def image_folder(folder: str | os.PathLike) -> tuple[list[str], list[str]]:
+def image_folder(folder: str | os.PathLike, seed: int | None = None) -> tuple[list[str], list[str]]:
     """List the images of a folder with one subfolder per class, and their labels.
 
     Args:
         folder: path. `folder/cat/1.jpg` is an image of the class `"cat"`.
+        seed: int, the seed of a random order, which the `validation_split` of `fit` needs, as it
+            takes the last rows. Defaults to None: sorted by path, and so by class.
 
     Returns:
-        A list of paths and a list of labels, sorted, as `ImageClassifier.fit` takes them.
+        A list of paths and a list of labels, as `ImageClassifier.fit` takes them.
 
     Raises:
         FileNotFoundError: if the folder does not exist.
-        ValueError: if no subfolder has images.
+        ValueError: if the seed is invalid, or no subfolder has images.
 
     Example:
     ```python
@@ -210,7 +212,7 @@ def image_folder(folder: str | os.PathLike) -> tuple[list[str], list[str]]:
     assert labels == ["cat", "dog"]
     ```
     """
-    return files_by_class(folder, SUFFIXES, "image", "jpg")
+    return files_by_class(folder, seed, SUFFIXES, "image", "jpg")
 
 
 def _decoded(content: bytes, place: str) -> Any:
@@ -235,7 +237,7 @@ def _naming(decode: Any, given: Any, place: str) -> Any:
         raise ValueError(f"`{place}` is too large: {error} Make it smaller.") from None
     except Exception as error:  # decoders raise all kinds of errors if a file is damaged
         kind = "cannot be read as an image" if given else "is not an image that Pillow can read"
-        raise ValueError(f"`{place}` {kind}: {error}. Is the file whole?") from None
+        raise ValueError(f"`{place}` {kind}: {told(error)}. Is the file whole?") from None
 
 
 class _Refused(ValueError):

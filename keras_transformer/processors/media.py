@@ -7,6 +7,7 @@ import contextlib
 import io
 import json
 import os
+import re
 import urllib.parse
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -15,7 +16,7 @@ from typing import Any, BinaryIO, ClassVar, Self
 import numpy as np
 
 from keras_transformer.processors.processor import Processor
-from keras_transformer.support.checking import check_path, describe, load_json, shorten
+from keras_transformer.support.checking import check_path, check_seed, describe, load_json, shorten
 from keras_transformer.support.columns import TableColumn, is_column, is_frame, is_table
 from keras_transformer.support.files import has_file, opened_file, read_file, write_text
 
@@ -206,24 +207,31 @@ def _of_data_url(url: str, place: str, most_bytes: int) -> bytes:
     return content
 
 
+def told(error: Exception) -> str:
+    """Return the message of a decoder, without the address of the buffer that it read."""
+    return re.sub(r" <_io\.\w+ object at \w+>", "", str(error))
+
+
 def files_by_class(
-    folder: str | os.PathLike, suffixes: tuple[str, ...], unit: str, usual: str
+    folder: str | os.PathLike, seed: int | None, suffixes: tuple[str, ...], unit: str, usual: str
 ) -> tuple[list[str], list[str]]:
     """List the files of a folder with one subfolder per class, and the names of the subfolders.
 
     Args:
         folder: path of the folder.
+        seed: int or None, the seed of a random order; without one, paths are sorted.
         suffixes: tuple of file name suffixes, in lower case.
         unit: str, name of one input for error messages.
         usual: str, the usual suffix for error messages, without its dot.
 
     Returns:
-        A list of paths and a list of subfolder names, sorted by path.
+        A list of paths and a list of subfolder names.
 
     Raises:
         FileNotFoundError: if the folder does not exist.
-        ValueError: if no subfolder has files with one of the suffixes.
+        ValueError: if the seed is invalid, or no subfolder has files with one of the suffixes.
     """
+    check_seed("seed", seed, none=True)
     place = Path(check_path("folder", folder)).expanduser()
     if not place.is_dir():
         raise FileNotFoundError(f"There is no folder {place}.")
@@ -233,4 +241,6 @@ def files_by_class(
             f"{place} has no {unit}s: it must have a subfolder for each class, such as "
             f"{place}/cat/1.{usual}, with files that end with {', '.join(suffixes)}."
         )
+    if seed is not None:
+        np.random.default_rng(seed).shuffle(found)
     return [str(path) for path in found], [path.parent.name for path in found]

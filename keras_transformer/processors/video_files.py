@@ -98,18 +98,20 @@ def read_frames(given: Any, choose: Choose, take: Take, place: str = "x") -> lis
     )
 
 
-def video_folder(folder: str | os.PathLike) -> tuple[list[str], list[str]]:
+def video_folder(folder: str | os.PathLike, seed: int | None = None) -> tuple[list[str], list[str]]:
     """List the videos of a folder with one subfolder per class, and their labels.
 
     Args:
         folder: path. `folder/waving/1.mp4` is a video of the class `"waving"`.
+        seed: int, the seed of a random order, which the `validation_split` of `fit` needs, as it
+            takes the last rows. Defaults to None: sorted by path, and so by class.
 
     Returns:
-        A list of paths and a list of labels, sorted, as `VideoClassifier.fit` takes them.
+        A list of paths and a list of labels, as `VideoClassifier.fit` takes them.
 
     Raises:
         FileNotFoundError: if the folder does not exist.
-        ValueError: if no subfolder has videos.
+        ValueError: if the seed is invalid, or no subfolder has videos.
 
     Example:
     ```python
@@ -127,7 +129,7 @@ def video_folder(folder: str | os.PathLike) -> tuple[list[str], list[str]]:
     assert labels == ["bright", "dark"]
     ```
     """
-    return files_by_class(folder, SUFFIXES, "video", "mp4")
+    return files_by_class(folder, seed, SUFFIXES, "video", "mp4")
 
 
 def _of_file(file: BinaryIO, choose: Choose, take: Take, place: str) -> list[np.ndarray]:

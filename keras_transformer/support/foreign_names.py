@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from keras_transformer.support.checking import nearest
 
 _Method = TypeVar("_Method", bound=Callable)
+# Where users look for a class that KerasHub has for each architecture.
+_WITH_CLASSES = ("keras_transformer", "keras_transformer.models", "keras_transformer.layers")
 
 
 @functools.cache
@@ -155,7 +157,7 @@ def missing(module: str, name: str, names: Sequence[str] = ()) -> AttributeError
     library = "KerasHub"
     if ours is None and module == "keras_transformer" and name in known["classes"]:
         library, ours = "Transformers", known["classes"][name]
-    if ours is None and module in ("keras_transformer", "keras_transformer.models"):
+    if ours is None and module in _WITH_CLASSES:
         ours = of_ending("KerasHub")
     if ours is None and module == "keras_transformer":
         library = "Transformers"

@@ -172,5 +172,5 @@ def metric_of_logits(metric: Any, multi_label: bool) -> Any:
         kind = type(keras.metrics.get(metric))
     except ValueError:  # Keras reports unknown names itself
         return metric
-    known = inspect.signature(kind).parameters
+    known = inspect.signature(kind.__init__).parameters
     return kind(name=metric, from_logits=True) if "from_logits" in known else metric

@@ -7,6 +7,7 @@ import ast
 import importlib
 import importlib.util
 import inspect
+import json
 import os
 import re
 import shutil
@@ -125,6 +126,16 @@ def test_the_names_of_others(site):
             assert f"| `{theirs}` | {ours} |" in text
     assert "| `BeamSampler` | `BeamSearch` | name of `kt.generation` | KerasHub |" in text
     assert text.count("\n| `") > 150
+
+
+def test_a_notebook_opens_by_a_link(site):
+    given = "# Words\n\nA network takes numbers.\n"
+    text = site.with_notebook(given, "course/1_words.ipynb", "org/fork")
+    colab = "https://colab.research.google.com/github/org/fork/blob/HEAD/docs/course/1_words.ipynb"
+    assert LINK.findall(text) == ["1_words.ipynb", colab]
+    assert "[jax,plots] @ git+https://github.com/org/fork" in text
+    alone = site.with_notebook(given, "course/1_words.ipynb", "")
+    assert LINK.findall(alone) == ["1_words.ipynb"] and alone.endswith(given.partition("\n")[2])
 
 
 def test_every_page_is_in_the_navigation(site, settings):
@@ -274,6 +285,32 @@ def test_the_search_in_a_browser(built, tmp_path):
     text = opened(built / "index.html", "q=BeamSearch", tmp_path)
     found = re.findall(r'href="([^"]*)" class="md-search-result__link', text)
     assert any("reference/generation.html" in link for link in found)
+
+
+# What people search for, and the page that answers; among the first four that are found.
+SEARCHED = {
+    "fine-tune": "training", "RAG": "recipes/search", "OCR": "images", "chatbot": "chat_models",
+    "out of memory": "scaling", "multi gpu": "gpu", "early stopping": "recipes/training",
+    "class imbalance": "recipes/training", "QLoRA": "training", "quantize": "quantization",
+    "docker": "recipes/deployment", "REST API": "serving_api", "JSON output": "generation",
+    "function calling": "serving_api", "semantic segmentation": "dense_images", "slow": "scaling",
+    "time series": "series", "custom loss": "own_models", "CUDA": "gpu", "offline": "presets",
+    "BeamSearch": "reference/generation", "llama.cpp": "export",
+    "cross validation": "recipes/training",
+}  # fmt: skip
+
+
+def test_what_people_search_for_is_found(built):
+    """The script of the site answers as in a browser, guides before decisions."""
+    if shutil.which("node") is None:
+        pytest.skip("needs node")
+    asked = ["node", str(Path(__file__).with_name("search.mjs")), str(built), *SEARCHED]
+    done = subprocess.run(asked, capture_output=True, text=True, check=False, timeout=120)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    for words, page in SEARCHED.items():
+        places = [place.partition(".html")[0] for place in found[words][:4]]
+        assert page in places, (words, places)
 
 
 def test_readme_lists_each_extra():

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import keras_transformer as kt
+from keras_transformer.tasks.data.arguments import split_rows
 from keras_transformer.training import lora
 from tests.generation.common import on_one
 from tests.tasks.common import (
@@ -129,6 +130,24 @@ def test_arguments_by_place_and_a_split():
     np.testing.assert_allclose(history.history["val_loss"][-1], expected[0], rtol=1e-5)
     with pytest.raises(ValueError, match="no text for one of the two parts"):
         task.fit(TEXTS[:1], LABELS[:1], validation_split=0.5)
+
+
+@pytest.mark.backend_independent
+@pytest.mark.parametrize(
+    ("y", "warned"),
+    [
+        (["a"] * 5 + ["b"] * 5, "1 of 2 classes are in the validation part. Shuffle the rows"),
+        (np.repeat([0, 1, 2], 4), "1 of 3 classes"),
+        (["a", "b"] * 5, ""),
+        (["a"] * 9, ""),
+        ([0.5] * 5 + [1.5] * 5, ""),  # of a regression
+        (None, ""),
+    ],
+)
+def test_a_split_of_sorted_rows_warns(y, warned, recwarn):
+    texts = [str(number) for number in range(10 if y is None else len(y))]
+    split_rows(texts, y, None, 0.2)
+    assert [warned in str(one.message) for one in recwarn] == [True] * bool(warned)
 
 
 def test_a_file_keeps_all(tmp_path):

@@ -147,7 +147,7 @@ def load_task(
     """
     load_weights = check_bool("load_weights", load_weights)
     if hasattr(task_class, "backbone_kinds"):
-        known = {*inspect.signature(task_class).parameters, *OPTIONS}
+        known = {*inspect.signature(task_class.__init__).parameters, *OPTIONS}
         check_options(f"{task_class.__name__}.from_preset", options, known)
     return read_preset(
         preset, lambda opened: _load_task(opened, task_class, load_weights, dtype, options)
@@ -164,8 +164,9 @@ def _load_task(
     side = _side(preset, task_class, task_class.backbone_kinds)
     config, saved, metadata = preset.describe(load_weights)
     config = config if side is None else config.tower(side)
-    taken = {"backbone", "tokenizer", "processor"}
-    parameters = set(inspect.signature(task_class).parameters) - taken
+    taken = {"self", "backbone", "tokenizer", "processor"}
+    # Not of the class: before Python 3.11.4 that is the signature of Keras's `__new__`.
+    parameters = set(inspect.signature(task_class.__init__).parameters) - taken
     overrides = {name: value for name, value in options.items() if name in OPTIONS}
     unknown = sorted(set(options) - set(overrides) - parameters)
     if unknown:

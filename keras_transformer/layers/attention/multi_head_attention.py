@@ -185,7 +185,10 @@ class MultiHeadAttention(
         self.attention = part = part_of("attention", attention, Attention)
         self.norm = part_of("norm", norm or Norm(), Norm)
         if part.head_dim is None:
-            raise ValueError("Attention needs the width of its heads: give `head_dim`.")
+            raise ValueError(
+                "Attention needs the width of its heads: give `head_dim`, usually the width of the "
+                "states divided by `num_heads`."
+            )
         self.num_heads, self.head_dim = part.num_heads, part.head_dim
         self.num_key_value_heads = part.num_key_value_heads
         self.rotary = part.position

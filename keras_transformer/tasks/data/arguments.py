@@ -4,6 +4,7 @@ import contextlib
 import itertools
 import os
 import sys
+import warnings
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -320,10 +321,27 @@ def split_rows(x, y, sample_weight, share: float) -> tuple[tuple, tuple]:
         parts = [(c if getattr(c, "ndim", 1) > 1 else listed(c))[where] for c in columns]
         return tuple(parts) if isinstance(rows, tuple) else parts[0]
 
+    _warn_if_sorted(y, first)
     return tuple(
         tuple(None if rows is None else part(rows, where) for rows in (x, y, sample_weight))
         for where in (slice(first), slice(first, None))
     )
+
+
+def _warn_if_sorted(y, first: int) -> None:
+    """Warn if rows are sorted by class, so that those from `first` on are of the last classes."""
+    labels = listed(y)
+    if not isinstance(labels, (list, tuple)) or not all(isinstance(v, (str, int)) for v in labels):
+        return
+    runs = [label for label, _ in itertools.groupby(labels)]
+    held_out = set(labels[first:])
+    if len(runs) == len(set(labels)) > len(held_out) and len(labels) > 2 * len(runs):
+        warnings.warn(
+            f"`validation_split` takes the last rows, and the rows are sorted by class: "
+            f"{len(held_out)} of {len(runs)} classes are in the validation part. Shuffle the rows "
+            "first (for folders of files by `seed=`), or give `validation_data`.",
+            stacklevel=level_of_user(),
+        )
 
 
 def level_of_user() -> int:
