@@ -193,6 +193,15 @@ NOT_COVERED = (
         ({"model_type": "moonshine_streaming"},),
     ),
     NotCovered(
+        "Presets of GraniteMoE with a shared expert, Hunyuan dense, Ministral, PatchTSMixer, "
+        "Phi-3.5-MoE and RoBERTa with norms first",
+        "Folders of these types load. A preset has values that two sources agree on, which are "
+        "missing here: GraniteMoE's is a model for tests; Ministral 8B has the type `mistral`; "
+        "of the others, these are in their own configs alone: the longest sequence and the "
+        "scaling of the positions (Hunyuan), the lengths of a series and of its pieces "
+        "(PatchTSMixer), the factors of the positions (Phi), and their number (RoBERTa).",
+    ),
+    NotCovered(
         "Pickled weights (`pytorch_model.bin`)",
         "A pickle can run code. Transformers' `save_pretrained` writes safetensors.",
     ),

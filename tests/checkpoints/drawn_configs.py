@@ -4,6 +4,7 @@ A list is what one value is drawn from; a function makes it of the values before
 """
 
 from keras_transformer.checkpoints.families.base.family import ACTIVATIONS
+from tests.checkpoints.family_seq2seqs import NO_IMAGES
 
 _ACTIVATIONS = [*ACTIVATIONS]
 _BOTH = [False, True]
@@ -146,6 +147,17 @@ def _side(random, values):
     }
 
 
+def _side2(random, values):
+    """A side of T5Gemma 2, as wide as the other."""
+    side = _without(_side(random, values), "attn_logit_softcapping")  # which it does not read
+    return {**side, "hidden_size": 24, "rope_parameters": _of_kinds(random, values)}
+
+
+def _with_images(random, values):
+    side, own = _side2(random, values), int(random.choice([6, 60]))
+    return {"text_config": side, **NO_IMAGES, "eoi_token_index": own}
+
+
 RANGES = {
     "bert": _BERT,
     "roberta": _BERT,
@@ -252,6 +264,12 @@ RANGES = {
         "decoder": _side,
         "vocab_size": [61],
         "tie_word_embeddings": _BOTH,
+        "dropout_rate": [0.0, 0.1],
+        "attention_dropout": [0.0, 0.1],
+    },
+    "t5gemma2": {
+        "encoder": _with_images,
+        "decoder": _side2,
         "dropout_rate": [0.0, 0.1],
         "attention_dropout": [0.0, 0.1],
     },

@@ -58,7 +58,7 @@ _QWEN3_5 = {**LLAMA, **_LINEAR, "head_dim": 8}
 _OLMO_HYBRID = {
     **LLAMA,
     "pad_token_id": 0,
-    "linear_value_head_dim": 3,
+    "linear_value_head_dim": 4,  # wider than keys, while their convolutions are cut in thirds
     "layer_types": ["linear_attention", "full_attention"],
 }
 _BAMBA = {

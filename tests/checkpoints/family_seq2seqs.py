@@ -37,21 +37,24 @@ _SIDE = {
 }
 _SIDE3 = {**LLAMA, "head_dim": 6, "sliding_window": 4, "query_pre_attn_scalar": 5}
 _KINDS = ["full_attention", "sliding_attention"]
-_NO_IMAGES = {
-    "model_type": "siglip_vision_model",
-    "hidden_size": 4,
-    "intermediate_size": 4,
-    "num_hidden_layers": 1,
-    "num_attention_heads": 1,
-    "image_size": 4,
-    "patch_size": 2,
+# What an encoder of T5Gemma 2 has for images, the smallest; token 6 has a vector of its own.
+NO_IMAGES = {
+    "vision_config": {
+        "model_type": "siglip_vision_model",
+        "hidden_size": 4,
+        "intermediate_size": 4,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 1,
+        "image_size": 4,
+        "patch_size": 2,
+    },
+    "mm_tokens_per_image": 1,
+    "eoi_token_index": 6,
 }
 
 
 def _t5gemma2(encoder, decoder, **values):
-    """A config of a T5Gemma 2 with the smallest image tower; token 6 has a vector of its own."""
-    images = {"vision_config": _NO_IMAGES, "mm_tokens_per_image": 1, "eoi_token_index": 6}
-    return {"encoder": {"text_config": encoder, **images}, "decoder": decoder, **values}
+    return {"encoder": {"text_config": encoder, **NO_IMAGES}, "decoder": decoder, **values}
 
 
 CONFIGS = {

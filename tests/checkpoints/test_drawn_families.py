@@ -55,14 +55,21 @@ def test_same_outputs_there_and_back(tmp_path, put, model_type, seed):
     put(model_type, seed)
     reference, backbone = test_families.loaded(tmp_path / "theirs", model_type, 0)
     ours, theirs, mask = test_families.inputs_of(reference)
-    expected = _outputs(reference, theirs)
     most = 2e-5 if backbone.config.kind == "encoder" else 1e-4
+    with torch.no_grad():
+        rounded = reference(**theirs)[0].numpy()
+    expected = _outputs(reference, theirs)
+    if model_type == "t5gemma2":
+        # Norms behind layers with small outputs magnify rounding. With all of it in float64 the
+        # two are 20 times nearer; so ours may be 4 times as far off as theirs in float32.
+        most = max(most, 4 * np.abs(rounded - expected)[mask].max())
     found = to_numpy(test_families.outputs_of(backbone, ours))
     assert np.abs(found - expected)[mask].max() <= most
 
     export_to_huggingface(backbone, tmp_path / "ours")
     again, info = type(reference).from_pretrained(tmp_path / "ours", output_loading_info=True)
-    missing = {name for name in info.pop("missing_keys") if "embed_positions" not in name}
+    not_there = ("embed_positions", "vision_tower", "multi_modal_projector")
+    missing = {n for n in info.pop("missing_keys") if not any(each in n for each in not_there)}
     assert not missing and not any(info.values()), (missing, info)
     # An activation may go back by another name, which they compute in another order.
     assert np.abs(_outputs(again.eval(), theirs) - expected)[mask].max() <= most
@@ -84,10 +91,11 @@ def test_same_gradients(tmp_path, put, model_type, seed):
         for path, v in backbone_variables(load_backbone(tmp_path / "gradients")).items()
     }
     largest = max(np.abs(value).max() for value in expected.values())
+    most = 4e-3 if model_type == "t5gemma2" else 1e-3  # rounding is magnified, as above
     for path, value in expected.items():
         if path == "output_bias/bias":  # of a BART, and of those made like it, it is a constant
             continue
-        bound = 1e-3 * np.abs(value).max() + 1e-6 * largest
+        bound = most * np.abs(value).max() + 1e-6 * largest
         assert np.abs(gradients[path] - value).max() <= bound, path
 
 

@@ -29,6 +29,12 @@ _RELATIVE = {
     [
         ({"model_type": "mamba"}, "'mamba' are not supported"),
         ({"model_type": "mamba"}, "docs/add_a_family.md says how to add a family"),
+        ({"model_type": "mamba"}, "The nearest of them is 'mamba2'. docs"),
+        (
+            {"model_type": "jamba", "mamba_d_state": 16, "attn_layer_period": 8},
+            "nearest of them is 'bamba', whose config has no attn_layer_period: a part is needed",
+        ),
+        ({"model_type": "x", "clip_qkv": None}, "yolos. docs"),  # none is near
         (
             {"model_type": "llama", "rope_scaling": {"type": "dynamics", "factor": 2.0}},
             "'dynamics'",

@@ -31,8 +31,9 @@ from tests.thorough import a_part
 pytestmark = pytest.mark.one_backend
 
 WITHOUT_WEIGHTS = (
-    "transformer_base", "transformer_big", "mbart_large_multi", "pegasus_large_en",
-    "pegasus_x_base_en", "pegasus_x_large_en",
+    "transformer_base", "transformer_big", "data2vec_text_base_en", "mbart_large_multi",
+    "megatron_bert_345m_en", "pegasus_large_en", "pegasus_x_base_en", "pegasus_x_large_en",
+    "roformer_base_zh",
 )  # fmt: skip
 
 # Trained here, with the weights of a head.

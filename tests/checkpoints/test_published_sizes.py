@@ -51,6 +51,7 @@ SAID = {
     "chronos_t5_small": 46,
     "chronos_t5_base": 200,
     "chronos_t5_large": 710,
+    "data2vec_text_base_en": 124,
     "deepseek_v2_lite": 15_700,
     "deepseek_v3_671b": 671_000,
     "dinov3_small": 21.6,
@@ -98,6 +99,7 @@ SAID = {
     "gemma3n_instruct_e2b": 4460,  # without the encoders of images and sound
     "gemma3_1b": 1000,
     "git_base": 177,
+    "glm4_0414_9b_chat": 9400,
     "glm4_5_air": 106_000,
     "git_large": 394,
     "gpt2_extra_large_en": 1558,
@@ -132,6 +134,7 @@ SAID = {
     "gpt_oss_20b": 20_910,
     "gpt_oss_120b": 116_830,
     "mbart50_large_multi": 611,
+    "megatron_bert_345m_en": 345,
     "minitron_4b_en": 4190,
     "ministral3_8b_base": 8400,  # without the image tower
     "mistral_7b_en": 7_300,
@@ -154,6 +157,7 @@ SAID = {
     "olmo2_13b_en": 13_700,
     "olmo2_32b_en": 32_200,
     "olmo3_7b_en": 7298,
+    "olmo_hybrid_7b_en": 7430,
     "olmoe_1b_7b_en": 6_920,
     "colpali_1_2": 2920,
     "colqwen2_1_0": 2210,
@@ -299,10 +303,10 @@ def test_every_published_preset_says_where_it_is_from():
     presets = list(published())
     assert len(presets) > 90
     without = {
-        "clip_text_model", "clip_vision_model", "data2vec-text", "encoder-decoder", "glm4",
-        "granitemoeshared", "hunyuan_v1_dense", "megatron-bert", "metaclip_2_text_model",
-        "metaclip_2_vision_model", "ministral", "olmo_hybrid", "parakeet_encoder", "patchtsmixer",
-        "phimoe", "qwen3_5_text", "roberta-prelayernorm", "roformer", "siglip_text_model",
+        "clip_text_model", "clip_vision_model", "encoder-decoder", "granitemoeshared",
+        "hunyuan_v1_dense", "metaclip_2_text_model", "metaclip_2_vision_model", "ministral",
+        "parakeet_encoder", "patchtsmixer", "phimoe", "qwen3_5_text", "roberta-prelayernorm",
+        "siglip_text_model",
         "siglip_vision_model",
     }  # fmt: skip
     assert {metadata["family"] for *_, metadata in presets} == set(FAMILIES) - without
@@ -371,11 +375,14 @@ def test_sizes_are_those_of_the_transformers_library(monkeypatch):
             theirs = theirs.vision_config
         with torch.device("meta"):
             model = getattr(library, values["architectures"][0])(theirs)
-        # The angles of Marian's positions are stored there as if they were weights.
+        # The angles of these positions are stored there as if they were weights.
         count = sum(
             parameter.numel()
             for path, parameter in model.named_parameters()
-            if not (metadata["family"] in ("marian", "pegasus") and "embed_positions" in path)
+            if not (
+                metadata["family"] in ("marian", "pegasus", "roformer")
+                and "embed_positions" in path
+            )
             and not path.startswith("encoder.pooler.")  # of a vision-encoder-decoder, not read
             and not path.startswith(
                 ("output_patch_embedding.", "contact_head.", "embedding_proj_layer.")

@@ -102,6 +102,7 @@ from keras_transformer.checkpoints.families.joined.encoder_decoder import ENCODE
 from keras_transformer.checkpoints.families.joined.vision_encoder_decoder import (
     VISION_ENCODER_DECODER,
 )
+from keras_transformer.checkpoints.families.nearest import nearest
 from keras_transformer.checkpoints.families.seq2seq.bart import BART, MARIAN
 from keras_transformer.checkpoints.families.seq2seq.blenderbot import BLENDERBOT
 from keras_transformer.checkpoints.families.seq2seq.led import LED
@@ -355,7 +356,7 @@ def get_family(values: Mapping[str, Any]) -> Family:
     if not isinstance(model_type, str) or model_type not in FAMILIES:
         raise ValueError(
             f"Checkpoints of model_type {model_type!r} are not supported. Supported are: "
-            f"{', '.join(sorted(FAMILIES))}. {FAMILIES_PAGE} docs/add_a_family.md says how to "
-            "add a family."
+            f"{', '.join(sorted(FAMILIES))}.{nearest(values, FAMILIES)} {FAMILIES_PAGE} "
+            "docs/add_a_family.md says how to add a family, docs/add_a_part.md a part."
         )
     return FAMILIES[model_type]

@@ -22,7 +22,7 @@ _OF_AN_EXPERT = re.compile(
 _SHARED_BIAS = "block.*.layer.0.SelfAttention.relative_attention_bias."
 # The gates and the linear branches of all experts in one tensor.
 _FUSED = ".mlp.experts.gate_up_proj"
-_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
+BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
 # Values of 4-bit numbers: one bit for the sign, two for the exponent, one for the mantissa.
 _HALF = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6], "float32")
 _AT_ONCE = 2**17  # bytes unpacked at once, which take 16 times their memory
@@ -77,13 +77,13 @@ def _apart(tensors: Mapping[str, Info]) -> dict[str, Info]:
             continue
         stem = name.removesuffix("gate_up_proj")
         output = tensors.get(f"{stem}down_proj")
-        if info.dtype not in _BYTES or not _are_fused(info.shape, output):
+        if info.dtype not in BYTES or not _are_fused(info.shape, output):
             continue
         number, width, inner = info.shape[0], info.shape[2], output.shape[2]
         rows = {"gate_proj": (0, inner), "up_proj": (inner, inner), "down_proj": (0, width)}
         for part, (first, count) in rows.items():
             whole = output if part == "down_proj" else info
-            each, itemsize = whole.shape[1] * whole.shape[2], _BYTES[whole.dtype]
+            each, itemsize = whole.shape[1] * whole.shape[2], BYTES[whole.dtype]
             for i in range(number):
                 start = i * each + first * whole.shape[2]
                 found[f"{stem}{i}.{part}.weight"] = dataclasses.replace(
@@ -96,7 +96,7 @@ def _apart(tensors: Mapping[str, Info]) -> dict[str, Info]:
 def _are_fused(shape: tuple, output) -> bool:
     """Return whether a tensor has gates and linear branches, transposed as in a `Linear`."""
     kind = getattr(output, "dtype", None)
-    if kind not in _BYTES or len(shape) != 3 or len(output.shape) != 3:
+    if kind not in BYTES or len(shape) != 3 or len(output.shape) != 3:
         return False
     number, both, width = shape
     return output.shape == (number, width, both // 2) and both % 2 == 0

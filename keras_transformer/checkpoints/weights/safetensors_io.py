@@ -17,6 +17,8 @@ import numpy as np
 import safetensors
 
 from keras_transformer.checkpoints.other_formats import shards_of_training, what_it_is
+from keras_transformer.checkpoints.weights.divided_rows import DTYPE as ROWS
+from keras_transformer.checkpoints.weights.divided_rows import divided
 from keras_transformer.checkpoints.weights.expert_tensors import gathered as gathered_experts
 from keras_transformer.checkpoints.weights.expert_tensors import unpacked
 from keras_transformer.checkpoints.weights.weight_norm import DIRECTIONS, folded, kernel_of
@@ -95,7 +97,7 @@ class Checkpoint(Mapping):
         tensors = tensors if gather is None else gather(tensors)
         if any(name.endswith(DIRECTIONS) for name in tensors):
             tensors = folded(tensors)
-        self._tensors = gathered_experts(tensors)
+        self._tensors = gathered_experts(divided(tensors))
 
     def __getitem__(self, name: str) -> TensorInfo:
         return self._tensors[name]
@@ -136,6 +138,8 @@ class Checkpoint(Mapping):
             array = kernel_of(*(self._read(name, part) for part in info.parts))
             check_finite(array, name, info.path)
             return array
+        if info.dtype == ROWS:
+            return np.concatenate([self._read(name, part) for part in info.parts])
         if info.parts:
             array = np.empty(info.shape, "<f4")
             for i, part in enumerate(info.parts):
