@@ -7,7 +7,8 @@ python examples/comparison.py --what length --output length.png
 
 texts: the sentiment of film reviews (SST-2). translation: descriptions of images, from English to
 German (Multi30k). In both, models of similar size are tuned alike: each tries the same learning
-rates, keeps the best one on sentences held out of training, and is scored once on others. recall:
+rates, keeps the best one on sentences held out of training, and is scored once on others. With
+several seeds all is done for each, and the lowest and highest numbers are printed. recall:
 which token stood k places back, for k up to 500. length: the time of a training step with the same
 number of tokens, in longer and longer sequences.
 """
@@ -16,7 +17,7 @@ from runs import start
 
 import keras_transformer as kt
 from baselines import LSTMTranslator, bag_of_words, fast_text, lstm, text_cnn
-from contests import Contender, Contest, table
+from contests import Contender, Contest, print_spread, table
 from example_data import multi30k, sst2
 from sequences import SEQUENCE_MODELS, compare_lengths, compare_recall, draw
 
@@ -50,7 +51,7 @@ flags.DEFINE_integer("vocabulary_size", 8000, "Size of the shared subword vocabu
 flags.DEFINE_integer("train_size", None, "Train on the first sentences only, for a quick look.")
 flags.DEFINE_integer("test_size", None, "Maximum number of sentences to hold out and test on.")
 flags.DEFINE_string("output", None, "Path of a picture, for recall and length.")
-flags.DEFINE_integer("seed", 1, "Seed of weights and order.")
+flags.DEFINE_list("seeds", ["1"], "Seeds of weights and order, one for each run.")
 
 _MOST = 64  # maximum number of tokens in a translated sentence
 
@@ -95,10 +96,10 @@ def classifiers(tokenizer: kt.Tokenizer) -> dict[str, Contender]:
     }
 
 
-def texts() -> tuple[Contest, dict[str, Contender]]:
+def texts(seed: int) -> tuple[Contest, dict[str, Contender]]:
     """Compare models on sentences of film reviews; every twentieth sentence is held out."""
     train = list(zip(*sst2("train"), strict=True))[: FLAGS.train_size]
-    order = np.random.default_rng(FLAGS.seed).permutation(len(train))
+    order = np.random.default_rng(seed).permutation(len(train))
     count = max(1, len(train) // 20)
     held_out, rows = ([train[i] for i in part] for part in (order[:count], order[count:]))
     dev = list(zip(*sst2("dev"), strict=True))[: FLAGS.test_size]
@@ -115,9 +116,7 @@ def texts() -> tuple[Contest, dict[str, Contender]]:
     def batches(model, part=rows, shuffle=True):
         columns = (list(column) for column in zip(*part, strict=True))
         task = model if isinstance(model, kt.TextClassifier) else reader
-        return task.make_dataset(
-            *columns, batch_size=FLAGS.batch_size, shuffle=shuffle, seed=FLAGS.seed
-        )
+        return task.make_dataset(*columns, batch_size=FLAGS.batch_size, shuffle=shuffle, seed=seed)
 
     def read(model, batch):
         return (
@@ -176,7 +175,7 @@ def translators(tokenizer: kt.Tokenizer) -> dict[str, Contender]:
     }
 
 
-def translation() -> tuple[Contest, dict[str, Contender]]:
+def translation(seed: int) -> tuple[Contest, dict[str, Contender]]:
     """Compare translators of image descriptions; 300 of the validation part are held out."""
     source, target = (multi30k("train", x)[: FLAGS.train_size] for x in ("en", "de"))
     tokenizer = kt.Tokenizer.train(
@@ -186,7 +185,7 @@ def translation() -> tuple[Contest, dict[str, Contender]]:
 
     def batches(model):
         return reader.make_dataset(
-            source, target, batch_size=FLAGS.batch_size, shuffle=True, seed=FLAGS.seed
+            source, target, batch_size=FLAGS.batch_size, shuffle=True, seed=seed
         )
 
     def prepare(model, rate, steps):
@@ -227,6 +226,11 @@ def translated(model: keras.Model, tokenizer: kt.Tokenizer, sources: list[str]) 
     return tokenizer.decode_batch(written)
 
 
+# The axes of the pictures.
+DRAWN = {
+    "recall": ("places back", "share recalled"),
+    "length": ("tokens of a sequence", "ms of a training step"),
+}
 # The function, the name of its score, passes over the data to train and to tune.
 CONTESTS = {"texts": (texts, "dev", 8, 8), "translation": (translation, "BLEU", 10, 2)}
 
@@ -240,31 +244,41 @@ def chosen(names) -> list[str]:
     return [name for name in names if not FLAGS.models or name in FLAGS.models]
 
 
-def main(_):
+def compare(seed: int) -> tuple[dict[str, list[float]], dict[str, str]]:
+    """Compare with one seed. Returns the numbers of each model, and the formats of the columns."""
     if FLAGS.what == "recall":
         distances = list(map(int, FLAGS.distances))
         rows = max(1, FLAGS.batch_size // 4)
-        names = chosen(SEQUENCE_MODELS)
-        found = compare_recall(names, distances, FLAGS.steps, rows, FLAGS.seed)
-        if FLAGS.output:
-            draw(found, distances, "places back", "share recalled", FLAGS.output)
-    elif FLAGS.what == "length":
+        found = compare_recall(chosen(SEQUENCE_MODELS), distances, FLAGS.steps, rows, seed)
+        return found, dict.fromkeys(FLAGS.distances, ".0%")
+    if FLAGS.what == "length":
         lengths = list(map(int, FLAGS.lengths))
         found = compare_lengths(chosen(SEQUENCE_MODELS), lengths, FLAGS.tokens)
-        if FLAGS.output:
-            draw(found, lengths, "tokens of a sequence", "ms of a training step", FLAGS.output)
-    else:
-        make, score, epochs, tuning_epochs = CONTESTS[FLAGS.what]
-        contest, contenders = make()
-        table(
-            contest,
-            {name: contenders[name] for name in chosen(contenders)},
-            score,
-            rates=list(map(float, FLAGS.rates)),
-            epochs=FLAGS.epochs or epochs,
-            tuning_epochs=FLAGS.tuning_epochs or tuning_epochs,
-            seed=FLAGS.seed,
-        )
+        return found, dict.fromkeys(FLAGS.lengths, ".0f")
+    make, score, epochs, tuning_epochs = CONTESTS[FLAGS.what]
+    contest, contenders = make(seed)
+    found = table(
+        contest,
+        {name: contenders[name] for name in chosen(contenders)},
+        score,
+        rates=list(map(float, FLAGS.rates)),
+        epochs=FLAGS.epochs or epochs,
+        tuning_epochs=FLAGS.tuning_epochs or tuning_epochs,
+        seed=seed,
+    )
+    return found, {"held out": ".1%", score: ".1%", "tokens/s": ",.0f"}
+
+
+def main(_):
+    runs = []
+    for seed in map(int, FLAGS.seeds):
+        found, columns = compare(seed)
+        runs.append(found)
+    if len(runs) > 1:
+        print_spread(runs, columns)
+    if FLAGS.output and FLAGS.what in DRAWN:
+        means = {name: np.mean([run[name] for run in runs], axis=0) for name in runs[0]}
+        draw(means, list(map(int, columns)), *DRAWN[FLAGS.what], FLAGS.output)
 
 
 if __name__ == "__main__":

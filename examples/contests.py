@@ -161,15 +161,19 @@ def _tokens(batch: tuple) -> int:
 
 def table(
     contest: Contest, contenders: dict[str, Contender], score: str, **tuning
-) -> dict[str, Trained]:
-    """Train all models; print their scores, then their speed and the time to the goal."""
+) -> dict[str, list[float]]:
+    """Train all models; print their scores, then their speed and the time to the goal.
+
+    Returns the held-out score, the final score and the tokens per second of each model.
+    """
     print(f"{'model':<24}{'parameters':>12}{'rate':>9}{'held out':>10}{score:>8}  published")
-    found = {}
+    found, finals = {}, {}
     for name, contender in contenders.items():
         found[name] = one = tune(contest, contender, **tuning)
+        finals[name] = contest.final(one.model)
         print(
             f"{name:<24}{one.model.count_params():>12,}{one.rate:>9.2g}{one.best:>10.1%}"
-            f"{contest.final(one.model):>8.1%}  {contender.published}",
+            f"{finals[name]:>8.1%}  {contender.published}",
             flush=True,
         )
     fast = speeds(contest, {name: one.model for name, one in found.items()})
@@ -179,4 +183,18 @@ def table(
         tokens = one.tokens_to(contest.goal)
         reached = f"{tokens:>28,.0f}{tokens / fast[name]:>6.0f} s" if tokens else f"{'never':>28}"
         print(f"{name:<24}{fast[name]:>12,.0f}{reached}")
-    return found
+    return {name: [one.best, finals[name], fast[name]] for name, one in found.items()}
+
+
+def print_spread(runs: list[dict[str, list[float]]], columns: dict[str, str]) -> None:
+    """Print the lowest and the highest number of several runs, by model and column.
+
+    Args:
+        runs: for each run, the numbers of each model.
+        columns: the format of each number by the head of its column, such as `{"BLEU": ".1%"}`.
+    """
+    print(f"\n{f'lowest and highest of {len(runs)}':<26}" + "".join(f"{c:>18}" for c in columns))
+    for name in runs[0]:
+        numbers = zip(columns.values(), *(run[name] for run in runs), strict=True)
+        pairs = [f"{min(values):{form}} - {max(values):{form}}" for form, *values in numbers]
+        print(f"{name:<26}" + "".join(f"{pair:>18}" for pair in pairs), flush=True)

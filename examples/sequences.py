@@ -1,7 +1,7 @@
 """Compare recall and speed by length: recurrent networks, window attention, full attention."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import keras_transformer as kt
 from baselines import recurrent
@@ -104,7 +104,7 @@ def compare_lengths(names: list[str], lengths: list[int], tokens: int) -> dict[s
     return found
 
 
-def draw(found: dict[str, list[float]], across: list[int], x: str, y: str, path: str) -> None:
+def draw(found: dict[str, Sequence], across: list[int], x: str, y: str, path: str) -> None:
     """Draw a line for each model."""
     import matplotlib
 

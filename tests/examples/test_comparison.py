@@ -45,9 +45,17 @@ def test_texts(run):
 
 def test_learning_rates(run):
     """The one that is best on what is held out; then as many epochs as were asked for."""
-    flags = ["--train_size=2000", "--test_size=100", "--rates=0.000001,0.003", "--epochs=3"]
-    printed = run("comparison", "--models=bag of words", "--tuning_epochs=2", *flags)
+    flags = ["--train_size=1000", "--test_size=100", "--rates=0.000001,0.003", "--epochs=3"]
+    flags += ["--models=bag of words", "--tuning_epochs=2", "--seeds=1,2"]
+    printed = run("comparison", *flags)
     assert row(ROW, "bag of words", printed)[1] == 0.03
+    # Two runs, and the spread of each of their numbers.
+    runs = [list(map(float, found[2:])) for found in re.findall(
+        ROW.format("bag of words"), printed, re.MULTILINE
+    )]  # fmt: skip
+    spread = re.search(r"^lowest and highest of 2 .*\nbag of words +(.*)$", printed, re.MULTILINE)
+    shown = [tuple(map(float, pair)) for pair in re.findall(r"([\d.]+)% - ([\d.]+)%", spread[1])]
+    assert shown == [tuple(sorted(pair)) for pair in zip(*runs, strict=True)]
 
 
 @pytest.mark.thorough
@@ -78,6 +86,7 @@ def test_lengths(run):
     printed = run("comparison", "--what=length", "--lengths=8,32", "--tokens=128")
     for name in ("RNN", "LSTM", "attention to 64", "attention"):
         assert re.search(rf"^{name} +\d+ +\d+$", printed, re.MULTILINE), printed
+    assert "lowest" not in printed  # of one run
 
 
 def test_a_model_that_is_not_known(run):

@@ -170,6 +170,8 @@ def test_one_figure_and_a_usual_size():
     axes = figure.axes
     assert [axis.get_title(loc="left") for axis in axes] == ["a", r"\$b"]
     known, forecast = axes[0].get_lines()
+    shown = [text.get_text() for text in axes[0].get_legend().get_texts()]
+    assert shown == ["known", "forecast", "quantiles 0.1 to 0.9"]
     np.testing.assert_allclose(known.get_ydata(), frame["a"][-30:])
     found = task.forecast(frame)
     assert isinstance(found.index, pandas.PeriodIndex) and str(found.index[0]) == "2006-09"

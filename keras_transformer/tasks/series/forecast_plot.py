@@ -1,5 +1,6 @@
 """Plots of forecasts with matplotlib."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,12 @@ _KNOWN, _FORECAST = "#4477aa", "#ee6677"
 _MOST_CHANNELS = 32
 
 
-def draw_forecast(series: Series, forecast: Any, shown: int | None = None) -> Any:
+def draw_forecast(
+    series: Series,
+    forecast: Any,
+    shown: int | None = None,
+    quantiles: Sequence[float] | None = None,
+) -> Any:
     """Draw the end of each channel of a series, followed by its forecast.
 
     Args:
@@ -19,6 +25,7 @@ def draw_forecast(series: Series, forecast: Any, shown: int | None = None) -> An
         forecast: the result of `forecast` for the series. With several quantiles the middle
             one is drawn as a line, and the lowest and highest as the edges of a band.
         shown: int, the number of known values to draw. Defaults to three times the forecast's.
+        quantiles: floats or None, the quantiles of the forecast, which the legend names.
 
     Returns:
         A `matplotlib.figure.Figure`.
@@ -54,7 +61,8 @@ def draw_forecast(series: Series, forecast: Any, shown: int | None = None) -> An
         axis.plot(places, [*last, *middle], color=_FORECAST, label="forecast")
         if made.shape[1] > 1:
             edges = (np.concatenate([last, made[:, place]]) for place in (0, -1))
-            axis.fill_between(places, *edges, color=_FORECAST, alpha=0.25, linewidth=0)
+            label = f"quantiles {quantiles[0]:g} to {quantiles[-1]:g}" if quantiles else None
+            axis.fill_between(places, *edges, color=_FORECAST, alpha=0.25, linewidth=0, label=label)
         if count > 1 or series.kind != "array":
             axis.set_title(str(name).replace("$", r"\$"), fontsize=9, loc="left")
         axis.spines[["top", "right"]].set_visible(False)

@@ -55,7 +55,8 @@ def plot_forecast(task, x, horizon: int | None = None, *, shown: int | None = No
     if not processor.is_one(x):
         raise ValueError("`plot` draws one series, received a list: give one of its series.")
     series = processor.read(x)
-    return draw_forecast(series, task.forecast(x, horizon, **options), shown)
+    quantiles = options.get("quantiles", getattr(task, "quantiles", None))
+    return draw_forecast(series, task.forecast(x, horizon, **options), shown, quantiles)
 
 
 def forecasts(
