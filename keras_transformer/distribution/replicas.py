@@ -14,6 +14,8 @@ from keras import ops
 from keras_transformer.distribution.engines import ENGINE
 from keras_transformer.distribution.spread import MESHES, MODELS
 
+# Axes of the meshes of processes that train.
+_TRAINED = ("data", "fsdp")
 # Number of processes whose gradients will be averaged, within a step of `data_parallel`.
 _processes = contextvars.ContextVar("processes", default=1)
 
@@ -250,22 +252,23 @@ def fully_sharded(task: keras.Model, mesh=None) -> keras.Model:
     return task
 
 
-def use_mesh(data: int, fsdp: int):
-    """Lay out each model that is trained from now on over a mesh of processes on PyTorch.
+def use_mesh(data: int, fsdp: int, model: int = 1):
+    """Lay out each model that is used from now on over a mesh of processes on PyTorch.
 
     Args:
         data: int, copies of the weights.
-        fsdp: int, processes that share the weights of a copy.
+        fsdp: int, processes that share the weights of a copy, to train.
+        model: int, processes that share the work of each layer, if `fsdp` is 1.
 
     Returns:
-        `torch.distributed.device_mesh.DeviceMesh` with the axes `"data"` and `"fsdp"`.
+        `torch.distributed.device_mesh.DeviceMesh` with the axes `"data"` and `"fsdp"`, or
+        `"data"` and `"model"`.
     """
     from torch import distributed
 
     kind = "cuda" if "nccl" in distributed.get_backend() else "cpu"
-    mesh = distributed.device_mesh.init_device_mesh(
-        kind, (data, fsdp), mesh_dim_names=("data", "fsdp")
-    )
+    shape, names = ((data, model), ("data", "model")) if model > 1 else ((data, fsdp), _TRAINED)
+    mesh = distributed.device_mesh.init_device_mesh(kind, shape, mesh_dim_names=names)
     MESHES[:] = [mesh]
     return mesh
 
@@ -276,7 +279,11 @@ def lay_out(task: keras.Model) -> None:
         MODELS[task].check(task)
     elif MESHES and "train_step" not in vars(task):
         (mesh,) = MESHES
-        if mesh.size(1) == 1:
+        if mesh.mesh_dim_names != _TRAINED:
+            from keras_transformer.distribution.tensor_parallel import refuse_training
+
+            refuse_training()
+        elif mesh.size(1) == 1:
             data_parallel(task)
         else:
             fully_sharded(task, mesh if mesh.size(0) > 1 else mesh["fsdp"])

@@ -1,7 +1,7 @@
 """Mixture of experts, which replaces the feed-forward layer."""
 
 from collections.abc import Callable
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import keras
 from keras import ops
@@ -119,6 +119,8 @@ class MixtureOfExperts(ChecksCall, SavesArguments, Rematerializable, keras.layer
     """
 
     axes: ClassVar = {"inputs": (..., "dim")}
+    # The processes that have other experts, see `distribution.tensor_parallel`.
+    sharing: Any = None
 
     def __init__(
         self,
@@ -277,7 +279,8 @@ class MixtureOfExperts(ChecksCall, SavesArguments, Rematerializable, keras.layer
             "output": self.expert_output,
         }
         kernels = {n: layer.weights_of_call() for n, layer in projections.items() if layer}
-        output = on_each_device(self._mixed, (states, chosen, weights), kernels)
+        given = (states, chosen, weights)
+        output = on_each_device(self._mixed, given, kernels, self.sharing)
         if self.shared is not None:
             shared = self.shared(states)
             if self.shared_score is not None:

@@ -10,6 +10,7 @@ import json
 import os
 import re
 import sys
+import threading
 from pathlib import Path
 
 import keras
@@ -355,7 +356,89 @@ if THOROUGH:
 
 def torch_alone() -> dict:
     """Losses of one process on PyTorch, of all that processes do together."""
-    return {name: losses(*spread_case(name)) for name in SPREAD[2]}
+    found = {name: losses(*spread_case(name)) for name in SPREAD[2]}
+    return {**found, "shared": shared_work()}
+
+
+SHARED: dict[str, dict] = {
+    "decoder": {"window": 3, "tie_embeddings": True},
+    "experts": {"vocabulary_size": 63},  # which two processes do not divide
+}
+
+
+def shared_work(rank: int | None = None, folder: Path | None = None) -> dict:
+    """Return what two processes that share the work of each layer generate, or one process."""
+    if rank is not None:
+        kt.distribution.setup(model=2)
+    found: dict = {}
+    for name, values in SHARED.items():
+        task = make(name, **values)
+        if rank == 1:  # as with another seed
+            for variable in task.trainable_variables:
+                variable.assign(variable + 1.0)
+        found[name] = {
+            "generate": continued(task),
+            "predict": float(
+                abs(task.predict({"token_ids": np.array([[1, 2, 3]])}, verbose=0)).mean()
+            ),
+            "bytes": [[v.path, list(v.shape), local_bytes(v)] for v in task.weights],
+        }
+    task = kt.CausalLM.from_preset("gpt_tiny_shakespeare")
+    found["streamed"] = "".join(
+        task.generate("ROMEO:", max_new_tokens=6, sampler="greedy", stream=True)
+    )
+    found["served"] = served(task, rank == 1)
+    if rank is None:
+        return found
+    task.save_to_preset(folder)
+    found["saved"] = hashlib.sha256((folder / "model.safetensors").read_bytes()).hexdigest()
+    calls = {
+        "fit": lambda: task.fit(["to be or not to be"] * 2, verbose=0),
+        "attention": lambda: task.explain("ROMEO:"),
+        "kind": lambda: make("seq2seq"),
+        "mixer": lambda: make("latent"),
+        "heads": lambda: make("decoder", num_heads=3, num_key_value_heads=3),
+        "adapter": lambda: make_variant("adapters").generate([[1]], max_new_tokens=1),
+    }
+    return {**found, "errors": messages(calls)}
+
+
+def served(task, follows: bool) -> list:
+    """Return the texts of a server's jobs, which a second process may decode with the first."""
+    from keras_transformer.serving.following import follow
+    from keras_transformer.serving.worker import STEPS, Done, Job, Worker, row_counts
+
+    if follows:
+        return follow(task, 4, row_counts(4), STEPS) or []
+    worker, done, told = Worker(task, batch_size=4), threading.Event(), {}
+
+    def teller(number):
+        def tell(event):
+            if isinstance(event, Done):
+                told[number] = [event.token_ids, event.reason]
+            if len(told) == len(JOBS):
+                done.set()
+
+        return tell
+
+    ids = task.tokenizer.encode("ROMEO:")
+    jobs = []
+    for number, (heat, options) in enumerate(JOBS):
+        if "regex" in options:
+            options = {"constraint": task.constraint(regex=options["regex"])}
+        jobs.append(Job(task, ids, 12, heat, 0.9, 7, number, teller(number), **options))
+    worker.start()
+    worker.submit(jobs)
+    assert done.wait(100)
+    worker.stop()
+    return [told[number] for number in sorted(told)]
+
+
+# Temperature and options of each text.
+JOBS: list[tuple[float, dict]] = [
+    (0.0, {"stop": [" not"]}),
+    (1.0, {"regex": "[0-9]{3}"}),
+]
 
 
 def spread_case(name: str) -> tuple:
@@ -395,9 +478,11 @@ def torch_spread(rank: str, count: str, store: str, folder: str) -> dict:
             {
                 "new weights": lambda: task.enable_lora(rank=2) or task.make_train_function(),
                 "world": lambda: kt.distribution.setup(data=3, fsdp=2),
-                "model": lambda: kt.distribution.setup(model=2),
+                "tokens": lambda: kt.distribution.setup(sequence=2),
+                "both": lambda: kt.distribution.setup(fsdp=2, model=2),
             }
         )
+        found["shared"] = shared_work(int(rank), Path(folder, f"shared {rank}"))
         if rank == "1":  # as on a machine with an older one
             version = importlib.metadata.version
             importlib.metadata.version = lambda name: "3.0.0" if name == "keras" else version(name)
