@@ -134,14 +134,15 @@ def setup(
             "`sequence` is for JAX. On PyTorch choose `data`, `fsdp` and `model`, whose product is "
             f"the number of processes, {devices}."
         )
-    if not ENGINE.trains_over_model and min(fsdp or 1, model or 1) > 1:
+    if not ENGINE.trains_over_model and (model or 1) > 1 and (data or 1) * (fsdp or 1) > 1:
         raise ValueError(
-            f"On PyTorch `fsdp` is to train and `model` to generate: choose one of them, received "
-            f"fsdp={fsdp}, model={model}."
+            "On PyTorch `data` and `fsdp` are to train, and `model` to generate: choose one of "
+            f"them, received data={data}, fsdp={fsdp}, model={model}."
         )
     if chosen:
         others = math.prod(size for name, size in chosen.items() if name != "data")
-        chosen.setdefault("data", max(1, devices // others))
+        left = ENGINE.trains_over_model or "model" not in chosen
+        chosen.setdefault("data", max(1, devices // others) if left else 1)
     elif config is None:
         chosen = {"data": 1, "fsdp": devices}
     plan = None
@@ -164,6 +165,8 @@ def _plan(config, chosen, devices, batch_size, length, device_memory, options) -
         sizes = [chosen.get(name, 1) for name in ("data", "fsdp", "model")]
         devices = math.prod(sizes)
         options = {"fsdp": sizes[1], "model_parallel": sizes[2], **options}
+        if sizes[2] > 1 and not ENGINE.trains_over_model:
+            options = {"generating": config.kind == "decoder", **options}
     elif not ENGINE.trains_over_model:
         options = {"model_parallel": 1, **options}
     length = config.max_sequence_length if length is None else length

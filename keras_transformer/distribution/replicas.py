@@ -5,7 +5,6 @@ tokens, the replicas therefore exchange their numbers of tokens.
 """
 
 import contextlib
-import contextvars
 import functools
 
 import keras
@@ -16,8 +15,9 @@ from keras_transformer.distribution.spread import MESHES, MODELS
 
 # Axes of the meshes of processes that train.
 _TRAINED = ("data", "fsdp")
-# Number of processes whose gradients will be averaged, within a step of `data_parallel`.
-_processes = contextvars.ContextVar("processes", default=1)
+# Processes whose gradients will be averaged, within a step of `data_parallel`. Not of a thread:
+# PyTorch recomputes layers for the gradient in others.
+_averaged = [1]
 
 
 def part_of_mean(mean, weight):
@@ -43,7 +43,19 @@ def mean_over_replicas(weight):
 
 def _over_replicas(weight):
     """Return the number of replicas, and the sum of their weights."""
-    return ENGINE.over_replicas(weight, _processes.get())
+    return ENGINE.over_replicas(weight, *_averaged)
+
+
+def counts_of_replicas(counts) -> tuple:
+    """Return the tensors of all replicas, `(replicas, ...)`, and the number of this one.
+
+    The replicas are the processes of `data_parallel` and `fully_sharded`. Otherwise there is one.
+    """
+    index, count = (ENGINE.process_index(), *_averaged)
+    if count == 1:
+        return counts[None], 0
+    parts = [counts if number == index else ops.zeros_like(counts) for number in range(count)]
+    return _over_replicas(ops.stack(parts))[1], index
 
 
 def data_parallel(task: keras.Model, **options) -> keras.Model:
@@ -148,12 +160,12 @@ def _averaged_step(task: keras.Model, forward, spread=None):
         if spread is not None:
             spread.build(task.optimizer, trained)
         task.zero_grad()
-        token = _processes.set(count)
+        _averaged[:] = [count]
         try:
             loss, states, weight, (x, y, weights) = forward(x, y, weights)
+            task.optimizer.scale_loss(loss).backward()
         finally:
-            _processes.reset(token)
-        task.optimizer.scale_loss(loss).backward()
+            _averaged[:] = [1]
         if spread is not None:
             spread.close()
         gradients = [variable.value.grad for variable in trained]
@@ -258,16 +270,16 @@ def use_mesh(data: int, fsdp: int, model: int = 1):
     Args:
         data: int, copies of the weights.
         fsdp: int, processes that share the weights of a copy, to train.
-        model: int, processes that share the work of each layer, if `fsdp` is 1.
+        model: int, processes that share the work of each layer, if the others are 1.
 
     Returns:
-        `torch.distributed.device_mesh.DeviceMesh` with the axes `"data"` and `"fsdp"`, or
-        `"data"` and `"model"`.
+        `torch.distributed.device_mesh.DeviceMesh` with the axes `"data"` and `"fsdp"`, or with
+        the axis `"model"`.
     """
     from torch import distributed
 
     kind = "cuda" if "nccl" in distributed.get_backend() else "cpu"
-    shape, names = ((data, model), ("data", "model")) if model > 1 else ((data, fsdp), _TRAINED)
+    shape, names = ((model,), ("model",)) if model > 1 else ((data, fsdp), _TRAINED)
     mesh = distributed.device_mesh.init_device_mesh(kind, shape, mesh_dim_names=names)
     MESHES[:] = [mesh]
     return mesh

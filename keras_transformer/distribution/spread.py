@@ -14,4 +14,4 @@ PARTS: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
 
 def shared_by() -> int:
     """Return how many processes on PyTorch compute each layer together, by the mesh of `setup`."""
-    return next((mesh["model"].size() for mesh in MESHES if "model" in mesh.mesh_dim_names), 1)
+    return next((mesh.size() for mesh in MESHES if "model" in mesh.mesh_dim_names), 1)

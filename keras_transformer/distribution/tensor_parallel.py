@@ -73,14 +73,13 @@ class TensorParallel:
 
     Args:
         model: a `keras.Model`; all processes get the weights that the first one has.
-        mesh: `torch.distributed.device_mesh.DeviceMesh` with an axis `"model"`.
+        mesh: `torch.distributed.device_mesh.DeviceMesh` of one axis, `"model"`.
 
     Raises:
         ValueError: if the processes cannot share its layers.
     """
 
     def __init__(self, model: keras.Model, mesh: Any):
-        mesh = mesh["model"]
         sharing = Sharing(mesh)
         layers = list(model._flatten_layers())
         for layer in layers:

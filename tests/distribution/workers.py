@@ -349,7 +349,7 @@ def torch_process(rank: str, store: str) -> dict:
     return found
 
 
-SPREAD = {2: ["encoder", "adapters"]}
+SPREAD = {2: ["encoder", "experts", "adapters"]}
 if THOROUGH:
     SPREAD = {2: ["encoder", "experts", "seq2seq", *VARIANTS], 4: ["encoder"]}
 
@@ -368,9 +368,10 @@ SHARED: dict[str, dict] = {
 
 def shared_work(rank: int | None = None, folder: Path | None = None) -> dict:
     """Return what two processes that share the work of each layer generate, or one process."""
-    if rank is not None:
-        kt.distribution.setup(model=2)
     found: dict = {}
+    if rank is not None:
+        plan = kt.distribution.setup(config("decoder", **SHARED["decoder"]), model=2).plan
+        found["plan"] = [plan.generating, plan.memory.weights]
     for name, values in SHARED.items():
         task = make(name, **values)
         if rank == 1:  # as with another seed
@@ -397,6 +398,7 @@ def shared_work(rank: int | None = None, folder: Path | None = None) -> dict:
         "attention": lambda: task.explain("ROMEO:"),
         "kind": lambda: make("seq2seq"),
         "mixer": lambda: make("latent"),
+        "seed": lambda: task.generate("ROMEO:", sampler="top_p", seed=rank),
         "heads": lambda: make("decoder", num_heads=3, num_key_value_heads=3),
         "adapter": lambda: make_variant("adapters").generate([[1]], max_new_tokens=1),
     }
@@ -446,7 +448,8 @@ def spread_case(name: str) -> tuple:
     if name in VARIANTS:
         return make_variant(name), Batches(VARIANTS[name][0], odd_rows=5)
     sizes = {"vocabulary_size": 62} if name == "encoder" else {}
-    return make(name, **sizes), Batches(name, **sizes, odd_rows=5)
+    # Experts count the rows that fill up a share, as they count all others.
+    return make(name, **sizes), Batches(name, **sizes, odd_rows=8 if name == "experts" else 5)
 
 
 def torch_spread(rank: str, count: str, store: str, folder: str) -> dict:
@@ -470,6 +473,8 @@ def torch_spread(rank: str, count: str, store: str, folder: str) -> dict:
         task, batches = spread_case("tied, rematerialized")
         task.fit(kt.distribution.shard_of(batches), verbose=0)
         kt.distribution.fully_sharded(task)  # again: does nothing
+        found["sent"] = sent(task, kt.distribution.shard_of(batches)[0])
+        found["plan"] = planned_traffic(task, 2)
         found["reading"] = readings(task, batches)
         task.save_to_preset(Path(folder, rank))
         found["by keras"] = by_keras(task, Path(folder, rank))
@@ -488,6 +493,29 @@ def torch_spread(rank: str, count: str, store: str, folder: str) -> dict:
             importlib.metadata.version = lambda name: "3.0.0" if name == "keras" else version(name)
         found["errors"] |= messages({"versions": kt.distribution.setup})
     distributed.destroy_process_group()
+    return found
+
+
+def sent(task, batch) -> dict[str, list[int]]:
+    """Return the numbers that each kind of collective of a training step gathers or scatters.
+
+    `CommDebugMode` of PyTorch fails at modules of Keras, whose names it does not find.
+    """
+    from torch.utils import _pytree
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    found: dict[str, list[int]] = {}
+
+    class Collectives(TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            if function.namespace == "c10d":
+                sizes = [x.numel() for x in _pytree.tree_leaves(args) if hasattr(x, "numel")]
+                found.setdefault(function.__name__.partition(".")[0], []).append(max(sizes))
+            return function(*args, **(kwargs or {}))
+
+    with Collectives():
+        x, y, weights = batch
+        task.train_on_batch(x, y, sample_weight=weights)
     return found
 
 
