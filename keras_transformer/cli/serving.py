@@ -57,6 +57,12 @@ examples:
         default="float32", metavar="MODE",
     ),
     option(
+        "--model-parallel", "devices that share the work of each layer; on PyTorch each is a "
+        "process: torchrun --nproc_per_node N -m keras_transformer serve --api --model-parallel N "
+        "PRESET (default %(default)s)",
+        type=positive, default=1, metavar="N",
+    ),
+    option(
         "--api-key", "environment variable or file with the key that clients of the API must send "
         "(default: no key)",
         metavar="NAME",
@@ -97,7 +103,10 @@ def _serve(options: argparse.Namespace) -> None:
     key = None if options.api_key is None else read_key(options.api_key)
     others = set(threading.enumerate())
     try:
-        serve(options.presets, options.host, options.port, limits, options.api, key, options.mode)
+        serve(
+            options.presets, options.host, options.port, limits, options.api, key, options.mode,
+            options.model_parallel,
+        )  # fmt: skip
     finally:
         _end_soon(others)
 

@@ -82,7 +82,8 @@ def setup(
         data: int, groups of devices with a copy of the weights each. Defaults to what the other
             sizes leave, if one of them is given.
         fsdp: int, devices that see different rows and share weights, gradients and optimizer.
-        model: int, devices that share the computation of each layer (JAX).
+        model: int, devices that share the computation of each layer; on PyTorch to generate and
+            to predict, not to train.
         sequence: int, devices that share the tokens of each row (JAX).
         batch_size: int, rows of a batch on all devices, for the plan. Defaults to a row for each
             device.
@@ -97,7 +98,8 @@ def setup(
     Raises:
         ValueError: if the backend is TensorFlow, a size is below 1, the sizes need more devices
             than there are, or on PyTorch other than the number of processes, an axis does not
-            divide the heads or the batch, or the processes have other sizes or packages.
+            divide the heads or the batch, the processes cannot share a layer of the config, or
+            they have other sizes or packages.
 
     Example:
     ```python
@@ -129,12 +131,18 @@ def setup(
     chosen = {name: size for name, size in sizes.items() if size is not None}
     if any(size > 1 for name, size in chosen.items() if name not in ENGINE.axes):
         raise ValueError(
-            "`model` and `sequence` are for JAX. On PyTorch choose `data` and `fsdp`, whose "
-            f"product is the number of processes, {devices}."
+            "`sequence` is for JAX. On PyTorch choose `data`, `fsdp` and `model`, whose product is "
+            f"the number of processes, {devices}."
+        )
+    if not ENGINE.trains_over_model and (model or 1) > 1 and (data or 1) * (fsdp or 1) > 1:
+        raise ValueError(
+            "On PyTorch `data` and `fsdp` are to train, and `model` to generate: choose one of "
+            f"them, received data={data}, fsdp={fsdp}, model={model}."
         )
     if chosen:
         others = math.prod(size for name, size in chosen.items() if name != "data")
-        chosen.setdefault("data", max(1, devices // others))
+        left = ENGINE.trains_over_model or "model" not in chosen
+        chosen.setdefault("data", max(1, devices // others) if left else 1)
     elif config is None:
         chosen = {"data": 1, "fsdp": devices}
     plan = None
@@ -157,7 +165,9 @@ def _plan(config, chosen, devices, batch_size, length, device_memory, options) -
         sizes = [chosen.get(name, 1) for name in ("data", "fsdp", "model")]
         devices = math.prod(sizes)
         options = {"fsdp": sizes[1], "model_parallel": sizes[2], **options}
-    elif "model" not in ENGINE.axes:
+        if sizes[2] > 1 and not ENGINE.trains_over_model:
+            options = {"generating": config.kind == "decoder", **options}
+    elif not ENGINE.trains_over_model:
         options = {"model_parallel": 1, **options}
     length = config.max_sequence_length if length is None else length
     return make_plan(
@@ -171,15 +181,14 @@ def _plan(config, chosen, devices, batch_size, length, device_memory, options) -
 
 
 def _install(sizes: dict[str, int], devices: int) -> Any:
-    if "model" in ENGINE.axes:
-        data, model, fsdp, sequence = (sizes[n] for n in ("data", "model", "fsdp", "sequence"))
+    data, model, fsdp, sequence = (sizes[n] for n in ("data", "model", "fsdp", "sequence"))
+    if ENGINE.trains_over_model:
         mesh = device_mesh(data, model, fsdp=fsdp, sequence=sequence)
         keras.distribution.set_distribution(ModelParallel(mesh))
         return mesh
-    data, fsdp = sizes["data"], sizes["fsdp"]
-    if data * fsdp != devices:
+    if data * fsdp * model != devices:
         raise ValueError(
-            f"data={data} times fsdp={fsdp} must be the number of processes, {devices}. Start as "
-            f"many as that with torchrun, or choose other sizes."
+            f"data={data} times fsdp={fsdp} times model={model} must be the number of processes, "
+            f"{devices}. Start as many as that with torchrun, or choose other sizes."
         )
-    return use_mesh(data, fsdp) if devices > 1 else None
+    return use_mesh(data, fsdp, model) if devices > 1 else None

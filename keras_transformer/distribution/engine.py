@@ -17,6 +17,7 @@ class Engine:
         name: str, the backend.
         packages: the packages whose versions must be the same in all processes.
         axes: the axes of the meshes that `setup` makes.
+        trains_over_model: bool, whether devices that share the work of layers can train.
         averages_replicas: bool, whether the gradients of replicas are averaged, and not summed.
         spreads_batches_by: str, what spreads batches where `keras.distribution` cannot.
     """
@@ -24,6 +25,7 @@ class Engine:
     name: str
     packages: tuple[str, ...]
     axes: tuple[str, ...] = ()
+    trains_over_model = False
     averages_replicas = False
     spreads_batches_by: str
 

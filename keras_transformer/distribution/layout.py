@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import keras
 
@@ -9,6 +10,7 @@ from keras_transformer.config import TransformerConfig
 from keras_transformer.config.structure import PARALLEL, SHARED, shared_weight, sides
 from keras_transformer.config.weight import spread_axis
 from keras_transformer.distribution.engines import ENGINE
+from keras_transformer.distribution.spread import MESHES, shared_by
 from keras_transformer.kernels.process import tune_once
 from keras_transformer.planning.meshes import cut_sizes, divisors
 from keras_transformer.support.checking import check_int, describe
@@ -218,6 +220,11 @@ def axes_of(path: str, shape: tuple[int, ...], model: int, fsdp: int = 1) -> tup
 
 def check_config(config: TransformerConfig) -> None:
     """Raise ValueError if this library's layout cannot place a model on the current mesh."""
+    if MESHES and (count := shared_by()) > 1:
+        from keras_transformer.distribution.tensor_parallel import check_shared
+
+        check_shared(config, count)
+        _check(config, count, vocabulary=False)
     distribution = keras.distribution.distribution()
     layouts = getattr(distribution, "_layout_map", None)
     if isinstance(layouts, _TransformerLayout):
@@ -341,7 +348,7 @@ def _constrained(value, spec):
     return jax.lax.with_sharding_constraint(value, jax.sharding.NamedSharding(mesh, spec))
 
 
-def on_each_device(function: Callable, rows: tuple, shares: Mapping):
+def on_each_device(function: Callable, rows: tuple, shares: Mapping, sharing: Any = None):
     """Sum the results of `function(first, rows, shares)` over the devices that split weights.
 
     Args:
@@ -350,10 +357,14 @@ def on_each_device(function: Callable, rows: tuple, shares: Mapping):
             the first of these shares.
         rows: tuple of tensors `(rows, ...)`.
         shares: nested tensors `(number, ...)`, which the axis `"model"` splits.
+        sharing: `Sharing` of the processes on PyTorch that hold other shares each, or None.
 
     Returns:
         A tensor `(rows, ...)`.
     """
+    if sharing is not None:
+        held = next(iter(shares.values()))[0].shape[0]
+        return sharing.sum(function(sharing.index * held, rows, shares))
     distribution = keras.distribution.distribution()
     if devices_of_model() == 1:
         return function(0, rows, shares)

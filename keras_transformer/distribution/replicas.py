@@ -5,7 +5,6 @@ tokens, the replicas therefore exchange their numbers of tokens.
 """
 
 import contextlib
-import contextvars
 import functools
 
 import keras
@@ -14,8 +13,11 @@ from keras import ops
 from keras_transformer.distribution.engines import ENGINE
 from keras_transformer.distribution.spread import MESHES, MODELS
 
-# Number of processes whose gradients will be averaged, within a step of `data_parallel`.
-_processes = contextvars.ContextVar("processes", default=1)
+# Axes of the meshes of processes that train.
+_TRAINED = ("data", "fsdp")
+# Processes whose gradients will be averaged, within a step of `data_parallel`. Not of a thread:
+# PyTorch recomputes layers for the gradient in others.
+_averaged = [1]
 
 
 def part_of_mean(mean, weight):
@@ -41,7 +43,19 @@ def mean_over_replicas(weight):
 
 def _over_replicas(weight):
     """Return the number of replicas, and the sum of their weights."""
-    return ENGINE.over_replicas(weight, _processes.get())
+    return ENGINE.over_replicas(weight, *_averaged)
+
+
+def counts_of_replicas(counts) -> tuple:
+    """Return the tensors of all replicas, `(replicas, ...)`, and the number of this one.
+
+    The replicas are the processes of `data_parallel` and `fully_sharded`. Otherwise there is one.
+    """
+    index, count = (ENGINE.process_index(), *_averaged)
+    if count == 1:
+        return counts[None], 0
+    parts = [counts if number == index else ops.zeros_like(counts) for number in range(count)]
+    return _over_replicas(ops.stack(parts))[1], index
 
 
 def data_parallel(task: keras.Model, **options) -> keras.Model:
@@ -146,12 +160,12 @@ def _averaged_step(task: keras.Model, forward, spread=None):
         if spread is not None:
             spread.build(task.optimizer, trained)
         task.zero_grad()
-        token = _processes.set(count)
+        _averaged[:] = [count]
         try:
             loss, states, weight, (x, y, weights) = forward(x, y, weights)
+            task.optimizer.scale_loss(loss).backward()
         finally:
-            _processes.reset(token)
-        task.optimizer.scale_loss(loss).backward()
+            _averaged[:] = [1]
         if spread is not None:
             spread.close()
         gradients = [variable.value.grad for variable in trained]
@@ -250,22 +264,23 @@ def fully_sharded(task: keras.Model, mesh=None) -> keras.Model:
     return task
 
 
-def use_mesh(data: int, fsdp: int):
-    """Lay out each model that is trained from now on over a mesh of processes on PyTorch.
+def use_mesh(data: int, fsdp: int, model: int = 1):
+    """Lay out each model that is used from now on over a mesh of processes on PyTorch.
 
     Args:
         data: int, copies of the weights.
-        fsdp: int, processes that share the weights of a copy.
+        fsdp: int, processes that share the weights of a copy, to train.
+        model: int, processes that share the work of each layer, if the others are 1.
 
     Returns:
-        `torch.distributed.device_mesh.DeviceMesh` with the axes `"data"` and `"fsdp"`.
+        `torch.distributed.device_mesh.DeviceMesh` with the axes `"data"` and `"fsdp"`, or with
+        the axis `"model"`.
     """
     from torch import distributed
 
     kind = "cuda" if "nccl" in distributed.get_backend() else "cpu"
-    mesh = distributed.device_mesh.init_device_mesh(
-        kind, (data, fsdp), mesh_dim_names=("data", "fsdp")
-    )
+    shape, names = ((model,), ("model",)) if model > 1 else ((data, fsdp), _TRAINED)
+    mesh = distributed.device_mesh.init_device_mesh(kind, shape, mesh_dim_names=names)
     MESHES[:] = [mesh]
     return mesh
 
@@ -276,7 +291,11 @@ def lay_out(task: keras.Model) -> None:
         MODELS[task].check(task)
     elif MESHES and "train_step" not in vars(task):
         (mesh,) = MESHES
-        if mesh.size(1) == 1:
+        if mesh.mesh_dim_names != _TRAINED:
+            from keras_transformer.distribution.tensor_parallel import refuse_training
+
+            refuse_training()
+        elif mesh.size(1) == 1:
             data_parallel(task)
         else:
             fully_sharded(task, mesh if mesh.size(0) > 1 else mesh["fsdp"])

@@ -88,9 +88,8 @@ class FullySharded:
         for layer in layers:  # their parameters were the whole weights
             layer._track_variables()
             if isinstance(layer, keras.Model):
-                MODELS[layer] = self
-                for name in (*_READING, *_WRITING):
-                    setattr(layer, name, _with_whole_weights(layer, name))
+                with_whole_weights(layer)
+                MODELS[layer], layer.is_spread = self, True
 
     def check(self, model: keras.Model) -> None:
         """Raise ValueError if the model learns other weights than when they were spread."""
@@ -110,7 +109,7 @@ class FullySharded:
             part.bind()
 
     @contextlib.contextmanager
-    def rest_is_whole(self) -> Iterator[None]:
+    def for_reading(self) -> Iterator[None]:
         """Keep the weights outside of blocks whole, for forward passes without gradients."""
         self._depth += 1
         try:
@@ -144,11 +143,16 @@ class FullySharded:
             state._value = torch.nn.Parameter(value, requires_grad=False)
 
 
-def _with_whole_weights(model: keras.Model, name: str):
-    """Return a method of a model that finds whole weights, and whole states of the optimizer.
+def with_whole_weights(model: keras.Model) -> None:
+    """Let Keras's methods of a model that save and load find whole weights, and states.
 
     Each process then has room for all of them.
     """
+    for name in (*_READING, *_WRITING):
+        setattr(model, name, _finding_whole(model, name))
+
+
+def _finding_whole(model: keras.Model, name: str):
     method = getattr(model, name)
 
     @functools.wraps(method)

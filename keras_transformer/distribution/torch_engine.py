@@ -16,7 +16,7 @@ class TorchEngine(Engine):
     """The processes of `torch.distributed`."""
 
     name, packages = "torch", ("torch",)
-    axes = ("data", "fsdp")
+    axes = ("data", "fsdp", "model")
     averages_replicas = True
     spreads_batches_by = "keras_transformer.distribution.data_parallel, with torch.distributed"
 

@@ -1,11 +1,14 @@
 """Scheduler that decodes many prompts in one running batch: finished rows make room for others."""
 
+import json
+import zlib
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
+from keras_transformer.distribution.processes import check_processes
 from keras_transformer.generation.engine import Batch, Engine, Settings, most_steps
 from keras_transformer.generation.guidance import negative_inputs
 from keras_transformer.generation.samplers.samplers import Outputs
@@ -152,6 +155,9 @@ class Scheduler:
         return self._run(prompts, max_new_tokens, steps, negative)
 
     def _run(self, prompts, max_new_tokens, steps, negative) -> Iterator[Finished | Progress]:
+        if getattr(self.engine.backbone, "shared_by", 1) > 1:  # processes that generate together
+            asked = json.dumps([prompts, max_new_tokens, negative], default=int).encode()
+            check_processes(seed=self.seed, rows=self.batch_size, prompts=zlib.crc32(asked))
         self._requests, self._stopped, self._batch = {}, set(), None
         self._prefix, self._shared, self._next = None, 0, 0
         if self.share_prefix:

@@ -291,7 +291,7 @@ def compile_function(
 
 def are_spread(models) -> bool:
     """Return whether processes share the weights of models, on PyTorch."""
-    return any(hasattr(v._value, "full_tensor") for model in models for v in model.weights)
+    return any(getattr(model, "is_spread", False) for model in models)
 
 
 def without_gradients(*models: keras.Model) -> Callable:

@@ -1,5 +1,7 @@
 """The linear layer of all blocks, with the fastest matrix product for the device, and adapters."""
 
+from typing import Any
+
 import keras
 import numpy as np
 from keras import ops
@@ -49,10 +51,15 @@ class Dense(keras.layers.Dense):
     lora_magnitude: keras.Variable | None = None
     # Whether the states stay as they are in products with a quantized matrix.
     float_states: bool = False
+    # The processes that have other rows of the kernel, see `distribution.tensor_parallel`.
+    sharing: Any = None
 
     def call(self, inputs, training=None):
         if self.lora_enabled:
             return self._activated(self._adapted(inputs))
+        if self.sharing is not None:
+            outputs = self.sharing.sum(products.linear(inputs, self._kernel))
+            return self._activated(outputs if self.bias is None else outputs + self.bias)
         return self._activated(products.linear(inputs, self._kernel, self.bias))
 
     def enable_lora(self, rank, lora_alpha=None, *args, magnitude: bool = False, **kwargs):

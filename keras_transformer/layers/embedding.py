@@ -4,7 +4,7 @@ import functools
 import math
 import os
 from collections.abc import Mapping, Sequence
-from typing import ClassVar, Self
+from typing import Any, ClassVar, Self
 
 import keras
 import numpy as np
@@ -148,6 +148,8 @@ class TokenEmbedding(_OfIds, Rematerializable, keras.layers.ReversibleEmbedding,
     missing_words: list[str] | None = None
     # Whether the states stay as they are in products with a quantized matrix.
     float_states: bool = False
+    # The processes that have other words, see `distribution.tensor_parallel`.
+    sharing: Any = None
 
     def __init__(
         self,
@@ -241,6 +243,8 @@ class TokenEmbedding(_OfIds, Rematerializable, keras.layers.ReversibleEmbedding,
         return layer
 
     def call(self, inputs, reverse: bool = False):
+        if self.sharing is not None:
+            return self._shared(inputs, reverse)
         if reverse and self._takes_one_state(inputs):
             # With the transposed matrix XLA recomputes a preceding norm for each number.
             logits = ops.matmul(self.embeddings, ops.reshape(inputs, (-1, 1)))
@@ -249,6 +253,17 @@ class TokenEmbedding(_OfIds, Rematerializable, keras.layers.ReversibleEmbedding,
             return bfloat16_product(inputs, self.embeddings, axis=1)
         outputs = super().call(inputs, reverse=reverse)
         return outputs if reverse else self._finished(outputs, inputs)
+
+    def _shared(self, inputs, reverse: bool):
+        """Join the logits of all processes, or sum the vectors of ids: one process has each."""
+        if reverse:
+            return self.sharing.join(super().call(inputs, reverse=True))
+        held = ops.convert_to_tensor(self.embeddings).shape[0]
+        own = ops.cast(inputs, "int32") - self.sharing.index * held
+        is_here = ops.logical_and(own >= 0, own < held)
+        vectors = super().call(ops.where(is_here, own, 0))
+        vectors = ops.where(is_here[..., None], vectors, ops.zeros((), vectors.dtype))
+        return self._finished(self.sharing.sum(vectors), inputs)
 
     def build(self, input_shape=None):
         super().build(input_shape)
@@ -352,6 +367,7 @@ class TokenEmbedding(_OfIds, Rematerializable, keras.layers.ReversibleEmbedding,
         # Gathered once, not for each part of the positions that a loss projects.
         kernel = whole_value(self, self.embeddings if self.tie_weights else self.reverse_embeddings)
         kernel = kernel if self.tie_weights else ops.transpose(kernel)
+        kernel = kernel if self.sharing is None else self.sharing.join(kernel, axis=0)
         return ops.cast(kernel, self.compute_dtype)
 
     def _finished(self, vectors, ids):

@@ -1,13 +1,18 @@
 """Mixture of experts, which replaces the feed-forward layer."""
 
 from collections.abc import Callable
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import keras
 from keras import ops
 
 from keras_transformer.config import Experts, Router
 from keras_transformer.distribution.layout import on_each_device
+from keras_transformer.distribution.replicas import (
+    counts_of_replicas,
+    mean_over_replicas,
+    share_of_weight,
+)
 from keras_transformer.kernels.grouped import ExpertGroups
 from keras_transformer.kernels.values import tensor_of
 from keras_transformer.layers.arguments import ChecksCall, SavesArguments, check_axes, own_layer
@@ -119,6 +124,8 @@ class MixtureOfExperts(ChecksCall, SavesArguments, Rematerializable, keras.layer
     """
 
     axes: ClassVar = {"inputs": (..., "dim")}
+    # The processes that have other experts, see `distribution.tensor_parallel`.
+    sharing: Any = None
 
     def __init__(
         self,
@@ -277,7 +284,8 @@ class MixtureOfExperts(ChecksCall, SavesArguments, Rematerializable, keras.layer
             "output": self.expert_output,
         }
         kernels = {n: layer.weights_of_call() for n, layer in projections.items() if layer}
-        output = on_each_device(self._mixed, (states, chosen, weights), kernels)
+        given = (states, chosen, weights)
+        output = on_each_device(self._mixed, given, kernels, self.sharing)
         if self.shared is not None:
             shared = self.shared(states)
             if self.shared_score is not None:
@@ -363,12 +371,14 @@ class MixtureOfExperts(ChecksCall, SavesArguments, Rematerializable, keras.layer
         balance = z = 0.0
         if factors[0]:
             choices = ops.sum(self._one_hot(chosen), axis=1)
-            loads, means = (ops.sum(x * counted, axis=0) / total for x in (choices, shares))
+            loads = mean_over_replicas(ops.sum(choices * counted, axis=0))
+            loads = loads / mean_over_replicas(total)
+            means = ops.sum(shares * counted, axis=0) / total
             balance = self.num_experts * ops.sum(loads * means)
         if factors[1]:
             sums = ops.logsumexp(scores, axis=-1, keepdims=True)
             z = ops.sum(ops.square(sums) * counted) / total
-        self.add_loss(factors[0] * balance + factors[1] * z)
+        self.add_loss((factors[0] * balance + factors[1] * z) * share_of_weight(total))
 
     def _one_hot(self, chosen):
         experts = ops.arange(self.num_experts, dtype="int32")
@@ -378,8 +388,15 @@ class MixtureOfExperts(ChecksCall, SavesArguments, Rematerializable, keras.layer
         """Return the experts of each token; `num_experts` replaces an expert that is full."""
         order = ops.reshape(ops.transpose(chosen), (-1,))
         one_hot = self._one_hot(order)
-        places = ops.sum(one_hot * ops.cumsum(one_hot, axis=0), axis=-1)
-        share = ops.sum(one_hot) / self.num_experts
+        turns = ops.reshape(one_hot, (self.experts_per_token, -1, self.num_experts))
+        counts, index = counts_of_replicas(ops.sum(turns, axis=1))
+        before = ops.cumsum(one_hot, axis=0)
+        if len(counts) > 1:  # choices of replicas with earlier rows, and earlier ones of others
+            others = ops.sum(counts, axis=0) - counts[index]
+            others = ops.cumsum(others, axis=0) - others + ops.sum(counts[:index], axis=0)
+            before = before + ops.repeat(others, turns.shape[1], axis=0)
+        places = ops.sum(one_hot * before, axis=-1)
+        share = ops.sum(counts) / self.num_experts
         capacity = ops.ceil(self.expert_capacity_factor * share)
         order = ops.where(places <= capacity, order, self.num_experts)
         return ops.transpose(ops.reshape(order, (self.experts_per_token, -1)))

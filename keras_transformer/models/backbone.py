@@ -48,6 +48,7 @@ class Backbone(Runtime):
     """
 
     kind: str  # The `config.kind` that a subclass serves.
+    shared_by: int = 1  # processes that share the heads, while they compute together
 
     def __init__(
         self,
@@ -154,6 +155,11 @@ class Backbone(Runtime):
                 "`collect` must be a tuple of 'states', 'attention', 'queries' and "
                 f"'keys', received {wrong!r}."
             )
+        if self.shared_by > 1 and {*collect} - {"states"}:
+            raise ValueError(
+                f"Each of the {self.shared_by} processes that share the work of this model has "
+                f"some of its heads: `collect` can be 'states', received {collect!r}."
+            )
         return super().__call__(inputs, *args, **kwargs)
 
     def rematerialized_call(self, layer_call, *args, **kwargs):
@@ -225,7 +231,8 @@ class Backbone(Runtime):
         fourth item, the shapes of its states, see `config.Mixer.cached`.
         """
         side = self.config.decoder
-        return [block.mixer.cached(side.hidden_dim) for block in side.blocks]
+        found = (block.mixer.cached(side.hidden_dim) for block in side.blocks)
+        return [(heads // self.shared_by, *rest) for heads, *rest in found]
 
     def prompt_tokens(self, inputs):
         """Return the ids and the mask that generation starts from."""

@@ -16,6 +16,7 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 import keras_transformer as kt
+from keras_transformer.distribution.spread import shared_by
 from keras_transformer.serving import openai_fields as fields
 from keras_transformer.serving.app import LOOPBACK, gone, in_thread
 from keras_transformer.serving.bodies import NOSNIFF, Bodies, Guarded, RefusedRequest
@@ -296,6 +297,11 @@ class _Api:
             raise _too_many() from None
         if isinstance(asked, Response):  # the client left
             return asked
+        if shared_by() > 1 and (asked.top_k is not None or asked.best_of is not None):
+            raise fields.wrong(
+                "Log-probabilities and `best_of` are not served by processes that share the work "
+                "of a model (--model-parallel): leave them out.", "logprobs",
+            )  # fmt: skip
         request.scope["facts"]["prompt_tokens"] = sum(map(len, asked.prompts))
         facts = request.scope["facts"]
         written = Written(model, asked, answer(name, given), facts, self.scoring)

@@ -10,14 +10,19 @@ from collections.abc import Sequence
 from typing import Any
 
 import keras_transformer as kt
+from keras_transformer.distribution.processes import process_index
+from keras_transformer.distribution.reading import weights_for_reading
+from keras_transformer.distribution.spread import shared_by
 from keras_transformer.optimizing.modes import load
 from keras_transformer.serving.api import error_body as api_error_body
 from keras_transformer.serving.api import make_api
 from keras_transformer.serving.app import error_body, make_app
+from keras_transformer.serving.following import follow
 from keras_transformer.serving.limits import API_LIMITS, Limits
 from keras_transformer.serving.observing import log_config
 from keras_transformer.serving.verbs import ServedTask, task_names
-from keras_transformer.support.checking import printable
+from keras_transformer.serving.worker import STEPS, row_counts
+from keras_transformer.support.checking import check_int, printable
 
 # Seconds for the page's requests to finish when the server stops.
 _PAGE_STOPS = 5
@@ -54,6 +59,7 @@ def serve(
     api: bool = False,
     key: str | None = None,
     mode: str = "float32",
+    model_parallel: int = 1,
 ) -> None:
     """Serve presets until interrupted or terminated: a page to try them, or an API.
 
@@ -69,10 +75,12 @@ def serve(
         api: bool, whether to serve OpenAI's API (`make_api`) instead of the page.
         key: str, API key, see `make_api`.
         mode: str, a name in `kt.optimizing.MODES`, such as `"int8"`: how weights are stored.
+        model_parallel: int, devices that share the work of each layer. On PyTorch each is a
+            process, started by `torchrun`: the first one serves, and the others compute with it.
 
     Raises:
-        ValueError: if a preset cannot be served or does not support the mode, or a key is given
-            without `api`.
+        ValueError: if a preset cannot be served or does not support the mode, a key is given
+            without `api`, or the devices cannot share the work of the presets.
         OSError: if the port is in use.
     """
     from keras_transformer.serving.connections import Server  # needs uvicorn, unlike the rest
@@ -80,11 +88,21 @@ def serve(
     if key is not None and not api:
         raise ValueError("A key is for the API, not for the page. Give `--api` too.")
     limits = limits or (API_LIMITS if api else Limits())
+    if check_int("model_parallel", model_parallel, at_least=1) > 1:
+        kt.distribution.setup(model=model_parallel)
     # Load in a thread that ends: PyTorch's OpenMP keeps a pool of threads for each thread that has
     # computed. If these outnumber the processors, they sleep between operations: a token of GPT-2
     # took 30 milliseconds instead of 23.
     with concurrent.futures.ThreadPoolExecutor(1) as loader:
         served = loader.submit(load_served, presets, mode).result()
+    if shared_by() > 1:
+        task = _shared(served, api)
+        if process_index() > 0:
+            # The first process ends them, once it has finished its requests.
+            for each in (signal.SIGTERM, signal.SIGINT):
+                signal.signal(each, lambda *_: None)
+            follow(task, limits.batch_size, row_counts(limits.batch_size), STEPS)
+            return
     # Loaded objects stay: exempt them from garbage collection, which would take up to a second in
     # which no request is answered.
     gc.collect()
@@ -103,6 +121,23 @@ def serve(
     names = printable(", ".join(served))
     print(f"Serving {names} on http://{named}:{port} (Ctrl-C stops it)", flush=True)
     Server(app, limits, shape, **options).run(sockets=[listener])
+
+
+def _shared(served: dict[str, ServedTask], api: bool) -> Any:
+    """Cut the weights of the one task that processes serve together, and return it.
+
+    Raises ValueError if it is not one `CausalLM` with the API.
+    """
+    (first, *others) = served.values()
+    verbs = {verb.name for verb in first.verbs}
+    if others or not api or not {"complete"} <= verbs <= {"complete", "chat"}:
+        raise ValueError(
+            "Processes of PyTorch that share the work of a model serve one CausalLM, and the API "
+            f"(`--api`), received {printable(', '.join(served))}. Start another server for "
+            "more, or one process."
+        )
+    with weights_for_reading(first.task):  # cut now: what cannot be shared ends the server
+        return first.task
 
 
 def listen(host: str, port: int) -> tuple[socket.socket, str, tuple[str, ...]]:

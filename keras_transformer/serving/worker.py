@@ -7,8 +7,10 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+from keras_transformer.distribution.reading import weights_for_reading
 from keras_transformer.generation.samplers.samplers import RowRandom
 from keras_transformer.generation.scheduler import Finished, GenerationRequest, Progress, Scheduler
+from keras_transformer.serving.following import Leader, Orders
 from keras_transformer.serving.limits import TooManyRequests
 from keras_transformer.tasks.images.row_images import RowImages
 from keras_transformer.tasks.media.sources import SourceRows
@@ -16,7 +18,9 @@ from keras_transformer.tasks.text.generating import GenerationCall
 
 _LOGGER = logging.getLogger("keras_transformer.serving")
 # Decoding steps between two checks for new text.
-_STEPS = 4
+STEPS = 4
+# Seconds after which processes that decode together hear from the first one if there is no work.
+_CALLS = 60.0
 # Most batches decoded in turn, each with its own settings (such as a JSON Schema); others wait.
 _MOST_BATCHES = 4
 
@@ -106,26 +110,36 @@ class Job:
 class _Group:
     """Jobs with equal settings, and the scheduler that decodes them."""
 
-    def __init__(self, scheduler: Scheduler, is_open: bool, images: dict[int, Any]):
+    def __init__(self, scheduler: Scheduler, is_open: bool, images: dict[int, Any], leader: Leader):
         self.scheduler, self.is_open, self.images = scheduler, is_open, images
         self.jobs: dict[int, Job] = {}
+        self._leader, self._orders = leader, Orders([], [], [])
 
     def add(self, job: Job) -> None:
         index = self.scheduler.add(job.request)
         self.jobs[index], self.images[index] = job, job.images
+        self._orders.add.append(job.request)
 
     def advance(self) -> None:
         """Run some decoding steps, after removing the jobs of clients that have left."""
         for index in [index for index, job in self.jobs.items() if job.left]:
             if self.scheduler.withdraw(index):
                 del self.jobs[index], self.images[index]
-        for event in self.scheduler.advance(_STEPS):
+                self._orders.withdraw.append(index)
+        orders, self._orders = self._orders, Orders([], [], [])
+        self._leader.tell(self.scheduler, orders)
+        for sample in orders.stop:
+            self.scheduler.stop(*sample)
+        for event in self.scheduler.advance(STEPS):
             job = self.jobs[event.index]
             stopped = job.push(event)
             if isinstance(event, Finished):
                 del self.jobs[event.index], self.images[event.index]
             elif stopped or job.left:
-                self.scheduler.stop(event.index)
+                if self._leader.is_heard:  # the others hear of it before the next steps
+                    self._orders.stop.append((event.index, 0))
+                else:
+                    self.scheduler.stop(event.index)
 
 
 class Worker:
@@ -134,6 +148,8 @@ class Worker:
     Jobs join and leave between calls of the decoding loop. Jobs with equal settings share a batch,
     whatever their temperatures and seeds. If a batch fails, its jobs are decoded again in halves,
     until the job that causes the failure is alone and fails alone.
+
+    If processes share the weights, the others follow this one (`following.follow`).
 
     Args:
         task: a `CausalLM` with a tokenizer, or an `ImageToText` that takes conversations.
@@ -151,6 +167,7 @@ class Worker:
         self._news = threading.Condition()
         self._ends = False
         self._ready = threading.Event()
+        self._leader = Leader()
         self._thread = threading.Thread(target=self._work, name="decoding", daemon=True)
 
     def start(self) -> None:
@@ -209,6 +226,7 @@ class Worker:
                     self._advance(group)
         finally:
             self._ends = True
+            self._leader.end()
             for job in [*self._coming, *(j for group in self._groups for j in group.jobs.values())]:
                 job.tell(Failed(RuntimeError("The server is stopping.")))
 
@@ -220,8 +238,9 @@ class Worker:
         job = Job(self.task, ids, most, 0, 1, 0, 0, lambda event: None, images)
         group = self._group([job], False)
         try:
-            while group.jobs and not self._ends:
-                group.advance()
+            with weights_for_reading(self.task):
+                while group.jobs and not self._ends:
+                    group.advance()
         except Exception:  # the server is not ready, but goes on: other texts may succeed
             _LOGGER.exception("the model failed at its first attempt")
         else:
@@ -231,7 +250,8 @@ class Worker:
         """Wait for work and distribute new jobs. Returns False when the worker ends."""
         with self._news:
             while not (self._ends or self._coming or self._groups):
-                self._news.wait()
+                if not self._news.wait(_CALLS if self._leader.is_heard else None):
+                    self._leader.call()
             coming, self._coming = self._coming, deque()
             kept = [job for job in coming if not job.left and not self._placed(job)]
             self._coming.extend(kept)
@@ -262,14 +282,17 @@ class Worker:
             further=SourceRows.by_name(self.task, images) if own else None,
             row_counts=row_counts(self.batch_size),
         )
-        group = _Group(scheduler, is_open, images)
+        group = _Group(scheduler, is_open, images, self._leader)
         for job in jobs:
             group.add(job)
         return group
 
     def _advance(self, group: _Group) -> None:
         try:
-            with self.task.weights_lock.hold("serve", changes=False):
+            with (
+                self.task.weights_lock.hold("serve", changes=False),
+                weights_for_reading(self.task),
+            ):
                 group.advance()
         except Exception as error:
             self.failures += 1

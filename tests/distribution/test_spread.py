@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from tests.distribution.workers import SETUPS, SPREAD
+from tests.distribution.workers import SETUPS, SHARED, SPREAD
 from tests.thorough import THOROUGH
 
 pytestmark = pytest.mark.each_backend
@@ -63,6 +63,19 @@ def test_calls_that_read_find_the_weights(spread):
 
 
 @on_torch
+def test_collectives_of_processes_are_those_of_the_plan(spread):
+    """The weights of a block are gathered twice, and its gradients scattered once."""
+    for found in spread[2]:
+        gathered, scattered = (
+            sorted(found["sent"][name]) for name in ("_allgather_base_", "_reduce_scatter_base_")
+        )
+        outside, *blocks = scattered
+        assert blocks == [blocks[0]] * 2 and gathered == [outside, *blocks * 2]
+        # Each of two processes sends half of what it gathers or scatters.
+        assert 3 * blocks[0] * 4 / 2 == pytest.approx(found["plan"], rel=1e-3)
+
+
+@on_torch
 def test_methods_of_keras_find_whole_weights(spread):
     for found in spread[2]:
         by_keras = found["by keras"]
@@ -85,10 +98,45 @@ def test_setup_says_what_does_not_fit(spread):
         assert [found["setup"] for found in spread[4]] == [[2, 2, rank, 4] for rank in range(4)]
     errors = first["errors"]
     assert "before the first `fit`" in errors["new weights"] and "lora" in errors["new weights"]
-    assert "data=3 times fsdp=2 must be the number of processes, 2" in errors["world"]
-    assert "`model` and `sequence` are for JAX" in errors["model"]
+    assert "data=3 times fsdp=2 times model=1 must be the number of" in errors["world"]
+    assert "`sequence` is for JAX" in errors["tokens"]
+    assert "`data` and `fsdp` are to train, and `model` to generate" in errors["both"]
     versions = r"versions.keras: '3.*' in process 0 \(.*\), '3.0.0' in process 1 \("
     assert all(re.search(versions, found["errors"]["versions"]) for found in (first, second))
+
+
+@on_torch
+def test_processes_share_the_work_of_layers(spread):
+    """They generate, predict and serve what one process does, with a part of the weights each."""
+    one = spread["alone"]["shared"]
+    first, second = (found["shared"] for found in spread[2])
+    for name in SHARED:
+        for found in (first, second):
+            assert found[name]["generate"] == one[name]["generate"]
+            assert found[name]["predict"] == pytest.approx(one[name]["predict"], rel=1e-5)
+            for (path, shape, held), (*_, whole) in zip(
+                found[name]["bytes"], one[name]["bytes"], strict=True
+            ):
+                sub_layer = "|".join(("norm", "router", "score", "/output/bias"))
+                halved = not re.search(sub_layer, path) and 63 not in shape
+                assert held == whole / (2 if halved else 1), path
+    held = sum(held for *_, held in first["decoder"]["bytes"])
+    assert first["plan"] == [True, held]
+    assert first["streamed"] == second["streamed"] == one["streamed"]
+    assert first["served"] == one["served"] and [end for _, end in one["served"]] == ["stop"] * 2
+    assert first["saved"] == second["saved"]
+
+
+@on_torch
+def test_what_processes_cannot_share(spread):
+    errors = spread[2][0]["shared"]["errors"]
+    assert "seed: 0 in process 0" in errors["seed"] and "1 in process 1" in errors["seed"]
+    assert "generate and predict together, and do not train" in errors["fit"]
+    assert "some of its heads" in errors["attention"]
+    assert "this model has score_bias=RelativeBias()" in errors["kind"]
+    assert "the mixer 'latent_attention'" in errors["mixer"]
+    assert "model=2 parts, which does not divide num_heads=3" in errors["heads"]
+    assert "has an adapter" in errors["adapter"] and "merge_lora" in errors["adapter"]
 
 
 on_jax = pytest.mark.parametrize("only", ["jax"], indirect=True)

@@ -10,6 +10,7 @@ import json
 import os
 import re
 import sys
+import threading
 from pathlib import Path
 
 import keras
@@ -348,14 +349,98 @@ def torch_process(rank: str, store: str) -> dict:
     return found
 
 
-SPREAD = {2: ["encoder", "adapters"]}
+SPREAD = {2: ["encoder", "experts", "adapters"]}
 if THOROUGH:
     SPREAD = {2: ["encoder", "experts", "seq2seq", *VARIANTS], 4: ["encoder"]}
 
 
 def torch_alone() -> dict:
     """Losses of one process on PyTorch, of all that processes do together."""
-    return {name: losses(*spread_case(name)) for name in SPREAD[2]}
+    found = {name: losses(*spread_case(name)) for name in SPREAD[2]}
+    return {**found, "shared": shared_work()}
+
+
+SHARED: dict[str, dict] = {
+    "decoder": {"window": 3, "tie_embeddings": True},
+    "experts": {"vocabulary_size": 63},  # which two processes do not divide
+}
+
+
+def shared_work(rank: int | None = None, folder: Path | None = None) -> dict:
+    """Return what two processes that share the work of each layer generate, or one process."""
+    found: dict = {}
+    if rank is not None:
+        plan = kt.distribution.setup(config("decoder", **SHARED["decoder"]), model=2).plan
+        found["plan"] = [plan.generating, plan.memory.weights]
+    for name, values in SHARED.items():
+        task = make(name, **values)
+        if rank == 1:  # as with another seed
+            for variable in task.trainable_variables:
+                variable.assign(variable + 1.0)
+        found[name] = {
+            "generate": continued(task),
+            "predict": float(
+                abs(task.predict({"token_ids": np.array([[1, 2, 3]])}, verbose=0)).mean()
+            ),
+            "bytes": [[v.path, list(v.shape), local_bytes(v)] for v in task.weights],
+        }
+    task = kt.CausalLM.from_preset("gpt_tiny_shakespeare")
+    found["streamed"] = "".join(
+        task.generate("ROMEO:", max_new_tokens=6, sampler="greedy", stream=True)
+    )
+    found["served"] = served(task, rank == 1)
+    if rank is None:
+        return found
+    task.save_to_preset(folder)
+    found["saved"] = hashlib.sha256((folder / "model.safetensors").read_bytes()).hexdigest()
+    calls = {
+        "fit": lambda: task.fit(["to be or not to be"] * 2, verbose=0),
+        "attention": lambda: task.explain("ROMEO:"),
+        "kind": lambda: make("seq2seq"),
+        "mixer": lambda: make("latent"),
+        "seed": lambda: task.generate("ROMEO:", sampler="top_p", seed=rank),
+        "heads": lambda: make("decoder", num_heads=3, num_key_value_heads=3),
+        "adapter": lambda: make_variant("adapters").generate([[1]], max_new_tokens=1),
+    }
+    return {**found, "errors": messages(calls)}
+
+
+def served(task, follows: bool) -> list:
+    """Return the texts of a server's jobs, which a second process may decode with the first."""
+    from keras_transformer.serving.following import follow
+    from keras_transformer.serving.worker import STEPS, Done, Job, Worker, row_counts
+
+    if follows:
+        return follow(task, 4, row_counts(4), STEPS) or []
+    worker, done, told = Worker(task, batch_size=4), threading.Event(), {}
+
+    def teller(number):
+        def tell(event):
+            if isinstance(event, Done):
+                told[number] = [event.token_ids, event.reason]
+            if len(told) == len(JOBS):
+                done.set()
+
+        return tell
+
+    ids = task.tokenizer.encode("ROMEO:")
+    jobs = []
+    for number, (heat, options) in enumerate(JOBS):
+        if "regex" in options:
+            options = {"constraint": task.constraint(regex=options["regex"])}
+        jobs.append(Job(task, ids, 12, heat, 0.9, 7, number, teller(number), **options))
+    worker.start()
+    worker.submit(jobs)
+    assert done.wait(100)
+    worker.stop()
+    return [told[number] for number in sorted(told)]
+
+
+# Temperature and options of each text.
+JOBS: list[tuple[float, dict]] = [
+    (0.0, {"stop": [" not"]}),
+    (1.0, {"regex": "[0-9]{3}"}),
+]
 
 
 def spread_case(name: str) -> tuple:
@@ -363,7 +448,8 @@ def spread_case(name: str) -> tuple:
     if name in VARIANTS:
         return make_variant(name), Batches(VARIANTS[name][0], odd_rows=5)
     sizes = {"vocabulary_size": 62} if name == "encoder" else {}
-    return make(name, **sizes), Batches(name, **sizes, odd_rows=5)
+    # Experts count the rows that fill up a share, as they count all others.
+    return make(name, **sizes), Batches(name, **sizes, odd_rows=8 if name == "experts" else 5)
 
 
 def torch_spread(rank: str, count: str, store: str, folder: str) -> dict:
@@ -387,6 +473,8 @@ def torch_spread(rank: str, count: str, store: str, folder: str) -> dict:
         task, batches = spread_case("tied, rematerialized")
         task.fit(kt.distribution.shard_of(batches), verbose=0)
         kt.distribution.fully_sharded(task)  # again: does nothing
+        found["sent"] = sent(task, kt.distribution.shard_of(batches)[0])
+        found["plan"] = planned_traffic(task, 2)
         found["reading"] = readings(task, batches)
         task.save_to_preset(Path(folder, rank))
         found["by keras"] = by_keras(task, Path(folder, rank))
@@ -395,14 +483,39 @@ def torch_spread(rank: str, count: str, store: str, folder: str) -> dict:
             {
                 "new weights": lambda: task.enable_lora(rank=2) or task.make_train_function(),
                 "world": lambda: kt.distribution.setup(data=3, fsdp=2),
-                "model": lambda: kt.distribution.setup(model=2),
+                "tokens": lambda: kt.distribution.setup(sequence=2),
+                "both": lambda: kt.distribution.setup(fsdp=2, model=2),
             }
         )
+        found["shared"] = shared_work(int(rank), Path(folder, f"shared {rank}"))
         if rank == "1":  # as on a machine with an older one
             version = importlib.metadata.version
             importlib.metadata.version = lambda name: "3.0.0" if name == "keras" else version(name)
         found["errors"] |= messages({"versions": kt.distribution.setup})
     distributed.destroy_process_group()
+    return found
+
+
+def sent(task, batch) -> dict[str, list[int]]:
+    """Return the numbers that each kind of collective of a training step gathers or scatters.
+
+    `CommDebugMode` of PyTorch fails at modules of Keras, whose names it does not find.
+    """
+    from torch.utils import _pytree
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    found: dict[str, list[int]] = {}
+
+    class Collectives(TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            if function.namespace == "c10d":
+                sizes = [x.numel() for x in _pytree.tree_leaves(args) if hasattr(x, "numel")]
+                found.setdefault(function.__name__.partition(".")[0], []).append(max(sizes))
+            return function(*args, **(kwargs or {}))
+
+    with Collectives():
+        x, y, weights = batch
+        task.train_on_batch(x, y, sample_weight=weights)
     return found
 
 

@@ -11,7 +11,8 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import NamedTuple, TypeVar
 
-from keras_transformer.distribution.spread import MODELS, weights_for_reading
+from keras_transformer.distribution.reading import weights_for_reading
+from keras_transformer.distribution.spread import MESHES, MODELS
 
 # With its type, a decorated method keeps its signature for type checkers.
 Method = TypeVar("Method", bound=Callable)
@@ -51,10 +52,11 @@ def _locked(method, changes: bool, passes: bool = False):
 
     @functools.wraps(method)
     def locked(self, *args, **kwargs):
-        spread = passes and MODELS  # entered only if the weights of some model are spread
-        whole = weights_for_reading(self) if spread else contextlib.nullcontext()
-        with self.weights_lock.hold(verb, changes), whole:
-            return method(self, *args, **kwargs)
+        with self.weights_lock.hold(verb, changes):
+            if not passes or not (MODELS or MESHES):  # a process that shares no weights
+                return method(self, *args, **kwargs)
+            with weights_for_reading(self):
+                return method(self, *args, **kwargs)
 
     return locked
 
@@ -77,7 +79,7 @@ def changes(method: Method) -> Method:
 def locked_stream(model, verb: str, pieces: Iterator) -> Iterator:
     """Yield the pieces of an iterator, which is a reading call only while it makes a piece."""
     while True:
-        with model.weights_lock.hold(verb, changes=False):
+        with model.weights_lock.hold(verb, changes=False), weights_for_reading(model):
             try:
                 piece = next(pieces)
             except StopIteration:

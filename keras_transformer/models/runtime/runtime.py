@@ -48,6 +48,7 @@ class Runtime(keras.Model):
 
     weights_lock: ReadWriteLock  # of the weights: models that share weights share it
     pack_weights: bool = False
+    is_spread: bool = False  # whether processes on PyTorch share the weights
     _traced = None
     _shapes_of_xla: frozenset = frozenset()
     _functions_without_xla: frozenset = frozenset()
