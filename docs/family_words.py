@@ -23,6 +23,7 @@ from keras_transformer.config import (
     RelativeSinusoids,
     Rotary,
     Router,
+    WindowBias,
 )
 
 # "Name: Authors year", then where the paper is, as the families' modules start.
@@ -280,14 +281,20 @@ def mixer_words(config: TransformerConfig) -> list[str]:
         words.append("the largest values of gates alone, in layers that it names")
     if any(isinstance(getattr(mixer, "pattern", None), Chunks) for mixer in mixers):
         words.append("attention within chunks in layers with a rotation")
-    if any(isinstance(getattr(mixer, "pattern", None), GridWindows) for mixer in mixers):
-        words.append("attention within windows of the grid of patches in most layers")
+    patterns = [getattr(mixer, "pattern", None) for mixer in mixers]
+    windows = [pattern for pattern in patterns if isinstance(pattern, GridWindows)]
+    if windows:
+        shifted = any(pattern.shift for pattern in windows)
+        where = ", shifted in every second layer" if shifted else " in most layers"
+        words.append(f"attention within windows of the grid of patches{where}")
     if block.conformer is not None:
         words.append("a second feed-forward layer and a convolution in each block (Conformer)")
     if any(isinstance(getattr(mixer, "score_bias", None), RelativeKeys) for mixer in mixers):
         words.append("trained vectors of the distances to keys in the scores")
     if any(isinstance(getattr(mixer, "score_bias", None), DecomposedBias) for mixer in mixers):
         words.append("distances in rows and in columns in the scores")
+    if any(isinstance(getattr(mixer, "score_bias", None), WindowBias) for mixer in mixers):
+        words.append("a bias for each distance in a window, of each layer")
     if any(isinstance(position, QueryGrowth) for position in positions):
         words.append("queries that grow with the position in the others")
     return words

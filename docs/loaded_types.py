@@ -7,7 +7,6 @@ _BOXES = "Of detectors of objects, only DETR and YOLOS are read."
 _MASKS = "There is no task for the masks of single objects."
 _SPEECH_OUT = "There is no task that writes sound."
 _CONVOLUTIONS = "A network of convolutions, without a mixer of tokens."
-_STAGES = "stages halve the grid of patches"
 _BELOW = "[See below](#what-is-not-covered-and-why)."
 
 # By estimated downloads, the most first; the reason is None if a family covers the type.
@@ -62,11 +61,11 @@ LOADED_TYPES: dict[str, str | None] = {
     "bloom": None,
     "gemma2": None,
     "gemma": None,
-    "swin": f"S{_STAGES[1:]}, and windows of it are moved from layer to layer.",
+    "swin": None,
     "hubert": None,
     "wavlm": None,
     "wav2vec2-bert": None,
-    "clap": f"Its encoder of sound is a Swin: {_STAGES}.",
+    "clap": "Its encoder of sound is a Swin of spectrograms that are folded to squares.",
     "llava": None,
     "mistral3": None,
     "m2m_100": None,
@@ -86,7 +85,7 @@ LOADED_TYPES: dict[str, str | None] = {
     "mask2former": _MASKS,
     "depth_anything": None,
     "dpt": None,
-    "florence2": f"Its encoder of images is a DaViT: {_STAGES}.",
+    "florence2": "Its encoder of images is a DaViT, whose attention is also between channels.",
     "vits": _SPEECH_OUT,
     "speecht5": _SPEECH_OUT,
     "blip-2": "Trained queries attend to the image in an encoder between those of image and text.",

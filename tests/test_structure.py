@@ -22,6 +22,7 @@ from keras_transformer.config import (
     RelativeSinusoids,
     Tokens,
     TransformerConfig,
+    WindowBias,
     structure,
 )
 from keras_transformer.planning import count_parameters
@@ -100,8 +101,8 @@ def has_axes(side):
 
 
 def small_grid(part):
-    """Return a part for a grid of 4 x 4 patches, and others as they are."""
-    return part.replace(rows=4, columns=4) if hasattr(part, "rows") else part
+    """Return a part for a grid of 4 x 4 patches if it has a grid, and others as they are."""
+    return part.replace(rows=4, columns=4) if getattr(part, "rows", None) else part
 
 
 def small_parts(config):
@@ -121,7 +122,7 @@ def small_parts(config):
         position = position.replace(**rotated) if rotated else position
         own = {"key_source": "own", "position": position}
         own |= {name: small_grid(getattr(mixer, name)) for name in ("score_bias", "pattern")}
-        equal = isinstance(mixer.score_bias, RelativeSinusoids | DecomposedBias)
+        equal = isinstance(mixer.score_bias, RelativeSinusoids | DecomposedBias | WindowBias)
         keys = 4 if equal else 2
         return mixer.replace(num_heads=4, num_key_value_heads=keys, head_dim=8, **own)
 

@@ -116,7 +116,7 @@ class Block(Part):
     residual: Residual = option("the residual connections of the sub-layers.", Residual())
     merging: Merging | None = option(
         "the patches of the layer before are merged first, to fewer and usually wider states: a "
-        "stage of an image encoder begins (SegFormer).",
+        "stage of an image encoder begins (SegFormer, Swin).",
         None,
     )
     merged_attention: bool = option(

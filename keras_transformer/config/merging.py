@@ -1,26 +1,14 @@
 """Merging of neighbouring patches between the stages of an image encoder."""
 
 from keras_transformer.config.options import Part, option, part
-from keras_transformer.config.weight import Weight, norm_of, weight_of
+from keras_transformer.config.weight import Weight, dense_of, norm_of, weight_of
 
-__all__ = ["Merging"]
+__all__ = ["ConcatenatedMerging", "Merging", "OverlappingMerging"]
 
 
 @part
 class Merging(Part):
-    """Neighbouring patches of a grid become one, of another width: a new stage begins.
-
-    A norm of the stage before, a convolution with a stride, and another norm.
-
-    Example:
-    ```python
-    from keras_transformer.config import Merging
-
-    assert Merging(hidden_dim=64).grid((9, 12)) == (5, 6)
-    ```
-
-    Source: Xie et al. 2021, "SegFormer", section 3.1.
-    """
+    """Base class of mergings: patches of a grid become fewer and wider, and a new stage begins."""
 
     hidden_dim: int = option("width of the states from this layer on.", least=1, most=2**20)
     input_dim: int | None = option(
@@ -29,6 +17,37 @@ class Merging(Part):
         least=1,
         most=2**20,
     )
+
+    def grid(self, grid: tuple[int, int]) -> tuple[int, int]:
+        """Return the rows and columns that merging leaves of a grid."""
+        raise NotImplementedError
+
+    def weights(self, kind: str) -> tuple[Weight, ...]:
+        """Return the weights, with norms of the block's kind."""
+        raise NotImplementedError
+
+    @property
+    def sizes(self) -> dict[str, int | None]:
+        """Sizes of the weight axes that the side does not define, by name."""
+        return {"merging_input_dim": self.input_dim}
+
+
+@part
+class OverlappingMerging(Merging, kind="overlapping"):
+    """A norm of the stage before, a convolution with a stride, and another norm (SegFormer).
+
+    Example:
+    ```python
+    from keras_transformer.config import OverlappingMerging
+
+    assert OverlappingMerging(hidden_dim=64).grid((9, 12)) == (5, 6)
+    ```
+
+    Source: Xie et al. 2021, "SegFormer", section 3.1, https://arxiv.org/abs/2105.15203.
+    """
+
+    layer = "keras_transformer.layers.merging:OverlappingPatchMerging"
+
     kernel_size: int = option(
         "rows and columns of patches that become one, an odd number; half of it is padded with "
         "zeros on each side.",
@@ -42,13 +61,11 @@ class Merging(Part):
         if self.kernel_size % 2 == 0:
             raise ValueError(f"`kernel_size` must be odd, received {self.kernel_size}.")
 
-    def grid(self, grid: tuple[int, int]) -> tuple[int, int]:
-        """Return the rows and columns that merging leaves of a grid."""
+    def grid(self, grid):
         rows, columns = ((n - 1) // self.stride + 1 for n in grid)
         return rows, columns
 
-    def weights(self, kind: str) -> tuple[Weight, ...]:
-        """Return the weights, with norms of the block's kind."""
+    def weights(self, kind):
         size = ("merging_size", "merging_size")
         return (
             *norm_of("merging/input_norm", kind, "merging_input_dim"),
@@ -58,6 +75,40 @@ class Merging(Part):
         )
 
     @property
-    def sizes(self) -> dict[str, int | None]:
-        """Sizes of the weight axes that the side does not define, by name."""
-        return {"merging_size": self.kernel_size, "merging_input_dim": self.input_dim}
+    def sizes(self):
+        return {**super().sizes, "merging_size": self.kernel_size}
+
+
+@part
+class ConcatenatedMerging(Merging, kind="concatenated"):
+    """Two by two patches are concatenated, normalized, and projected without a bias (Swin).
+
+    They are concatenated column by column. A grid with an odd number of rows or columns is padded
+    with zeros below and on the right.
+
+    Example:
+    ```python
+    from keras_transformer.config import ConcatenatedMerging
+
+    assert ConcatenatedMerging(hidden_dim=192).grid((7, 12)) == (4, 6)
+    ```
+
+    Source: Liu et al. 2021, "Swin Transformer", section 3.1, https://arxiv.org/abs/2103.14030.
+    """
+
+    layer = "keras_transformer.layers.merging:ConcatenatedPatchMerging"
+
+    def grid(self, grid):
+        rows, columns = (-(-n // 2) for n in grid)
+        return rows, columns
+
+    def weights(self, kind):
+        return (
+            *norm_of("merging/norm", kind, "concatenated_dim"),
+            *dense_of("merging/projection", "concatenated_dim", "hidden_dim", bias=False),
+        )
+
+    @property
+    def sizes(self):
+        concatenated = None if self.input_dim is None else 4 * self.input_dim
+        return {**super().sizes, "concatenated_dim": concatenated}

@@ -16,6 +16,7 @@ from keras_transformer.config.score_bias import (
     RelativeKeys,
     RelativeSinusoids,
     ScoreBias,
+    WindowBias,
 )
 from keras_transformer.config.weight import Weight, dense_of, norm_of, weight_of
 from keras_transformer.support.checking import is_number, shorten
@@ -61,6 +62,10 @@ class Mixer(Part):
     def num_keys(self, states: int) -> int:
         """Return the number of keys and values for a number of states."""
         return states
+
+    def num_seen(self, keys: int) -> int:
+        """Return the number of keys that each query is multiplied with, of all keys."""
+        return keys
 
     def takes_from(self, earlier: "Mixer") -> bool:
         """Return whether an earlier layer with this mixer has what the layer takes."""
@@ -271,7 +276,8 @@ class Attention(Mixer, kind="attention"):
             raise ValueError(
                 f"`RelativeKeys` need score='scaled_dot' and no pattern, received {self}."
             )
-        if isinstance(self.score_bias, DecomposedBias) or isinstance(self.pattern, GridWindows):
+        of_grid = isinstance(self.score_bias, (DecomposedBias, WindowBias))
+        if of_grid or isinstance(self.pattern, GridWindows):
             self._check_on_grid()
         plain = self.has_values or self.pattern is None
         if not plain and (self.pattern.weights("", True, True)):
@@ -279,7 +285,7 @@ class Attention(Mixer, kind="attention"):
                 f"{self.pattern} needs projections of keys and of values of the layer's own, "
                 f"received key_source={self.key_source!r}, value_source={self.value_source!r}."
             )
-        if self.on_grid:
+        if self.sequence_reduction > 1:
             self._check_reduction()
         if isinstance(self.score_bias, GatedRelativeBias) and self.pattern is not None:
             raise ValueError(f"A gated relative bias and {self.pattern} cannot be combined.")
@@ -298,10 +304,14 @@ class Attention(Mixer, kind="attention"):
 
     @property
     def on_grid(self):
-        return self.sequence_reduction > 1
+        windows = isinstance(self.pattern, GridWindows) and self.pattern.grid is None
+        return windows or self.sequence_reduction > 1
 
     def num_keys(self, states):
         return states // self.sequence_reduction**2  # of whole squares
+
+    def num_seen(self, keys):
+        return self.pattern.size**2 if isinstance(self.pattern, GridWindows) else keys
 
     def _check_on_grid(self):
         """Raise ValueError if attention over a grid of patches has values that it cannot have."""
@@ -309,7 +319,9 @@ class Attention(Mixer, kind="attention"):
         windows = isinstance(pattern, GridWindows)
         fits = bias is None or (isinstance(bias, DecomposedBias) and not (windows or pattern))
         if windows and isinstance(bias, DecomposedBias):
-            fits = bias.grid == pattern.grid
+            fits = bias.grid == pattern.grid and not pattern.shift
+        elif windows and isinstance(bias, WindowBias):
+            fits = True
         plain = self.score == "scaled_dot" and self.num_key_value_heads == self.num_heads
         plain = plain and self.soft_cap is None and not self.sinks
         if windows:  # whose padding has keys and values that are biases alone
@@ -317,16 +329,17 @@ class Attention(Mixer, kind="attention"):
             plain = plain and self.value_norm is None and self.has_values
         if not (fits and plain):
             raise ValueError(
-                "Attention over a grid, with `DecomposedBias` or `GridWindows`, needs one grid for "
-                "both, no other pattern or bias of the scores, score='scaled_dot', as many heads "
-                "of keys as of queries, and neither a cap, sinks nor, in windows, rotations and "
-                f"norms of heads. Received {self}."
+                "Attention over a grid, with `DecomposedBias`, `WindowBias` or `GridWindows`, "
+                "needs one grid and no shift for `DecomposedBias` in windows, windows for "
+                "`WindowBias`, no other pattern or bias of the scores, score='scaled_dot', as many "
+                "heads of keys as of queries, and neither a cap, sinks nor, in windows, rotations "
+                f"and norms of heads. Received {self}."
             )
 
     @property
     def scored_grid(self) -> tuple[int, int] | None:
-        """Rows and columns of the places whose distances have a `DecomposedBias`, or None."""
-        if not isinstance(self.score_bias, DecomposedBias):
+        """Rows and columns of the places whose distances have scores of their own, or None."""
+        if not isinstance(self.score_bias, (DecomposedBias, WindowBias)):
             return None
         windows = isinstance(self.pattern, GridWindows)
         return (self.pattern.size,) * 2 if windows else self.score_bias.grid
@@ -368,7 +381,7 @@ class Attention(Mixer, kind="attention"):
         if self.has_values:
             weights += dense_of(f"{name}/value", inputs, "key_heads", biases["value"])
         weights += dense_of(f"{name}/output", "query_heads", "hidden_dim", self.output_bias)
-        if self.on_grid:
+        if self.sequence_reduction > 1:
             square = ("reduction", "reduction")
             path = f"{name}/reduction"
             weights += weight_of(f"{path}/convolution/kernel", *square, inputs, "hidden_dim")
@@ -383,7 +396,8 @@ class Attention(Mixer, kind="attention"):
         if isinstance(self.score_bias, Disentangled) and self.score_bias.projections == "own":
             weights += dense_of(f"{name}/position_query", "hidden_dim", "query_heads", self.bias)
             weights += dense_of(f"{name}/position_key", "hidden_dim", "key_heads", self.bias)
-        if isinstance(self.score_bias, (DecomposedBias, RelativeKeys, RelativeSinusoids)):
+        of_mixer = (DecomposedBias, RelativeKeys, RelativeSinusoids, WindowBias)
+        if isinstance(self.score_bias, of_mixer):
             weights += self.score_bias.of_mixer(name)
         if isinstance(self.score_bias, GatedRelativeBias):
             weights += dense_of(f"{name}/bias_gate", "states_of_head", "gate_values")
@@ -427,6 +441,7 @@ class Attention(Mixer, kind="attention"):
             "both": 2,
             "row_distances": 2 * rows - 1,
             "column_distances": 2 * columns - 1,
+            "window_distances": (2 * rows - 1) * (2 * columns - 1),
             "key_distances": getattr(self.score_bias, "number", 0),
         }
 
@@ -467,9 +482,11 @@ class Attention(Mixer, kind="attention"):
         return self.replace(position=None, score_bias=None, pattern=None, sequence_reduction=1)
 
     def pair_products(self, queries, keys, hidden_dim):
-        keys = self.num_keys(keys)
+        keys = self.num_seen(self.num_keys(keys))
         total = 2 * queries * keys * self.num_heads * self.head_dim
-        if self.scored_grid is not None:  # with each distance in rows, and in columns
+        if isinstance(
+            self.score_bias, DecomposedBias
+        ):  # with each distance in rows, and in columns
             total += queries * sum(self.scored_grid) * self.num_heads * self.head_dim
         if isinstance(self.score_bias, Disentangled):  # with each relative position
             states = self.score_bias.num_buckets * self.num_heads * self.head_dim

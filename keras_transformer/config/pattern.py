@@ -153,18 +153,45 @@ class GridWindows(Pattern, kind="grid_windows"):
     A grid whose sides are no multiples of `size` is padded with zeros below and on the right. The
     keys and values of this padding, which are the biases of their projections, are attended to.
 
+    With a `shift`, windows that go beyond the lower or the right edge continue at the opposite
+    edge, without seeing across it (Swin). Where the smaller side of a grid is at most `size`,
+    windows are not shifted.
+
     Source: Li et al. 2022, "Exploring Plain Vision Transformer Backbones for Object Detection",
-    section 3.
+    section 3; shifted windows: Liu et al. 2021, "Swin Transformer", section 3.2,
+    https://arxiv.org/abs/2103.14030.
     """
 
     layer = "keras_transformer.layers.attention.grid_windows:GridWindowsPattern"
     bidirectional = True
 
     size: int = option("rows and columns of a window.", least=1, most=2**10)
-    rows: int = option("rows of the grid.", least=1, most=2**15)
-    columns: int = option("columns of the grid.", least=1, most=2**15)
+    shift: int = option(
+        "rows and columns by which the windows are moved down and to the right.", 0, least=0
+    )
+    rows: int | None = option(
+        "rows of the grid. Defaults to those of the image in each call.", None, least=1, most=2**15
+    )
+    columns: int | None = option(
+        "columns of the grid. Defaults to those of the image in each call.",
+        None,
+        least=1,
+        most=2**15,
+    )
+
+    def check(self):
+        if self.shift >= self.size:
+            raise ValueError(f"`shift` must be less than size={self.size}, received {self.shift}.")
+        if (self.rows is None) != (self.columns is None):
+            raise ValueError(f"Give `rows` and `columns`, or neither, received {self}.")
 
     @property
-    def grid(self) -> tuple[int, int]:
-        """Rows and columns of the grid."""
+    def grid(self) -> tuple[int, int] | None:
+        """Rows and columns of the grid; None if each call gives its own."""
+        if self.rows is None or self.columns is None:
+            return None
         return self.rows, self.columns
+
+    def shift_of(self, grid: tuple[int, int]) -> int:
+        """Return the rows and columns by which the windows of a grid are moved."""
+        return 0 if min(grid) <= self.size else self.shift

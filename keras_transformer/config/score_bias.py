@@ -7,7 +7,7 @@ from keras_transformer.config.weight import Weight, dense_of, grid_distances, no
 
 __all__ = [
     "ALiBi", "DecomposedBias", "Disentangled", "GatedRelativeBias", "GridBias", "RelativeBias",
-    "RelativeKeys", "RelativeSinusoids", "ScoreBias",
+    "RelativeKeys", "RelativeSinusoids", "ScoreBias", "WindowBias",
 ]  # fmt: skip
 
 
@@ -244,3 +244,20 @@ class DecomposedBias(ScoreBias, kind="decomposed"):
         """Return the weights of each attention layer, whose path is `name`."""
         rows = weight_of(f"{name}/relative/rows", "row_distances", "head_dim")
         return rows + weight_of(f"{name}/relative/columns", "column_distances", "head_dim")
+
+
+@part
+class WindowBias(ScoreBias, kind="window"):
+    """A trained bias for each head and each distance in rows and columns in `GridWindows` (Swin).
+
+    Each attention layer has its own table, whatever its number of heads.
+
+    Source: Liu et al. 2021, "Swin Transformer", section 3.2, https://arxiv.org/abs/2103.14030.
+    """
+
+    layer = "keras_transformer.layers.attention.grid_windows:WindowBias"
+    in_stack = False
+
+    def of_mixer(self, name: str) -> tuple[Weight, ...]:
+        """Return the weights of each attention layer, whose path is `name`."""
+        return weight_of(f"{name}/relative/embeddings", "window_distances", "num_heads")

@@ -245,9 +245,9 @@ class Side(Part):
         alone = isinstance(stem, PatchStemConfig) and not others
         if self.on_grid and (not alone or self.causal or self.position is not None):
             raise ValueError(
-                "`merging`, `sequence_reduction` and `MixFeedForward` need a stem of patches "
-                "without other tokens, and no positions: an encoder of the images' patches alone, "
-                f"received {stem}."
+                "`merging`, `sequence_reduction`, `MixFeedForward` and `GridWindows` of any grid "
+                "need a stem of patches without other tokens, and no positions: an encoder of the "
+                f"images' patches alone, received {stem}."
             )
         if not self.merges or not self.layers:  # the config of one of several layers
             return
@@ -382,7 +382,7 @@ class Side(Part):
             )
         stem = self.input
         for part_ in (each for mixer in attentions for each in (mixer.pattern, mixer.score_bias)):
-            if not isinstance(part_, (GridWindows, DecomposedBias)):
+            if not isinstance(part_, (GridWindows, DecomposedBias)) or part_.grid is None:
                 continue
             alone = isinstance(stem, PatchStemConfig) and not stem.num_tokens
             grid = stem.grid(stem.image_size) if alone else None

@@ -36,6 +36,11 @@ class PatchStemConfig(ImageStemConfig, kind="patches"):
         least=1,
     )
     padding: int = option("pixels of zeros around the image (SegFormer).", 0, least=0, most=2**15)
+    whole_patches: bool = option(
+        "rows and columns of pixels that are left over below and on the right are padded with "
+        "zeros to whole patches, instead of being left out (Swin).",
+        False,
+    )
     use_bias: bool = option("a bias in the projection.", True)
     class_token: bool = option("a trained state before the patches.", True)
     distillation_token: bool = option("a second trained state after the class token (DeiT).", False)
@@ -75,6 +80,11 @@ class PatchStemConfig(ImageStemConfig, kind="patches"):
             raise ValueError(
                 f"`image_size` {self.image_size} is too small for patch_size={self.patch_size}."
             )
+        if self.whole_patches and (self.padding or self.stride != self.patch_size):
+            raise ValueError(
+                "`whole_patches` needs patches that do not overlap, and no `padding`, received "
+                f"stride={self.stride} and padding={self.padding}."
+            )
         if self.distillation_token and not self.class_token:
             raise ValueError("`distillation_token` needs `class_token`.")
         if self.num_registers and self.num_detection_tokens:
@@ -87,6 +97,7 @@ class PatchStemConfig(ImageStemConfig, kind="patches"):
 
     def grid(self, image_size):
         around = 2 * self.padding - self.patch_size
+        around += (self.patch_size - 1) * self.whole_patches
         rows, columns = ((n + around) // self.stride + 1 for n in image_size)
         return rows, columns
 

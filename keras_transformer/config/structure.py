@@ -17,6 +17,7 @@ from collections.abc import Iterable, Mapping
 from keras_transformer.config import (
     Attention,
     Block,
+    ConcatenatedMerging,
     Conformer,
     Convolution,
     DecomposedBias,
@@ -26,8 +27,8 @@ from keras_transformer.config import (
     GridBias,
     LatentAttention,
     Learned,
-    Merging,
     MixFeedForward,
+    OverlappingMerging,
     Projector,
     RelativeBias,
     RelativeKeys,
@@ -42,6 +43,7 @@ from keras_transformer.config import (
     TransformerConfig,
     Vector,
     Window,
+    WindowBias,
 )
 from keras_transformer.config.stems import WHOLE
 from keras_transformer.config.weight import (
@@ -204,9 +206,10 @@ def _every_weight() -> tuple[Weight, ...]:
         found += conformer.weights("layer_norm", Dense(dim=1))
     found += DecomposedBias(rows=1, columns=1).of_mixer("self_attention")
     found += experts.weights("sparse")
-    found += MixFeedForward(dim=1).weights() + Merging(hidden_dim=1, input_dim=1).weights(
-        "layer_norm"
-    )
+    found += WindowBias().of_mixer("self_attention")
+    found += MixFeedForward(dim=1).weights()
+    for merging in (OverlappingMerging, ConcatenatedMerging):
+        found += merging(hidden_dim=1, input_dim=1).weights("layer_norm")
     reduced = Attention(num_heads=1, sequence_reduction=2)
     found += reduced.weights(reduced.name, "layer_norm")
     latent = LatentAttention(num_heads=1, kv_lora_rank=2, q_lora_rank=1, bias=True)

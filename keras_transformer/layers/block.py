@@ -31,7 +31,6 @@ from keras_transformer.layers.dropout import Dropout
 from keras_transformer.layers.feed_forward import activated, build_function
 from keras_transformer.layers.laurel import AugmentedResidual
 from keras_transformer.layers.layer_inputs import AddedLayerInput
-from keras_transformer.layers.merging import PatchMerging
 from keras_transformer.layers.neighbours import with_neighbours
 from keras_transformer.layers.normalization import make_normalization, normalized
 from keras_transformer.layers.parts import layer_of, part_of
@@ -164,7 +163,7 @@ class Block(ChecksCall, SavesArguments, Rematerializable, keras.layers.Layer):
             )
         if part.merging is not None:
             with no_inner_remat():
-                self.merging = PatchMerging(
+                self.merging = layer_of(part.merging)(
                     part.merging,
                     part.norm,
                     kernel_initializer=self._initializer.clone(),

@@ -3,7 +3,8 @@
 import keras
 from keras import ops
 
-from keras_transformer.config import Merging, Norm
+from keras_transformer.config import ConcatenatedMerging, Norm, OverlappingMerging
+from keras_transformer.layers.dense import Dense
 from keras_transformer.layers.normalization import make_normalization
 from keras_transformer.layers.remat import no_inner_remat
 
@@ -27,11 +28,11 @@ def as_states(x):
     return ops.reshape(x, (-1, x.shape[1] * x.shape[2], x.shape[3]))
 
 
-class PatchMerging(keras.layers.Layer):
-    """Merge neighbouring patches of a grid, see `config.Merging`.
+class OverlappingPatchMerging(keras.layers.Layer):
+    """Merge neighbouring patches of a grid, see `config.OverlappingMerging`.
 
     Args:
-        part: `config.Merging`.
+        part: `config.OverlappingMerging`.
         norm: `config.Norm`, the kind of both norms.
         kernel_initializer: initializer of the kernel.
         **kwargs: as in `keras.layers.Layer`.
@@ -46,7 +47,13 @@ class PatchMerging(keras.layers.Layer):
     Source: Xie et al. 2021, "SegFormer", section 3.1.
     """
 
-    def __init__(self, part: Merging, norm: Norm, kernel_initializer="glorot_uniform", **kwargs):
+    def __init__(
+        self,
+        part: OverlappingMerging,
+        norm: Norm,
+        kernel_initializer="glorot_uniform",
+        **kwargs,
+    ):
         super().__init__(**kwargs)
         self.part = part
         dtype = self.dtype_policy
@@ -76,6 +83,63 @@ class PatchMerging(keras.layers.Layer):
         # Keras would pad even sizes on one side only.
         x = ops.pad(x, ((0, 0), (padding, padding), (padding, padding), (0, 0)))
         return self.norm(as_states(self.convolution(x)))
+
+
+class ConcatenatedPatchMerging(keras.layers.Layer):
+    """Merge two by two patches of a grid, see `config.ConcatenatedMerging`.
+
+    Args:
+        part: `config.ConcatenatedMerging`.
+        norm: `config.Norm`, the kind of the norm.
+        kernel_initializer: initializer of the kernel.
+        **kwargs: as in `keras.layers.Layer`.
+
+    Call arguments:
+        inputs: float `(batch, rows * columns, dim)`.
+        grid: ints, rows and columns of the patches.
+
+    Returns:
+        Float `(batch, merged rows * merged columns, hidden_dim)`.
+
+    Source: Liu et al. 2021, "Swin Transformer", section 3.1.
+    """
+
+    input_norm = None  # The states of the stage before have no norm of their own.
+
+    def __init__(
+        self,
+        part: ConcatenatedMerging,
+        norm: Norm,
+        kernel_initializer="glorot_uniform",
+        **kwargs,
+    ):
+        super().__init__(**kwargs)
+        self.part = part
+        with no_inner_remat():
+            self.norm = make_normalization(
+                norm.type, norm.epsilon, name="norm", dtype=self.dtype_policy
+            )
+            self.projection = Dense(
+                part.hidden_dim,
+                use_bias=False,
+                kernel_initializer=kernel_initializer,
+                name="projection",
+                dtype=self.dtype_policy,
+            )
+
+    def build(self, inputs_shape):
+        shape = (None, None, 4 * inputs_shape[-1])
+        self.norm.build(shape)
+        self.projection.build(shape)
+
+    def call(self, inputs, grid: tuple[int, int]):
+        (rows, columns), (down, right) = grid, self.part.grid(grid)
+        x, dim = as_map(inputs, grid), inputs.shape[-1]
+        if grid != (2 * down, 2 * right):
+            x = ops.pad(x, ((0, 0), (0, 2 * down - rows), (0, 2 * right - columns), (0, 0)))
+        x = ops.reshape(x, (-1, down, 2, right, 2, dim))
+        x = ops.reshape(ops.transpose(x, (0, 1, 3, 4, 2, 5)), (-1, down * right, 4 * dim))
+        return self.projection(self.norm(x))
 
 
 class SequenceReduction(keras.layers.Layer):

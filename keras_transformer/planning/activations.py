@@ -146,7 +146,7 @@ def _layer(config: TransformerConfig, rows: Rows, length: int, source: int | Non
     mixer = config.only_side.block.mixer
     keys = mixer.num_keys(length)
     cut = _attention(config, rows, length, keys)
-    scores = length * keys
+    scores = length * mixer.num_seen(keys)
     if source is not None:
         cut += _attention(config, rows, length, source)
         scores = max(scores, length * source)
@@ -228,7 +228,8 @@ def _of_pairs(mixer: Any, rows: Rows, queries: int, keys: int) -> int:
     """
     in_float32 = rows.itemsize == _FLOAT32
     others = _FLOAT32 if mixer.dropout > 0 else 1 if in_float32 else 2 * _FLOAT32
-    return rows.count * mixer.num_heads * queries * keys * (others + rows.itemsize)
+    pairs = rows.count * mixer.num_heads * queries * mixer.num_seen(keys)
+    return pairs * (others + rows.itemsize)
 
 
 def _loss(config: TransformerConfig, rows: Rows, learns: bool = True) -> int:

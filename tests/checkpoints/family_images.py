@@ -49,6 +49,28 @@ _TOWER = {**_SIZES, "num_channels": 2, "hidden_act": "gelu", "layer_norm_eps": 1
 
 _DETECTION = {**_SIZES, "image_size": [15, 20], "num_detection_tokens": 3}
 
+# Patches do not divide the images, nor windows the grids. Transformers' model keeps for later images
+# that a grid was not above its windows, as in the last stage of the second one.
+_WINDOWS = {
+    "embed_dim": 6,
+    "depths": [3, 1],
+    "num_heads": [1, 3],
+    "window_size": 2,
+    "image_size": 21,
+    "patch_size": 2,
+    "mlp_ratio": 2.5,
+}
+_FEW_WINDOWS = {
+    **_WINDOWS,
+    "depths": [1, 2],
+    "num_heads": [3, 2],
+    "window_size": 4,
+    "num_channels": 2,
+    "image_size": [15, 26],
+    "hidden_act": "relu",
+    "qkv_bias": False,
+}
+
 CONFIGS = {
     "yolos": (
         "Yolos",
@@ -66,4 +88,5 @@ CONFIGS = {
     "clip_vision_model": ("CLIPVision", [_SIZES, _TOWER]),
     "metaclip_2_vision_model": ("MetaClip2Vision", [_SIZES, _TOWER]),
     "siglip_vision_model": ("SiglipVision", [_SIZES, _TOWER]),
+    "swin": ("Swin", [_WINDOWS, _FEW_WINDOWS]),
 }

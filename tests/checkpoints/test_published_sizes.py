@@ -222,6 +222,10 @@ SAID = {
     "stablelm2_1_6b_multi": 1644,
     "starcoder2_3b": 3030,
     "stablelm_3b_en": 2796,
+    "swin_tiny_patch4_window7_224": 29 - 0.8,  # without the head, table 1 of the paper
+    "swin_small_patch4_window7_224": 50 - 0.8,
+    "swin_base_patch4_window7_224": 88 - 1.0,
+    "swin_large_patch4_window7_224": 197 - 1.5,
     "t5_small_multi": 60,
     "timesfm_2_5_200m": 200,
     "t5gemma_9b_9b": 20_300,

@@ -39,7 +39,11 @@ def assert_same(found, layers, states=False, row=0):
     assert np.abs(found - expected).max() <= 1e-5 * max(1, np.abs(expected).max())
 
 
-@pytest.mark.parametrize(("name", "number"), test_image_families.CASES)
+# In windows, attention has no weights of all pairs.
+WHOLE = [case for case in test_image_families.CASES if case[0] != "swin"]
+
+
+@pytest.mark.parametrize(("name", "number"), WHOLE)
 def test_images(tmp_path, name, number):
     reference = families.make(name, number, "Model")
     backbone = load_backbone(saved(reference, tmp_path))

@@ -22,7 +22,7 @@ def block(heads, dim, reduction=1, **values):
 
 def side(**values):
     """Two layers of width 8, two of width 12."""
-    second = block(2, 24, merging=parts.Merging(hidden_dim=12))
+    second = block(2, 24, merging=parts.OverlappingMerging(hidden_dim=12))
     given = {
         "input": parts.PatchStemConfig(
             image_size=(16, 24), patch_size=3, stride=2, padding=1, class_token=False
@@ -139,12 +139,15 @@ def test_other_tasks_read_the_last_stage():
         ({"hidden_dim": 16}, "the last `merging` makes states of width 12"),
         ({"num_layers": 8}, "the blocks of all layers"),
         ({"pooler": "mean"}, "cannot be combined with a pooler"),
-        ({"layers": (block(2, 24, merging=parts.Merging(hidden_dim=12)),) * 4}, "The first layer"),
+        (
+            {"layers": (block(2, 24, merging=parts.OverlappingMerging(hidden_dim=12)),) * 4},
+            "The first layer",
+        ),
         (
             {
                 "layers": (
                     *(block(1, 16),) * 3,
-                    block(2, 24, merging=parts.Merging(hidden_dim=12, input_dim=9)),
+                    block(2, 24, merging=parts.OverlappingMerging(hidden_dim=12, input_dim=9)),
                 )
             },
             "reads states of width 9",
@@ -160,7 +163,7 @@ def test_parts_that_do_not_fit_are_refused(values, message):
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: parts.Merging(hidden_dim=4, kernel_size=2), "must be odd"),
+        (lambda: parts.OverlappingMerging(hidden_dim=4, kernel_size=2), "must be odd"),
         (lambda: parts.MixFeedForward(dim=4, gated=True), "has no gate"),
         (lambda: parts.MixFeedForward(dim=4, kernel_size=2), "must be odd"),
         (

@@ -163,6 +163,7 @@ from keras_transformer.checkpoints.families.vision.qwen3_vl import (
 from keras_transformer.checkpoints.families.vision.sam import SAM
 from keras_transformer.checkpoints.families.vision.segformer import SEGFORMER
 from keras_transformer.checkpoints.families.vision.siglip import SIGLIP, SIGLIP_TEXT, SIGLIP_VISION
+from keras_transformer.checkpoints.families.vision.swin import SWIN
 from keras_transformer.checkpoints.families.vision.videomae import VIDEOMAE
 from keras_transformer.checkpoints.families.vision.vit import DEIT, VIT
 from keras_transformer.checkpoints.families.vision.vivit import VIVIT
@@ -297,6 +298,7 @@ FAMILIES = {
         DETR,
         SAM,
         SEGFORMER,
+        SWIN,
         DEPTH_ANYTHING,
         BEIT,
         VIDEOMAE,

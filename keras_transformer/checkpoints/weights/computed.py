@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterator, Mapping
 import numpy as np
 
 from keras_transformer.checkpoints.weights.safetensors_io import Checkpoint
-from keras_transformer.config import LatentAttention, Rotary, TransformerConfig
-from keras_transformer.layers.attention.grid import grid_index
+from keras_transformer.config import LatentAttention, Rotary, TransformerConfig, WindowBias
+from keras_transformer.layers.attention.grid import grid_index, window_index
 from keras_transformer.layers.position import RotaryEmbedding
 
 # Relative and absolute rounding error of a stored number.
@@ -92,6 +92,10 @@ def _grid(config: TransformerConfig, name: str, array: np.ndarray) -> Iterator[n
     side = _side(config, name)
     if side.grid_bias is not None:
         yield grid_index(side.stem.grid(side.stem.image_size))
+    for mixer in (block.mixer for block in side.only_side.every_block):
+        if isinstance(getattr(mixer, "score_bias", None), WindowBias):
+            yield window_index(mixer.pattern.size)
+            return
 
 
 # Functions that yield the values allowed by a config, by pattern of tensor names.

@@ -86,6 +86,11 @@ def grid_index(grid: tuple[int, int]) -> np.ndarray:
     return index
 
 
+def window_index(size: int) -> np.ndarray:
+    """Return the row of the table for each pair of places in a window, int32 `(places, places)`."""
+    return grid_index((size, size))[1:, 1:]
+
+
 def linear_resampling(before: int, after: int) -> np.ndarray:
     """Return the matrix that interpolates `before` values to `after`, float32 `(after, before)`."""
     matrix = np.zeros((after, before), "float32")

@@ -8,18 +8,23 @@ import numpy as np
 from keras import ops
 
 from keras_transformer import config
+from keras_transformer.kernels.indexing import look_up
+from keras_transformer.kernels.values import constant
 from keras_transformer.layers.attention.chunks import attend_in_chunks
+from keras_transformer.layers.attention.grid import window_index
 from keras_transformer.layers.attention.sparse import AttentionPattern
 
 # From this number of places on, the biases of some queries are computed at a time.
 _LONG = 2048
+# What is added to the scores of places that do not see each other, as in the authors' code.
+_HIDDEN = -100.0
 
 
 class GridWindowsPattern(AttentionPattern):
     """Square windows of a grid, within which places see each other, see `config.GridWindows`.
 
     Source: Li et al. 2022, "Exploring Plain Vision Transformer Backbones for Object Detection",
-    section 3.
+    section 3; shifted windows: Liu et al. 2021, "Swin Transformer", section 3.2.
     """
 
     part: config.GridWindows
@@ -33,31 +38,35 @@ class GridWindowsPattern(AttentionPattern):
                 "its windows have padding: call it without masks, a bias, a cache and "
                 "`return_attention_scores`."
             )
-        length = ops.shape(states)[1]
-        check_length(length, self.part.grid)
+        grid = self.part.grid or options["grid"]
+        check_length(ops.shape(states)[1], grid)
         fills = (None, attention.key_dense.bias, attention.value_dense.bias)
-        cut = [self.windows(x, fill) for x, fill in zip(projected, fills, strict=True)]
+        cut = [self.windows(x, grid, fill) for x, fill in zip(projected, fills, strict=True)]
         added = None if attention.grid_scores is None else attention.grid_scores(cut[0])
+        if self.part.shift_of(grid):
+            added = self._with_edges(added, attention.num_heads, grid, cut[0].dtype)
         attended, _ = attend(*cut, visibility._replace(pattern=None), added)
-        return self.joined(attended), None
+        return self.joined(attended, grid), None
 
-    @property
-    def counts(self) -> tuple[int, int]:
-        """Numbers of windows above and beside each other."""
-        rows, columns = (-(-n // self.part.size) for n in self.part.grid)
+    def counts(self, grid: tuple[int, int]) -> tuple[int, int]:
+        """Return the numbers of windows above and beside each other."""
+        rows, columns = (-(-n // self.part.size) for n in grid)
         return rows, columns
 
-    def windows(self, x, fill=None):
+    def windows(self, x, grid: tuple[int, int], fill=None):
         """Cut the places of a grid into windows.
 
         Args:
             x: float `(batch, rows * columns, heads, head_dim)`.
+            grid: ints, rows and columns.
             fill: float `(heads * head_dim,)`, the vector of padding. Defaults to zeros.
 
         Returns:
-            Float `(batch * windows, size * size, heads, head_dim)`.
+            Float `(batch * windows, size * size, heads, head_dim)`. Shifted windows, whose masks
+            differ, are beside the heads: `(batch, size * size, heads * windows, head_dim)`. A mask
+            then is a bias of heads, which the images of a batch share.
         """
-        (rows, columns), size, (down, right) = self.part.grid, self.part.size, self.counts
+        (rows, columns), size, (down, right) = grid, self.part.size, self.counts(grid)
         heads = x.shape[2:]
         x = ops.reshape(x, (-1, rows, columns, *heads))
         vector = ops.zeros(heads, x.dtype)
@@ -68,18 +77,82 @@ class GridWindowsPattern(AttentionPattern):
                 shape = list(ops.shape(x))
                 shape[axis] = missing
                 x = ops.concatenate([x, ops.broadcast_to(vector, shape)], axis=axis)
+        shift = self.part.shift_of(grid)
+        if shift:
+            x = ops.roll(x, (-shift, -shift), axis=(1, 2))
         x = ops.reshape(x, (-1, down, size, right, size, *heads))
+        if shift:
+            x = ops.transpose(x, (0, 2, 4, 5, 1, 3, 6))
+            return ops.reshape(x, (-1, size * size, heads[0] * down * right, heads[1]))
         x = ops.transpose(x, (0, 1, 3, 2, 4, 5, 6))
         return ops.reshape(x, (-1, size * size, *heads))
 
-    def joined(self, x):
+    def joined(self, x, grid: tuple[int, int]):
         """Join windows to the places of a grid, without padding: the reverse of `windows`."""
-        (rows, columns), size, (down, right) = self.part.grid, self.part.size, self.counts
-        heads = x.shape[2:]
-        x = ops.reshape(x, (-1, down, right, size, size, *heads))
-        x = ops.transpose(x, (0, 1, 3, 2, 4, 5, 6))
-        x = ops.reshape(x, (-1, down * size, right * size, *heads))[:, :rows, :columns]
-        return ops.reshape(x, (-1, rows * columns, *heads))
+        (rows, columns), size, (down, right) = grid, self.part.size, self.counts(grid)
+        heads, shift = x.shape[2:], self.part.shift_of(grid)
+        if shift:
+            heads = (heads[0] // (down * right), heads[1])
+            x = ops.reshape(x, (-1, size, size, heads[0], down, right, heads[1]))
+            x = ops.transpose(x, (0, 4, 1, 5, 2, 3, 6))
+        else:
+            x = ops.reshape(x, (-1, down, right, size, size, *heads))
+            x = ops.transpose(x, (0, 1, 3, 2, 4, 5, 6))
+        x = ops.reshape(x, (-1, down * size, right * size, *heads))
+        if shift:
+            x = ops.roll(x, (shift, shift), axis=(1, 2))
+        return ops.reshape(x[:, :rows, :columns], (-1, rows * columns, *heads))
+
+    def _with_edges(self, bias, heads: int, grid: tuple[int, int], dtype):
+        """Add the masks of shifted windows to a bias `(1, heads, size * size, size * size)`.
+
+        Returns float `(1, heads * windows, size * size, size * size)`.
+        """
+        sides = constant(edge_sides(self.part, grid))
+        hidden = ops.not_equal(ops.expand_dims(sides, 2), ops.expand_dims(sides, 1))
+        bias = ops.zeros((1, heads, 1, 1), dtype) if bias is None else bias
+        bias = ops.expand_dims(bias, 2) + ops.cast(hidden, dtype) * _HIDDEN
+        return ops.reshape(bias, (1, -1, *hidden.shape[1:]))
+
+
+class WindowBias(keras.layers.Layer):
+    """Trained bias per head for each distance between two places of a window.
+
+    Args:
+        size: int, rows and columns of a window.
+        num_heads: int, number of heads.
+        **kwargs: as in `keras.layers.Layer`.
+
+    Call arguments:
+        queries: float, not used: the bias is the same for all.
+
+    Returns:
+        Float `(1, heads, size * size, size * size)`, what is added to the scores.
+
+    Source: Liu et al. 2021, "Swin Transformer", section 3.2.
+    """
+
+    def __init__(self, size: int, num_heads: int, **kwargs):
+        super().__init__(**kwargs)
+        self.size = size
+        self.num_heads = num_heads
+
+    @classmethod
+    def from_part(cls, part: config.Attention, **kwargs) -> "WindowBias":
+        """Make the layer for an attention with windows; `kwargs` are its other arguments."""
+        return cls(part.pattern.size, part.num_heads, **kwargs)
+
+    def build(self, queries_shape=None):
+        shape = ((2 * self.size - 1) ** 2, self.num_heads)
+        self.embeddings = self.add_weight(shape, "zeros", name="embeddings")
+        self.built = True
+
+    def call(self, queries):
+        bias = look_up(self.embeddings, window_index(self.size))
+        return ops.cast(ops.transpose(bias, (2, 0, 1))[None], self.compute_dtype)
+
+    def compute_output_shape(self, queries_shape):
+        return (1, self.num_heads, self.size**2, self.size**2)
 
 
 class DecomposedScores(keras.layers.Layer):
@@ -103,6 +176,11 @@ class DecomposedScores(keras.layers.Layer):
         super().__init__(**kwargs)
         self.grid = grid
         self.head_dim = head_dim
+
+    @classmethod
+    def from_part(cls, part: config.Attention, **kwargs) -> "DecomposedScores":
+        """Make the layer for an attention over a grid; `kwargs` are its other arguments."""
+        return cls(part.scored_grid, part.head_dim, **kwargs)
 
     def build(self, queries_shape=None):
         rows, columns = self.grid
@@ -178,6 +256,22 @@ def between(size: int) -> np.ndarray:
     """Return the row of a table for each pair of a query and a key in a line, int32."""
     places = np.arange(size, dtype="int32")
     return places[:, None] - places[None] + size - 1
+
+
+@functools.lru_cache(maxsize=16)
+def edge_sides(part: config.GridWindows, grid: tuple[int, int]) -> np.ndarray:
+    """Return on which side of the edges of the grid each place of the shifted windows is.
+
+    Returns:
+        Int32 `(windows, size * size)`: 0, or another number for places that come from the opposite
+        edge; places of a window with the same number see each other.
+    """
+    size, shift = part.size, part.shift_of(grid)
+    # Of the windows at the lower and the right edge, the last lines come from the opposite edge.
+    lines = [np.arange(-(-n // size) * size) for n in grid]
+    rows, columns = (line >= len(line) - shift for line in lines)
+    sides = (2 * rows[:, None] + columns).reshape(len(rows) // size, size, -1, size)
+    return sides.transpose(0, 2, 1, 3).reshape(-1, size * size).astype("int32")
 
 
 def check_length(length, grid: tuple[int, int]) -> None:

@@ -112,7 +112,8 @@ class MultiHeadAttention(
         earlier: keys and values that an earlier layer returned for later ones, with
             `key_source="earlier"`. A `cache` is then that layer's, with these keys and values in
             the slots from `next` on.
-        grid: ints, rows and columns of the patches of `value`, for `sequence_reduction`.
+        grid: ints, rows and columns of the patches of `value`, for `sequence_reduction` and for
+            `GridWindows` of any grid.
 
     Returns:
         Float `(batch, query_length, output_dim)`. In a tuple with it, if asked for, the attention
@@ -229,9 +230,7 @@ class MultiHeadAttention(
             self.grid_scores = None
             if part.scored_grid is not None:
                 kind = layer_of(part.score_bias)
-                self.grid_scores = kind(
-                    part.scored_grid, part.head_dim, name="relative", dtype=self.dtype_policy
-                )
+                self.grid_scores = kind.from_part(part, name="relative", dtype=self.dtype_policy)
             self.distance_scores = None
             if isinstance(part.score_bias, RelativeKeys):
                 self.distance_scores = layer_of(part.score_bias)(
@@ -242,7 +241,7 @@ class MultiHeadAttention(
                     dtype=self.dtype_policy,
                 )
             self.reduction = None
-            if part.on_grid:
+            if part.sequence_reduction > 1:
                 self.reduction = SequenceReduction(
                     part.sequence_reduction,
                     self.norm,
@@ -362,9 +361,9 @@ class MultiHeadAttention(
         super().check_call({**given, "value": keys})
         check_has_keys(type(self).__name__, value=value)
         check_mask_and_bias(self.attention, self.causal, query, keys, given, own_keys)
+        if self.attention.on_grid and given.get("grid") is None:
+            raise ValueError("`sequence_reduction` and `GridWindows` need the `grid` of patches.")
         if self.reduction is not None:
-            if given.get("grid") is None:
-                raise ValueError("`sequence_reduction` needs the `grid` of the patches.")
             reason = "keys are merged patches of whole images: leave it out."
             masks = {name: given.get(name) for name in ("mask", "value_mask", "bias", "cache")}
             padding = AttentionMask.given(given.get("visibility")).padding
@@ -486,8 +485,10 @@ class MultiHeadAttention(
             visibility = visibility if from_cache else self.pattern.placed(visibility)
             may_cut = own_keys and not (from_cache or return_attention_scores)
             options = {
-                "may_cut": may_cut and self.score_function.of_contents, "training": training,
-            }  # fmt: skip
+                "may_cut": may_cut and self.score_function.of_contents,
+                "training": training,
+                "grid": grid,
+            }
             projected = (queries, keys, values)
             given = (self, attend, query, projected, visibility, bias)
             attended, weights = self.pattern.attend(*given, **options)
@@ -591,7 +592,7 @@ class MultiHeadAttention(
         query, value, cache = given["query"], given["value"], given["cache"]
         mask = given["query_mask"] if given["mask"] is None else given["mask"]
         self._check_masks(query, value, cache, mask, given["value_mask"])
-        if self.reduction is not None:
+        if self.attention.on_grid:
             return keras.layers.Layer.compute_output_spec(self, *args, **kwargs)
         output = keras.KerasTensor(self.compute_output_shape(query.shape), self.compute_dtype)
         keys, weights, projections = query if value is None else value, None, None

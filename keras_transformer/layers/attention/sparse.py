@@ -66,7 +66,8 @@ class AttentionPattern:
             projected: queries, keys and values, `(batch, length, heads, head_dim)`.
             visibility: `AttentionMask` of the whole sequences.
             bias: `LazyBias`, the bias of all pairs, or None.
-            **options: `may_cut`, bool, whether keys may be left out, and `training`, bool.
+            **options: `may_cut`, bool, whether keys may be left out; `training`, bool; and `grid`,
+                ints, rows and columns of the patches, or None.
         """
         bias = bias.materialize(states) if isinstance(bias, LazyBias) else bias
         return attend(*projected, visibility, bias)

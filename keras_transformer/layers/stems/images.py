@@ -168,6 +168,9 @@ class PatchStem(ImageStem):
         """Project patches that do not overlap in one product, `(batch, patches, width)`."""
         rows, columns = self.config.stem.grid(size)
         side, channels = self.config.stem.patch_size, self.config.stem.num_channels
+        if self.config.stem.whole_patches:
+            below, right = (n * side - all_ for n, all_ in zip((rows, columns), size, strict=True))
+            images = ops.pad(images, ((0, 0), (0, below), (0, right), (0, 0)))
         images = images[:, : rows * side, : columns * side]
         x = ops.reshape(images, (-1, rows, side, columns, side, channels))
         x = ops.transpose(x, (0, 1, 3, 2, 4, 5))

@@ -18,7 +18,12 @@ from keras_transformer.checkpoints.families.base.images import IMAGE_ENCODER
 from keras_transformer.checkpoints.families.base.shared import number
 from keras_transformer.checkpoints.families.vision.dpt import norm_lines, read_blocks
 from keras_transformer.checkpoints.weights.tables import Names, WeightLine, attention, layers
-from keras_transformer.config import MOST_LAYERS, Merging, MixFeedForward, TransformerConfig
+from keras_transformer.config import (
+    MOST_LAYERS,
+    MixFeedForward,
+    OverlappingMerging,
+    TransformerConfig,
+)
 from keras_transformer.config.block import Block
 
 # Published lists with a number for each stage, and their defaults.
@@ -91,7 +96,7 @@ def _read_parts(values: Values, config: TransformerConfig) -> TransformerConfig:
             ),
         )
         sizes = {"kernel_size": stage["patch_sizes"], "stride": stage["strides"]}
-        merging = Merging(hidden_dim=width, **sizes) if i else None
+        merging = OverlappingMerging(hidden_dim=width, **sizes) if i else None
         blocks += [block.replace(merging=merging), *[block] * (stage["depths"] - 1)]
     whole = {"hidden_dim": stages[-1]["hidden_sizes"], "embedding_dim": stages[0]["hidden_sizes"]}
     whole |= {"embedding_projection": None, "block": blocks[-1], "layers": tuple(blocks)}

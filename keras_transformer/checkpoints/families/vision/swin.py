@@ -1,0 +1,192 @@
+"""Swin: Liu et al. 2021, https://arxiv.org/abs/2103.14030.
+
+An encoder of several stages, each with half as many rows and columns of patches as the one before,
+and states twice as wide. Attention is within windows of the grid, which every second layer moves.
+"""
+
+import math
+from typing import Any
+
+from keras_transformer.checkpoints.families.base.family import (
+    ConfigField,
+    Conversion,
+    Family,
+    PartsWithoutKeywords,
+    PublishedHead,
+    Values,
+)
+from keras_transformer.checkpoints.families.base.images import IMAGE_ENCODER, patches
+from keras_transformer.checkpoints.families.base.shared import number, unread
+from keras_transformer.checkpoints.families.vision.dpt import read_blocks
+from keras_transformer.checkpoints.weights.tables import Names, WeightLine, attention, layers
+from keras_transformer.config import (
+    MOST_LAYERS,
+    ConcatenatedMerging,
+    GridWindows,
+    TransformerConfig,
+    WindowBias,
+)
+
+# Published lists with a number for each stage, and their defaults.
+_LISTS = {"depths": (2, 2, 6, 2), "num_heads": (3, 6, 12, 24)}
+# More stages than images have sizes, and than states have widths.
+_MOST_STAGES = 12
+_PATCHES = patches(224, 4, class_token=False, whole_patches=True)
+
+
+def _stages(values: Values) -> list[tuple[int, int, int]]:
+    """Return the depth, heads and width of each stage. Raises ValueError if lists do not fit."""
+    depths, heads = (read_blocks({name: usual, **values}, name) for name, usual in _LISTS.items())
+    if not 1 <= len(depths) <= _MOST_STAGES or min(depths) < 1:
+        raise ValueError(
+            f"depths must be 1 to {_MOST_STAGES} numbers of at least 1, one for each stage, "
+            f"received {depths}."
+        )
+    if sum(depths) > MOST_LAYERS:
+        raise ValueError(f"depths must sum to at most {MOST_LAYERS:,}, received {depths}.")
+    if len(heads) != len(depths) or min(heads) < 1:
+        raise ValueError(
+            f"num_heads must be {len(depths)} numbers of at least 1, one for each of the depths, "
+            f"received {heads}."
+        )
+    width = number(values, "embed_dim", 96)
+    return [(depths[i], heads[i], width * 2**i) for i in range(len(depths))]
+
+
+def _inner(values: Values, width: int) -> int:
+    """Return the width of the feed-forward layers between states of this width."""
+    return int(number(values, "mlp_ratio", 4.0, float) * width)
+
+
+def _ratio(inner: int, width: int) -> float:
+    """Return a ratio whose product with `width`, rounded down, is `inner`."""
+    ratio = inner / width
+    return ratio if int(ratio * width) == inner else math.nextafter(ratio, math.inf)
+
+
+def _read(values: Values) -> dict[str, Any]:
+    """Return keywords of a model in which all layers are like the last."""
+    stages = _stages(values)
+    _, heads, width = stages[-1]
+    return {
+        "hidden_dim": width,
+        "num_layers": sum(depth for depth, _, _ in stages),
+        "num_heads": heads,
+        "intermediate_dim": _inner(values, width),
+    }
+
+
+def _read_parts(values: Values, config: TransformerConfig) -> TransformerConfig:
+    side, stages, blocks = config.encoder, _stages(values), []
+    size = number(values, "window_size", 7)
+    windows = GridWindows(size=size)
+    shifted = windows.replace(shift=size // 2)
+    for i, (depth, heads, width) in enumerate(stages):
+        plain = side.block
+        block = plain.replace(
+            mixer=plain.mixer.replace(
+                num_heads=heads,
+                num_key_value_heads=None,
+                head_dim=None,
+                pattern=windows,
+                score_bias=WindowBias(),
+            ),
+            feed_forward=plain.feed_forward.replace(dim=_inner(values, width)),
+        )
+        moved = block.replace(mixer=block.mixer.replace(pattern=shifted))
+        merging = ConcatenatedMerging(hidden_dim=width) if i else None
+        blocks += [block.replace(merging=merging)]
+        blocks += [moved if j % 2 else block for j in range(1, depth)]
+    whole = {"hidden_dim": stages[-1][2], "embedding_dim": stages[0][2]}
+    whole |= {"embedding_projection": None, "block": blocks[-1], "layers": tuple(blocks)}
+    return config.replace(encoder=side.replace(**whole))
+
+
+def _write_parts(config: TransformerConfig) -> tuple[TransformerConfig, dict[str, Any]]:
+    side = config.encoder if config.kind == "encoder" else None
+    blocks = () if side is None else side.layers
+    mixers = [getattr(block, "mixer", None) for block in blocks]
+    patterns = {type(getattr(mixer, "pattern", None)) for mixer in mixers}
+    if patterns != {GridWindows} or getattr(side.input, "kind", "") != "patches":
+        return config, {}
+    starts = (0, *side.stage_ends)[:-1]
+    stated: dict[str, Any] = {
+        "embed_dim": side.embedding_dim,
+        "depths": [end - first for first, end in zip(starts, side.stage_ends, strict=True)],
+        "num_heads": [mixers[first].num_heads for first in starts],
+        "window_size": mixers[0].pattern.size,
+        "mlp_ratio": _ratio(blocks[-1].feed_forward.dense_dim, side.hidden_dim),
+    }
+    keywords = {
+        **SWIN.constants,
+        **_read(stated),
+        "stem": side.input.to_dict(),
+        "activation": side.block.feed_forward.activation,
+        "dropout": side.block.dropout,
+        "attention_dropout": mixers[0].dropout,
+        "attention_bias": mixers[0].bias,
+        "initializer_range": side.initializer_range,
+    }
+    return TransformerConfig.from_dict(keywords), stated
+
+
+_LAYER = {
+    **attention("attention.{}", "self.query", "self.key", "self.value", "output.dense"),
+    "self_attention_norm": "layernorm_before",
+    "feed_forward/intermediate": "intermediate.dense",
+    "feed_forward/output": "output.dense",
+    "feed_forward_norm": "layernorm_after",
+}
+
+
+def _lines(config: TransformerConfig) -> tuple[WeightLine, ...]:
+    """Return the lines of the layers, which are numbered within their stage there."""
+    ends = config.encoder.stage_ends
+    lines: tuple[WeightLine, ...] = ()
+    for stage, (first, end) in enumerate(zip((0, *ends), ends, strict=False)):
+        if stage:
+            merging = {"projection": "reduction", "norm": "norm"}
+            ours, theirs = f"encoder/layer_{first}/merging/", f"encoder.layers.{stage - 1}."
+            lines += layers(merging, ours, f"{theirs}downsample.")
+        for i in range(first, end):
+            mine, its = f"encoder/layer_{i}/", f"encoder.layers.{stage}.blocks.{i - first}."
+            lines += layers(_LAYER, mine, its)
+            table = f"{its}attention.self.relative_position_bias_table"
+            lines += (WeightLine(f"{mine}self_attention/relative/embeddings", table),)
+    return lines
+
+
+SWIN = Family(
+    model_type="swin",
+    architecture="SwinModel",
+    fields={
+        "hidden_act": ConfigField("activation", "gelu"),
+        "hidden_dropout_prob": ConfigField("dropout", 0.0),
+        "attention_probs_dropout_prob": ConfigField("attention_dropout", 0.0),
+        "qkv_bias": ConfigField("attention_bias", True),
+        "initializer_range": ConfigField("initializer_range", 0.02),
+    },
+    constants={
+        **IMAGE_ENCODER,
+        "position": "none",
+        "embedding_normalization": True,
+        "normalization_epsilon": 1e-5,
+    },
+    conversions=(_PATCHES, Conversion(_read, lambda config: {})),
+    parts=PartsWithoutKeywords(_read_parts, _write_parts),
+    # The norms of the patches and of the mergings have this epsilon whatever the config says.
+    required={"use_absolute_embeddings": False, "layer_norm_eps": 1e-5},
+    weights=layers({"encoder/embedding_norm": "embeddings.norm", "encoder/final_norm": "layernorm"})
+    + layers({"encoder/input_patches": "embeddings.patch_embeddings.projection"}, convolution=True),
+    of_config=_lines,
+    heads={
+        "ImageClassifier": PublishedHead(
+            weights=layers({"output": "classifier"}, outside=True), values={"pooling": "mean"}
+        ),
+    },
+    names=Names(
+        prefixes=("swin.",),
+        # Tensors of masked pre-training.
+        ignored=("embeddings.mask_token", *unread("decoder.0", "classifier")),
+    ),
+)

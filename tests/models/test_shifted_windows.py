@@ -1,0 +1,152 @@
+"""Encoders whose attention is within windows of a grid, shifted in every second layer (Swin)."""
+
+import keras
+import numpy as np
+import pytest
+
+import keras_transformer as kt
+from keras_transformer import config as parts
+from keras_transformer.checkpoints.families import FAMILIES
+from keras_transformer.checkpoints.weights.safetensors_io import to_numpy
+from keras_transformer.config.structure import variable_shapes
+from tests.tasks.test_dense_images import scenes
+
+SWIN = {
+    "embed_dim": 8,
+    "depths": [2, 1],
+    "num_heads": [2, 4],
+    "window_size": 3,
+    "image_size": [16, 24],
+    "patch_size": 2,
+}
+
+
+def config(**values):
+    return FAMILIES["swin"].config(SWIN | values)
+
+
+def test_layers_are_as_the_config_says():
+    """And products are counted in windows: one multiplication and one addition for each weight."""
+    made = config()
+    assert made.encoder.grids() == ((8, 12), (8, 12), (4, 6))
+    assert kt.TransformerConfig.from_json(made.to_json()) == made
+    shapes = variable_shapes(made)
+    assert shapes["encoder/layer_2/merging/projection/kernel"] == (4 * 8, 16)
+    assert shapes["encoder/layer_1/self_attention/relative/embeddings"] == (25, 2)
+    backbone = kt.models.Encoder(made)
+    paths = {v.path.removeprefix("encoder/"): tuple(v.shape) for v in backbone.weights}
+    assert paths == shapes
+    plan = kt.planning.make_plan(made, batch_size=2, length=96)
+    assert backbone.count_params() == plan.parameters
+
+    total = 96 * 2 * 2 * 3 * 8 + 24 * 32 * 16  # the stem and the merging
+    for states, width in ((96, 8), (96, 8), (24, 16)):
+        total += states * (12 * width**2 + 2 * 9 * width)
+    assert kt.planning.flops_per_sequence(made, 96, training=False) == 2 * total
+
+
+@pytest.mark.one_backend("torch")
+def test_no_tensor_has_all_pairs_of_patches():
+    """The largest tensors of 1,024 patches are scores in windows, or inner features."""
+    from torch.utils._python_dispatch import TorchDispatchMode
+    from torch.utils._pytree import tree_leaves
+
+    largest = 0
+
+    class Watching(TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            nonlocal largest
+            found = function(*args, **(kwargs or {}))
+            sizes = [x.numel() for x in tree_leaves(found) if hasattr(x, "numel")]
+            largest = max([largest, *sizes])
+            return found
+
+    backbone = kt.models.Encoder(config(window_size=4, image_size=64))
+    with Watching():
+        states = backbone({"images": np.ones((2, 64, 64, 3), "float32")})
+        states.square().mean().backward()
+    assert largest <= 2 * 1024 * max(2 * 4**2, 4 * 8)
+    assert all(v.value.grad is not None for v in backbone.trainable_variables)
+
+
+@pytest.mark.one_backend("torch")
+def test_a_grid_smaller_than_the_windows_is_padded(tmp_path):
+    """As by Transformers if it is told to keep its windows, which it does not shift there."""
+    torch = pytest.importorskip("torch")
+    from tests.checkpoints import families
+
+    sizes = {"window_size": 7, "depths": [1, 1], "image_size": 20}
+    reference = families.make("swin", 0, "Model", **sizes)
+    reference.save_pretrained(tmp_path)
+    backbone = kt.Backbone.from_preset(tmp_path)
+    images = np.random.default_rng(0).normal(size=(2, 20, 12, 3)).astype("float32")
+    with torch.no_grad():
+        patches, grid = reference.embeddings(torch.tensor(np.moveaxis(images, -1, 1).copy()))
+        expected = reference.encoder(patches, grid, always_partition=True).last_hidden_state
+        expected = reference.layernorm(expected).numpy()
+    assert np.abs(to_numpy(backbone({"images": images})) - expected).max() <= 2e-5
+    shifted = parts.GridWindows(size=7, shift=3)
+    assert [shifted.shift_of(grid) for grid in ((10, 6), (7, 20), (8, 8))] == [0, 0, 3]
+
+
+@pytest.mark.each_backend
+def test_a_classifier_learns(tmp_path):
+    """In compiled steps, with the same outputs once it is saved."""
+    images, masks = scenes(8, (16, 24))
+    left = [int(mask[:, :6].any()) for mask in masks]
+    keras.utils.set_random_seed(1)
+    processor = kt.ImageProcessor(size=(16, 24))
+    task = kt.ImageClassifier(kt.models.Encoder(config()), processor, num_classes=2)
+    task.compile(keras.optimizers.Adam(3e-3))
+    history = task.fit(images, left, epochs=4, batch_size=4, verbose=0).history
+    assert history["loss"][-1] < history["loss"][0] and task.pooling == "mean"
+    expected = task.predict(images[:2], verbose=0)
+    task.save_to_preset(tmp_path / "saved")
+    again = kt.Task.from_preset(tmp_path / "saved")
+    assert np.allclose(again.predict(images[:2], verbose=0), expected, atol=1e-5)
+
+
+def test_dense_tasks_read_its_stages():
+    images, masks = scenes(2, (16, 24))
+    backbone, processor = kt.models.Encoder(config()), kt.ImageProcessor(size=(16, 24))
+    segmenter = kt.ImageSegmenter(backbone, processor, num_classes=2, decoder={"features": 8})
+    segmenter.fit(images, masks, batch_size=2, verbose=0)
+    assert segmenter.segment(images[0]).classes.shape == masks[0].shape
+
+
+@pytest.mark.backend_independent
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: parts.GridWindows(size=3, shift=3), "`shift` must be less than size=3"),
+        (lambda: parts.GridWindows(size=3, rows=4), "Give `rows` and `columns`, or neither"),
+        (
+            lambda: parts.Attention(num_heads=1, score_bias=parts.WindowBias()),
+            "windows for `WindowBias`",
+        ),
+        (
+            lambda: parts.Attention(
+                num_heads=1,
+                score_bias=parts.DecomposedBias(rows=4, columns=4),
+                pattern=parts.GridWindows(size=2, shift=1, rows=4, columns=4),
+            ),
+            "no shift for `DecomposedBias`",
+        ),
+        (
+            lambda: parts.PatchStemConfig(whole_patches=True, stride=8),
+            "`whole_patches` needs patches that do not overlap",
+        ),
+        (lambda: config(depths=[2, 0]), "depths must be 1 to 12 numbers"),
+        (lambda: config(depths="2, 2"), "depths must be a list of whole numbers"),
+        (lambda: config(depths=[10**6, 1]), "depths must sum to at most"),
+        (lambda: config(num_heads=[2]), "num_heads must be 2 numbers"),
+        (lambda: config(num_heads=[3, 4]), "divisible by `num_heads`"),
+        (lambda: config(window_size=0), "`size` must be at least 1"),
+        (lambda: config(layer_norm_eps=1e-3), "layer_norm_eps=0.001 is not supported"),
+        (lambda: config(use_absolute_embeddings=True), "use_absolute_embeddings=True"),
+        (lambda: config(hidden_act="snake"), "hidden_act='snake' is not supported"),
+    ],
+)
+def test_wrong_values_are_refused(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()
