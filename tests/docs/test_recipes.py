@@ -6,6 +6,7 @@ import re
 import shutil
 import subprocess
 import tempfile
+import tomllib
 from pathlib import Path
 
 import keras
@@ -139,6 +140,17 @@ def test_javascript_says_what_python_says(tmp_path, monkeypatch):
         label, share = done.stdout.split()
         expected, probability = classifier.classify(text)
         assert label == expected and float(share) == pytest.approx(probability, abs=1e-4)
+
+
+@pytest.mark.backend_independent
+def test_the_image_is_built_from_what_the_wheel_needs():
+    lines = (DOCS.parent / ".dockerignore").read_text(encoding="utf-8").splitlines()
+    assert "*" in lines  # all but these
+    kept = {line.removeprefix("!") for line in lines if line.startswith("!")}
+    given = tomllib.loads((DOCS.parent / "pyproject.toml").read_text(encoding="utf-8"))
+    wheel = given["tool"]["hatch"]["build"]["targets"]["wheel"]
+    needed = {given["project"]["readme"], *given["project"]["license-files"], "pyproject.toml"}
+    assert kept == needed | set(wheel["only-include"])
 
 
 @pytest.mark.backend_independent
