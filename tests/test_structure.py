@@ -332,8 +332,10 @@ def check_description(config):
     others = ("/score/", "/expert_", "/input_", "_convolution/", "/altup_", "/recurrence_gate/")
     assert {path for path in kernels if "/input_" not in path} == {
         path
-        for path in described
-        if path.endswith("/kernel") and not any(other in path for other in others)
+        for path, weight in described.items()
+        if path.endswith("/kernel")
+        and len(weight.shape) == 2  # convolutions over places have more
+        and not any(other in path for other in others)
     }
     # What decays: the matrices.
     optimizer = kt.training.FineTuningAdamW()

@@ -15,7 +15,7 @@ import dataclasses
 import math
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,7 @@ from keras_transformer.checkpoints.exporting import (
 from keras_transformer.checkpoints.families import FAMILIES
 from keras_transformer.checkpoints.families.base.family import Family
 from keras_transformer.checkpoints.other_formats import ADAPTER_CONFIG, MERGE_WITH_PEFT
+from keras_transformer.checkpoints.presets.assignment import backbone_variables
 from keras_transformer.checkpoints.presets.hub import SCHEME, HubName
 from keras_transformer.checkpoints.weights.safetensors_io import (
     Checkpoint,
@@ -46,7 +47,7 @@ ADAPTER_WEIGHTS = "adapter_model.safetensors"
 _PREFIX = "base_model.model."
 _MATRIX = re.compile(r"(.+)\.lora_([AB]\.weight|magnitude_vector)", re.DOTALL)
 _A, _B, _LENGTHS = "A.weight", "B.weight", "magnitude_vector"
-_KERNEL = "/kernel"
+_KERNEL, _EMBEDDING = "/kernel", "token_embedding/"
 # Values of the config that are read, and those that do not change what a stored adapter computes.
 _READ = ("r", "lora_alpha", "use_rslora", "use_dora", "rank_pattern", "alpha_pattern")
 _WITHOUT_EFFECT = (
@@ -235,6 +236,8 @@ def write_adapter(
     if unknown is not None:
         raise _not_written(family, unknown)
     own = export(_head_lines(family, task, head), task.head) if task.head else {}
+    # PEFT reads modules whole.
+    own |= {name: of() for name, of in _output_matrices(family, task, own).items()}
     tensors |= {_PREFIX + name: array for name, array in own.items()}
     rank, alpha = collections.Counter(sizes.values()).most_common(1)[0][0]
     values = {
@@ -332,6 +335,36 @@ def _head_lines(
     return family.heads[name].weights
 
 
+def _output_matrices(
+    family: Family, task: keras.Model, head: Iterable[str]
+) -> dict[str, Callable[[], np.ndarray]]:
+    """Return the output matrix `(vocabulary, width)`, by its published name, if a head has it.
+
+    It belongs to the backbone here, and in the published model to a module whose other tensors are
+    those of a head. Raises ValueError, when it is called for, if it is stored as integers.
+    """
+    modules = {name.split(".")[0] for name in head}
+    variables = backbone_variables(task.backbone)
+
+    def matrix() -> np.ndarray:
+        ours = f"{_EMBEDDING}reverse_embeddings"
+        tied = ours not in variables
+        name = f"{_EMBEDDING}embeddings" if tied else ours
+        if f"{name}_scale" in variables:
+            raise ValueError(
+                "PEFT stores the output matrix in the module of this head, and this model has it "
+                "as integers. Load the model with dtype='bfloat16' or 'float32'."
+            )
+        array = to_numpy(variables[name])
+        return array if tied else array.T
+
+    return {
+        line.theirs: matrix
+        for line in family.lines(task.backbone.config)
+        if line.ours == f"{_EMBEDDING}reverse_embeddings" and line.theirs.split(".")[0] in modules
+    }
+
+
 def _check_config(folder: Path, values: Mapping[str, Any]) -> None:
     """Raise ValueError if a value of the config asks for anything but LoRA of linear layers."""
     if values.get("peft_type") is None:
@@ -406,6 +439,10 @@ def _head_arrays(
     variables = task.head
     lines = _head_lines(family, task, head) if others and variables else ()
     known = {name: line for line in lines for name in line.names if line.ours in variables}
+    others = dict(others)
+    for name, of in _output_matrices(family, task, known).items():
+        if name in others and not np.array_equal(file.read(others.pop(name)), of()):
+            raise _refused(folder, f"a trained {name!r}, which is of the model here")
     unknown = next((name for name in others if name not in known), None)
     if unknown is not None:
         raise _refused(folder, f"all of {shorten(unknown)}, which is not in this task's head")
