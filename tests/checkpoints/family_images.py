@@ -49,7 +49,7 @@ _TOWER = {**_SIZES, "num_channels": 2, "hidden_act": "gelu", "layer_norm_eps": 1
 
 _DETECTION = {**_SIZES, "image_size": [15, 20], "num_detection_tokens": 3}
 
-# Patches do not divide the images, nor windows the grids. Transformers' model remembers for later
+# Patches do not divide the images, nor windows the grids. Transformers' model keeps for later
 # images that a grid was not above its windows, as in the last stage of the second one.
 _WINDOWS = {
     "embed_dim": 6,

@@ -203,6 +203,7 @@ def test_the_table_knows_every_model():
                 "/segments",
                 "/relative/rows",  # SAM's vectors of distances, which all heads share
                 "/relative/columns",
+                "/relative/embeddings",  # Swin's tables, small ones
             )
             whole = any(part in name for part in names)
             block = "/layer_" in name and len(shape) >= 2 and not whole

@@ -13,7 +13,7 @@ from keras_transformer.checkpoints.weights.expert_tensors import BYTES
 Info = TypeVar("Info")
 
 DTYPE = "ROWS"  # dtype of an entry that consists of rows of others
-_CONVOLUTIONS = tuple(f".linear_attn.{name}_conv1d.weight" for name in "qkv")
+CONVOLUTIONS = tuple(f".linear_attn.{name}_conv1d.weight" for name in "qkv")
 _PROJECTIONS = tuple(f".linear_attn.{name}_proj.weight" for name in "qkv")
 
 
@@ -27,16 +27,16 @@ def divided(tensors: Mapping[str, Info]) -> dict[str, Info]:
         `TensorInfo` by name. A convolution whose rows are in other tensors lists them in `parts`.
     """
     found = dict(tensors)
-    first, _, _ = _CONVOLUTIONS
+    first, _, _ = CONVOLUTIONS
     for base in [name.removesuffix(first) for name in tensors if name.endswith(first)]:
-        convolutions = [tensors.get(base + end) for end in _CONVOLUTIONS]
+        convolutions = [tensors.get(base + end) for end in CONVOLUTIONS]
         projections = [tensors.get(base + end) for end in _PROJECTIONS]
         if not all([*convolutions, *projections]):
             continue
         counts = [projection.shape[0] for projection in projections]
         if _are_cut(convolutions, counts):
             pieces = _cut(convolutions, counts)
-            found |= {base + end: own for end, own in zip(_CONVOLUTIONS, pieces, strict=True)}
+            found |= {base + end: own for end, own in zip(CONVOLUTIONS, pieces, strict=True)}
     return found
 
 

@@ -17,8 +17,8 @@ import numpy as np
 import safetensors
 
 from keras_transformer.checkpoints.other_formats import shards_of_training, what_it_is
+from keras_transformer.checkpoints.weights.divided_rows import CONVOLUTIONS, divided
 from keras_transformer.checkpoints.weights.divided_rows import DTYPE as ROWS
-from keras_transformer.checkpoints.weights.divided_rows import divided
 from keras_transformer.checkpoints.weights.expert_tensors import gathered as gathered_experts
 from keras_transformer.checkpoints.weights.expert_tensors import unpacked
 from keras_transformer.checkpoints.weights.weight_norm import DIRECTIONS, folded, kernel_of
@@ -97,7 +97,9 @@ class Checkpoint(Mapping):
         tensors = tensors if gather is None else gather(tensors)
         if any(name.endswith(DIRECTIONS) for name in tensors):
             tensors = folded(tensors)
-        self._tensors = gathered_experts(divided(tensors))
+        if any(name.endswith(CONVOLUTIONS) for name in tensors):
+            tensors = divided(tensors)
+        self._tensors = gathered_experts(tensors)
 
     def __getitem__(self, name: str) -> TensorInfo:
         return self._tensors[name]
