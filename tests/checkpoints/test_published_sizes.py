@@ -389,7 +389,7 @@ def test_sizes_are_those_of_the_transformers_library(monkeypatch):
             )
             and not path.startswith("encoder.pooler.")  # of a vision-encoder-decoder, not read
             and not path.startswith(
-                ("output_patch_embedding.", "contact_head.", "embedding_proj_layer.")
+                ("output_patch_embedding.", "contact_head.", "embedding_proj_layer.", "ctc_head.")
             )  # heads
             and not path.startswith("vision_encoder.neck.")  # SAM's, a part of the head
             and path not in ("embeddings.mask_token", "mask_emb")  # of masked pre-training

@@ -201,7 +201,7 @@ def _write_whole(config: TransformerConfig) -> tuple[TransformerConfig, dict[str
 
 PARAKEET = Family(
     model_type="parakeet_ctc",
-    architecture="ParakeetModel",
+    architecture="ParakeetForCTC",
     bare=False,
     fields={},
     constants=PARAKEET_ENCODER.constants,
@@ -211,6 +211,7 @@ PARAKEET = Family(
     weights=PARAKEET_ENCODER.weights,
     heads={
         "CTCSpeechToText": PublishedHead(
+            architectures=("ParakeetForCTC",),
             weights=(
                 WeightLine("output/kernel", "ctc_head.weight", transpose=True, column=1),
                 WeightLine("output/bias", "ctc_head.bias"),
