@@ -9,6 +9,7 @@ import keras
 import numpy as np
 from keras import ops
 
+from keras_transformer.config import GridWindows
 from keras_transformer.kernels.gradients import values_and_gradients
 from keras_transformer.kernels.programs import compile_function, compile_gradients, to_tensor
 from keras_transformer.layers.stems import TokenStem
@@ -77,13 +78,22 @@ class Explainer:
             vectors: bool, whether queries and keys are collected too.
 
         Raises:
-            ValueError: if the backbone is a user's own, and its `call` has no argument `collect`.
+            ValueError: if the backbone is a user's own, and its `call` has no argument `collect`,
+                or if its attention is in windows of a grid.
         """
         task = self._task()
         if "collect" not in inspect.signature(task.backbone.call).parameters:
             raise ValueError(
                 f"{type(task.backbone).__name__} cannot be explained: its `call` takes "
                 "no `collect`. Add this argument, and pass it to `models.ForwardContext`."
+            )
+        sides = (side.only_side for side in task.backbone.config.sides)
+        mixers = (block.mixer for side in sides for block in side.every_block)
+        if any(isinstance(getattr(each, "pattern", None), GridWindows) for each in mixers):
+            raise ValueError(
+                f"{type(task).__name__} cannot be explained with this backbone: the attention of "
+                "its layers is in windows of a grid (`config.GridWindows`), which gives no weights "
+                "of all pairs of patches."
             )
         collect = (*_SEEN, *(_VECTORS if vectors else ()))
         tensors = _tensors(inputs)

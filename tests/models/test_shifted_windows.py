@@ -146,3 +146,10 @@ def test_dense_tasks_read_its_stages():
 def test_wrong_values_are_refused(make, message):
     with pytest.raises(ValueError, match=message):
         make()
+
+
+def test_it_is_not_explained():
+    """Its attention has no weights of all pairs, which an explanation shows."""
+    task = kt.ImageClassifier(kt.models.Encoder(config()), num_classes=2)
+    with pytest.raises(ValueError, match="cannot be explained with this backbone: the attention"):
+        task.explain({"images": np.zeros((1, 16, 24, 3), "float32")})
