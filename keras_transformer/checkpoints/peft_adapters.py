@@ -340,8 +340,8 @@ def _output_matrices(
 ) -> dict[str, Callable[[], np.ndarray]]:
     """Return the output matrix `(vocabulary, width)`, by its published name, if a head has it.
 
-    It belongs to the backbone here, and in the published model to a module whose other tensors are
-    those of a head. Raises ValueError, when it is called for, if it is stored as integers.
+    The matrix belongs to the backbone here, and to a module of the head in the published model. It
+    is read when it is needed. Raises ValueError then if it is stored as integers.
     """
     modules = {name.split(".")[0] for name in head}
     variables = backbone_variables(task.backbone)

@@ -170,10 +170,13 @@ class GridWindows(Pattern, kind="grid_windows"):
         "rows and columns by which the windows are moved down and to the right.", 0, least=0
     )
     rows: int | None = option(
-        "rows of the grid. Defaults to those of the image in each call.", None, least=1, most=2**15
+        "rows of the grid. Defaults to the rows of the image in each call.",
+        None,
+        least=1,
+        most=2**15,
     )
     columns: int | None = option(
-        "columns of the grid. Defaults to those of the image in each call.",
+        "columns of the grid. Defaults to the columns of the image in each call.",
         None,
         least=1,
         most=2**15,

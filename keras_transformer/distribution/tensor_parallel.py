@@ -117,7 +117,7 @@ class TensorParallel:
         self._bind(variable, "_value", shard.to_local().detach())
 
     def _divide(self, layer: keras.layers.Layer, count: int) -> None:
-        """Bind the sizes of a layer to those of a process's part."""
+        """Bind the sizes of a layer to the sizes of its part in this process."""
         if isinstance(getattr(layer, "attention", None), Attention):
             for name in ("num_heads", "num_key_value_heads"):
                 self._bind(layer, name, getattr(layer, name) // count)

@@ -182,7 +182,7 @@ class AudioProcessor(MediaProcessor):
     def features_of(self, samples: Sequence[np.ndarray], size: int | None = None) -> np.ndarray:
         """Return the features of samples from `read`.
 
-        Waveforms and normalized frames are padded at least to those of `size` samples.
+        Waveforms and normalized frames are padded to at least the length that `size` samples have.
         """
         longest = max(map(len, samples))
         if self.features == "waveform":

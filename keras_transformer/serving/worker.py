@@ -19,7 +19,8 @@ from keras_transformer.tasks.text.generating import GenerationCall
 _LOGGER = logging.getLogger("keras_transformer.serving")
 # Decoding steps between two checks for new text.
 STEPS = 4
-# Seconds after which processes that decode together hear from the first one if there is no work.
+# Seconds after which the first of several processes sends the others an empty message, if no
+# request has come.
 _CALLS = 60.0
 # Most batches decoded in turn, each with its own settings (such as a JSON Schema); others wait.
 _MOST_BATCHES = 4

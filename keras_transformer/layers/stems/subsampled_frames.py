@@ -97,7 +97,7 @@ class SubsampledFrameStem(PositionedStem):
         super().build(input_shape)
 
     def mask_of_states(self, padding_mask, length):
-        """Return the mask of `length` states, bool `(batch, length)`, from that of the frames."""
+        """Return the mask of `length` states, bool `(batch, length)`, from the frames' mask."""
         if padding_mask is None:
             return None
         return first_places(self.config.stem.count_states(count_real(padding_mask)), length)

@@ -17,14 +17,12 @@ from keras_transformer.checkpoints.families.base.family import (
 from keras_transformer.checkpoints.families.base.placed import nested
 from keras_transformer.checkpoints.families.base.shared import flag, number
 from keras_transformer.checkpoints.families.speech.wav2vec2 import WAV2VEC2
-from keras_transformer.checkpoints.weights.tables import Names, WeightLine, attention, layers
-from keras_transformer.config import (
-    Attention,
-    Conformer,
-    Dense,
-    RelativeSinusoids,
-    TransformerConfig,
+from keras_transformer.checkpoints.families.speech.wav2vec2_bert import (
+    conformer_of,
+    without_conformer,
 )
+from keras_transformer.checkpoints.weights.tables import Names, WeightLine, attention, layers
+from keras_transformer.config import Conformer, RelativeSinusoids, TransformerConfig
 
 _MOST = 16  # maximum number of convolutions
 
@@ -76,11 +74,8 @@ def _read_parts(values: Values, config: TransformerConfig) -> TransformerConfig:
 
 
 def _write_parts(config: TransformerConfig) -> tuple[TransformerConfig, dict[str, Any]]:
-    side = config.encoder if config.kind == "encoder" else None
-    block = None if side is None else side.block
-    fits = block is not None and isinstance(block.mixer, Attention) and block.conformer is not None
-    bias = block.mixer.score_bias if fits else None
-    if not isinstance(bias, RelativeSinusoids) or not isinstance(block.feed_forward, Dense):
+    block = conformer_of(config, RelativeSinusoids)
+    if block is None:
         raise ValueError(
             "A checkpoint of this family needs blocks with attention of `RelativeSinusoids` and a "
             "`conformer`."
@@ -89,8 +84,7 @@ def _write_parts(config: TransformerConfig) -> tuple[TransformerConfig, dict[str
         "conv_kernel_size": block.conformer.size,
         "convolution_bias": block.conformer.use_bias,
     }
-    plain = block.replace(mixer=block.mixer.replace(score_bias=None), conformer=None)
-    return config.replace(encoder=side.replace(block=plain)), theirs
+    return without_conformer(config), theirs
 
 
 _OURS, _THEIRS = "encoder/layer_{i}/", "layers.{i}."
@@ -111,7 +105,7 @@ _STEM, _LAYERS = "encoder/input_", "subsampling.layers."
 
 
 def _of_stem() -> tuple[WeightLine, ...]:
-    """Return the lines of the convolutions; their layers are numbered with those of ReLU."""
+    """Return the lines of the convolutions. ReLUs count in their published numbers."""
     lines = layers({f"{_STEM}convolution": f"{_LAYERS}0"}, convolution=True)
     for i in range(1, _MOST):
         depthwise, place = f"{_STEM}depthwise_{i}", f"{_LAYERS}{3 * i - 1}"

@@ -21,7 +21,14 @@ from keras_transformer.checkpoints.families.speech.wav2vec2 import (
     classifier_projection,
 )
 from keras_transformer.checkpoints.weights.tables import Names, WeightLine, attention, layers
-from keras_transformer.config import Attention, Conformer, RelativeKeys, TransformerConfig
+from keras_transformer.config import (
+    Attention,
+    Block,
+    Conformer,
+    RelativeKeys,
+    ScoreBias,
+    TransformerConfig,
+)
 
 _USUAL = 500  # frames assumed in plans: ten seconds
 
@@ -62,25 +69,35 @@ def _read_parts(values: Values, config: TransformerConfig) -> TransformerConfig:
     return config.replace(encoder=side.replace(block=block))
 
 
+def conformer_of(config: TransformerConfig, bias: type[ScoreBias]) -> Block | None:
+    """Return the Conformer block of an encoder with this score bias, or None if it has none."""
+    block = config.encoder.block if config.kind == "encoder" else None
+    if block is None or block.conformer is None or not isinstance(block.mixer, Attention):
+        return None
+    return block if isinstance(block.mixer.score_bias, bias) else None
+
+
+def without_conformer(config: TransformerConfig) -> TransformerConfig:
+    """Return a config of Conformer blocks without the parts that no keyword describes."""
+    side, block = config.encoder, config.encoder.block
+    plain = block.replace(mixer=block.mixer.replace(score_bias=None), conformer=None)
+    return config.replace(encoder=side.replace(block=plain))
+
+
 def _write_parts(config: TransformerConfig) -> tuple[TransformerConfig, dict[str, Any]]:
-    side = config.encoder if config.kind == "encoder" else None
-    block = None if side is None else side.block
-    fits = block is not None and isinstance(block.mixer, Attention) and block.conformer is not None
-    bias = block.mixer.score_bias if fits else None
-    if not isinstance(bias, RelativeKeys) or not (
-        block.conformer.causal and block.conformer.size % 2
-    ):
+    block = conformer_of(config, RelativeKeys)
+    if block is None or not (block.conformer.causal and block.conformer.size % 2):
         raise ValueError(
             "A checkpoint of this family needs blocks with attention of `RelativeKeys` and a "
             "causal `conformer` of an odd size."
         )
+    bias = block.mixer.score_bias
     theirs = {
         "left_max_position_embeddings": bias.before,
         "right_max_position_embeddings": bias.behind,
         "conv_depthwise_kernel_size": block.conformer.size,
     }
-    plain = block.replace(mixer=block.mixer.replace(score_bias=None), conformer=None)
-    return config.replace(encoder=side.replace(block=plain)), theirs
+    return without_conformer(config), theirs
 
 
 _OURS, _THEIRS = "encoder/layer_{i}/", "encoder.layers.{i}."

@@ -6,7 +6,6 @@ axes of the rotary positions take turns. Qwen3.5 has no such states, and another
 without experts.
 """
 
-import dataclasses
 import functools
 from typing import Any
 
@@ -156,68 +155,45 @@ QWEN3_VL = Family(
     names=Names(),
 )
 
-_QWEN3_5_TEXT = of_axes(
-    QWEN3_5_TEXT, rotary(0.25, 256), delta_layers(32), usual=(11, 11, 10), order="alternating"
-)
 
+def _qwen3_5(model_type: str, prefix: str, plain: Family, num_layers: int) -> Family:
+    """Return a Qwen3.5 with images.
 
-def _lines_of_3_5(config: TransformerConfig) -> tuple[WeightLine, ...]:
-    return named_texts(QWEN3_5_TEXT.of_config(config.side("decoder")), _NAMES[1])
-
-
-QWEN3_5 = Family(
-    model_type="qwen3_5",
-    architecture="Qwen3_5Model",
-    fields={},
-    constants={"kind": "seq2seq"},
-    conversions=(
-        Conversion(
-            functools.partial(_read, text=_QWEN3_5_TEXT, image_token=248056),
-            functools.partial(_write, text=_QWEN3_5_TEXT),
+    Args:
+        model_type: str, its published type.
+        prefix: str, with which its published classes begin.
+        plain: the family of its texts alone.
+        num_layers: int, their number if the config does not give it.
+    """
+    text = of_axes(
+        plain, rotary(0.25, 256), delta_layers(num_layers), usual=(11, 11, 10), order="alternating"
+    )
+    return Family(
+        model_type=model_type,
+        architecture=f"{prefix}Model",
+        fields={},
+        constants={"kind": "seq2seq"},
+        conversions=(
+            Conversion(
+                functools.partial(_read, text=text, image_token=248056),
+                functools.partial(_write, text=text),
+            ),
         ),
-    ),
-    weights=(
-        *tower_lines(_TOWER, _MERGER, _POSITIONS, name=_NAMES[0]),
-        *text_lines(QWEN3_5_TEXT, _NAMES[1]),
-    ),
-    of_config=_lines_of_3_5,
-    heads={
-        "ImageToText": PublishedHead(
-            architectures=("Qwen3_5ForConditionalGeneration",),
-            values={"template": f"{_ASKED}<think>\n\n</think>\n\n"},
-            options=(TEXT_END,),
-        )
-    },
-    names=Names(ignored=("mtp.*",)),  # layers that predict further tokens
-)
-
-_QWEN3_5_MOE_TEXT = of_axes(
-    QWEN3_5_MOE_TEXT, rotary(0.25, 256), delta_layers(40), usual=(11, 11, 10), order="alternating"
-)
-
-
-def _lines_of_3_5_moe(config: TransformerConfig) -> tuple[WeightLine, ...]:
-    return named_texts(QWEN3_5_MOE_TEXT.of_config(config.side("decoder")), _NAMES[1])
-
-
-QWEN3_5_MOE = dataclasses.replace(
-    QWEN3_5,
-    model_type="qwen3_5_moe",
-    architecture="Qwen3_5MoeModel",
-    conversions=(
-        Conversion(
-            functools.partial(_read, text=_QWEN3_5_MOE_TEXT, image_token=248056),
-            functools.partial(_write, text=_QWEN3_5_MOE_TEXT),
+        weights=(
+            *tower_lines(_TOWER, _MERGER, _POSITIONS, name=_NAMES[0]),
+            *text_lines(plain, _NAMES[1]),
         ),
-    ),
-    weights=(
-        *tower_lines(_TOWER, _MERGER, _POSITIONS, name=_NAMES[0]),
-        *text_lines(QWEN3_5_MOE_TEXT, _NAMES[1]),
-    ),
-    of_config=_lines_of_3_5_moe,
-    heads={
-        "ImageToText": dataclasses.replace(
-            QWEN3_5.heads["ImageToText"], architectures=("Qwen3_5MoeForConditionalGeneration",)
-        )
-    },
-)
+        of_config=lambda config: named_texts(plain.of_config(config.side("decoder")), _NAMES[1]),
+        heads={
+            "ImageToText": PublishedHead(
+                architectures=(f"{prefix}ForConditionalGeneration",),
+                values={"template": f"{_ASKED}<think>\n\n</think>\n\n"},
+                options=(TEXT_END,),
+            )
+        },
+        names=Names(ignored=("mtp.*",)),  # layers that predict further tokens
+    )
+
+
+QWEN3_5 = _qwen3_5("qwen3_5", "Qwen3_5", QWEN3_5_TEXT, 32)
+QWEN3_5_MOE = _qwen3_5("qwen3_5_moe", "Qwen3_5Moe", QWEN3_5_MOE_TEXT, 40)
