@@ -7,6 +7,7 @@ from keras_transformer.processors.image_files import image_folder, read_image
 from keras_transformer.processors.object_files import read_coco, read_voc
 from keras_transformer.processors.patch_rows import PatchRowProcessor
 from keras_transformer.processors.patch_sequences import PatchSequenceProcessor
+from keras_transformer.processors.patch_videos import PatchVideoProcessor
 from keras_transformer.processors.processor import Processor
 from keras_transformer.processors.prompted import PromptedImageProcessor
 from keras_transformer.processors.series import SeriesProcessor
@@ -19,7 +20,7 @@ from keras_transformer.processors.tiling import (
     Tiling,
 )
 from keras_transformer.processors.video import VideoProcessor
-from keras_transformer.processors.video_files import video_folder
+from keras_transformer.processors.video_files import Video, video_folder
 
 __all__ = [
     "AudioProcessor",
@@ -28,6 +29,7 @@ __all__ = [
     "Mixes",
     "PatchRowProcessor",
     "PatchSequenceProcessor",
+    "PatchVideoProcessor",
     "Processor",
     "PromptedImageProcessor",
     "Resolutions",
@@ -35,6 +37,7 @@ __all__ = [
     "Splitting",
     "Thumbnail",
     "Tiling",
+    "Video",
     "VideoProcessor",
     "audio_folder",
     "image_folder",

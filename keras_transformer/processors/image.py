@@ -432,6 +432,14 @@ class ImageProcessor(MediaProcessor):
         return {**values, **{name: of_all[name] for name in names if of_all.get(name) is not None}}
 
     @classmethod
+    def from_files(cls, directory: str) -> "ImageProcessor":
+        return super().from_files(directory).with_files_of(directory)
+
+    def with_files_of(self, directory: str) -> "ImageProcessor":
+        """Return the processor with what further files of its folder hold, if it has any."""
+        return self
+
+    @classmethod
     def from_values(cls, values: Mapping[str, Any]) -> "ImageProcessor":
         """Return the processor described by a `preprocessor_config.json`.
 
