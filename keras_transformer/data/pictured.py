@@ -21,7 +21,8 @@ class Pictured(NamedTuple):
     Args:
         messages: list of dicts. Contents that were lists of parts have `{"type": "text", "text":
             str}`, for each image `{"type": "image"}`, and for each video `{"type": "video"}`.
-        images: list of the images, and of the videos, each a `processors.Video`, in the order of these parts.
+        images: list of the images, and of the videos, each a `processors.Video`, in the order of
+            these parts.
 
     Example:
     ```python

@@ -77,7 +77,7 @@ class PatchSequenceProcessor(ImageProcessor):
     Source: Wang et al. 2024, "Qwen2-VL", section 2.1.
     """
 
-    # Set by the module of `PatchVideoProcessor`. None for images that have no videos beside them.
+    # Set by the module of `PatchVideoProcessor`. None if images have no videos beside them.
     video_class: ClassVar[Any] = None
 
     def __init__(
@@ -264,8 +264,10 @@ def published_options(
 
     Args:
         values: the content of the file.
-        bounds: ints, `min_pixels` and `max_pixels` if it has none, as the further arguments are
-            values that it may lack.
+        bounds: ints, `min_pixels` and `max_pixels` if it has none.
+        patch_size: int, if it has none.
+        mean: three numbers, if it has none.
+        std: three numbers, if it has none.
 
     Raises:
         ValueError: if it does not resize images to bounds of their pixels.

@@ -40,8 +40,8 @@ class Video(NamedTuple):
     Args:
         content: whatever `read_frames` reads: a path, the bytes of a file, a data URL, an array
             `(frames, height, width, 3)`, or a list of images.
-        fps: number of frames of an array or a list that were taken in a second; None for frames
-            that were chosen already, at the rate of the processor. A file states its own.
+        fps: number of frames of an array or a list that were taken in a second; None if
+            they were chosen already, at the rate of the processor. A file states its own.
 
     Example:
     ```python
@@ -58,13 +58,13 @@ class Video(NamedTuple):
 
 
 class VideoShape(NamedTuple):
-    """What is known of a video before its frames are read.
+    """Number and size of the frames of a video, before they are read.
 
     Args:
         frames: int, number of its frames.
         height: int, of a frame that is turned upright.
         width: int.
-        fps: number of frames in a second, a float; None for an array or a list.
+        fps: number of frames in a second, a float; None if it is an array or a list.
     """
 
     frames: int

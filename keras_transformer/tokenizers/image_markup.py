@@ -81,7 +81,7 @@ class ImageMarkup(NamedTuple):
         their own.
 
         Raises:
-            ValueError: if the chat has images and videos in another order than `texts`.
+            ValueError: if the images and videos of the chat are not those of `texts`, in order.
         """
         written, last = [], 0
         for number, found in enumerate(self._marks.finditer(text)):
@@ -89,8 +89,8 @@ class ImageMarkup(NamedTuple):
             is_video = found.group() != self.mark
             if number < len(texts) and is_video != isinstance(own, VideoText):
                 raise ValueError(
-                    "The chat template writes images and videos in another order than the messages "
-                    "have them."
+                    "The chat template does not write the images and videos of the messages in "
+                    "their order."
                 )
             start, end = found.span()
             if is_video and own is not None and own != _PLACE:

@@ -178,8 +178,8 @@ class ImageConversations:
         """Raise ValueError if a row has a video that the model cannot read."""
         if self.markup.video is None and any(isinstance(each, Video) for each in row.images):
             why = (
-                "A part of a message must be a text, {'type': 'text', ...}, or an image, since this "
-                "model reads no videos: give some of the frames as images."
+                "A part of a message must be a text, {'type': 'text', ...}, or an image, since "
+                "this model reads no videos: give some of the frames as images."
                 if self.videos is None
                 else f"The tokenizer has no {self.videos.token!r}, which stands for a video."
             )

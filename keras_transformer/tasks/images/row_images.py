@@ -225,8 +225,8 @@ def check_padding(processor: ImageProcessor, layouts: Sequence[Layout]) -> None:
         raise ValueError(
             f"{len(counts)} images, and pairs of frames of videos, are padded to the largest of "
             f"them, {max(counts):,} states, and have only {sum(counts):,} together: too much "
-            "memory would hold nothing. Give fewer images at once, or let the processor make them smaller, by its `max_pixels` or "
-            "`longest_edge`."
+            "memory would hold nothing. Give fewer images at once, or let the processor make them "
+            "smaller, by its `max_pixels` or `longest_edge`."
         )
 
 
@@ -235,7 +235,7 @@ def _times(layout: Layout, steps: int | None) -> list[np.ndarray]:
 
     Args:
         layout: of an image, or of a video, whose images are pairs of frames.
-        steps: int, number of places in a second; None for one place for each pair.
+        steps: int, number of places in a second. None gives each pair one place.
     """
     if layout.seconds is None:  # the time of a run is that of the text before it
         return [np.zeros(1, "int64")] * layout.tiles
