@@ -5,6 +5,7 @@ from keras_transformer.processors.audio_files import audio_folder, read_audio
 from keras_transformer.processors.image import ImageProcessor
 from keras_transformer.processors.image_files import image_folder, read_image
 from keras_transformer.processors.object_files import read_coco, read_voc
+from keras_transformer.processors.patch_counts import PatchCountProcessor
 from keras_transformer.processors.patch_rows import PatchRowProcessor
 from keras_transformer.processors.patch_sequences import PatchSequenceProcessor
 from keras_transformer.processors.patch_videos import PatchVideoProcessor
@@ -27,6 +28,7 @@ __all__ = [
     "ImageProcessor",
     "Layout",
     "Mixes",
+    "PatchCountProcessor",
     "PatchRowProcessor",
     "PatchSequenceProcessor",
     "PatchVideoProcessor",

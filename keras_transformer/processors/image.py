@@ -104,7 +104,7 @@ class ImageProcessor(MediaProcessor):
     # Values of such a subclass that a `processor_config.json` holds beside those of the images.
     outer_values: ClassVar[tuple[str, ...]] = ()
     raw = "images"
-    reads_arrays = ("images",)
+    reads_arrays = ("images", "patches")
     part = "image_processor"
     unit = "image"
     feature = "Image"
@@ -203,6 +203,10 @@ class ImageProcessor(MediaProcessor):
                 "processor a `size`, or a `crop_size`."
             )
         return self.normalized(np.stack(made))
+
+    def arrays(self, images: Any, places: Sequence[int] | None = None) -> dict[str, np.ndarray]:
+        """Return the images as the arrays of a stem, by name; arguments as for `__call__`."""
+        return {"images": self(images, places)}
 
     def padded(
         self, images: Sequence, places: Sequence[int] | None = None

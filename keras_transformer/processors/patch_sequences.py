@@ -204,6 +204,23 @@ class PatchSequenceProcessor(ImageProcessor):
         values = np.ascontiguousarray(values.reshape(len(values), -1))
         return Patches(values, positions, states, (rows // merge, columns // merge))
 
+    def arrays(self, images: Any, places: Sequence[int] | None = None) -> dict[str, np.ndarray]:
+        """Return the images as the arrays of a `PatchSequenceStem`, padded to the longest."""
+        rows = self.rows(images)
+        places = range(len(rows)) if places is None else places
+        made = [self.patches(self.pixels(*each)) for each in _placed(rows, places)]
+        length = self._length(max(len(each.values) for each in made))
+        values = np.zeros((len(made), length, made[0].values.shape[1]), "float32")
+        positions = np.full((len(made), length, 2), -1, "int32")
+        for i, each in enumerate(made):
+            values[i, : len(each.values)] = each.values
+            positions[i, : len(each.values)] = each.positions
+        return {"patches": values, "patch_positions": positions}
+
+    def _length(self, longest: int) -> int:
+        """Return the number of patches to which those of images are padded."""
+        return longest
+
     def __call__(self, images: Any, places: Sequence[int] | None = None) -> np.ndarray:
         """Raise ValueError: the patches of images do not fit one array without their places."""
         raise ValueError(
@@ -325,6 +342,11 @@ def fitted(
         grown = math.sqrt(least / (frames * height * width))
         found = [math.ceil(side * grown / square) * square for side in (height, width)]
     return found[0], found[1]
+
+
+def _placed(rows: Sequence, places: Sequence[int]) -> list[tuple[Any, str]]:
+    """Return images, each with its name in errors."""
+    return [(row, f"x[{i}]") for i, row in zip(places, rows, strict=True)]
 
 
 def _by_squares(grid: np.ndarray, window: tuple[int, int], merge: int) -> np.ndarray:
