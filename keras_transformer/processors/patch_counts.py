@@ -1,4 +1,4 @@
-"""`PatchCountProcessor`: images of any aspect ratio as sequences of at most so many patches."""
+"""`PatchCountProcessor`: images of any aspect ratio as sequences of few enough patches."""
 
 import math
 from collections.abc import Mapping, Sequence

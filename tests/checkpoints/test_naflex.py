@@ -67,7 +67,7 @@ def test_same_patches(tmp_path, count):
 
 @pytest.mark.backend_independent
 def test_same_sizes():
-    """Of many images, by the search that theirs has."""
+    """Sizes of many images are found by the search that theirs has."""
     from transformers.models.siglip2.image_processing_pil_siglip2 import (
         get_image_size_for_max_num_patches as theirs,
     )
@@ -125,7 +125,7 @@ def test_same_gradients(tmp_path):
     ((reference(**theirs)[0] * mask) ** 2).mean().backward()
     weights = keras.ops.convert_to_tensor(mask.numpy())
     found = _gradients(backbone, lambda: keras.ops.mean(keras.ops.square(backbone(ours) * weights)))
-    # Of the vector, which the states do not use, there are none.
+    # The states do not use the vector.
     for name, parameter in reference.named_parameters():
         if parameter.grad is None:
             assert name.startswith("head.")

@@ -1,7 +1,8 @@
-"""SigLIP 2: Tschannen et al. 2025, https://arxiv.org/abs/2502.14786.
+"""SigLIP2: Tschannen et al. 2025, https://arxiv.org/abs/2502.14786.
 
-Its models of images of any aspect ratio (NaFlex): like SigLIP, but an image is a sequence of patches,
-and a grid of trained positions is resized to its rows and columns. Its other models are SigLIP's.
+Its models of images of any aspect ratio (NaFlex) are like SigLIP, but an image is a sequence of
+patches, and a grid of trained positions is resized to its rows and columns. Its other models are
+those of SigLIP.
 """
 
 import dataclasses
