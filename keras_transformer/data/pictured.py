@@ -50,7 +50,8 @@ def pictured(
             form `{"type": "image_url", "image_url": {"url": str}}`. An image is whatever
             `processors.ImageProcessor` reads. A video is `{"type": "video", "video": video}`, with
             `"fps"` if it is an array or a list of frames, see `processors.Video`.
-        images: the images of parts `{"type": "image"}` that hold none, in this order.
+        images: the images of parts `{"type": "image"}` that hold none, and the videos, each a
+            `processors.Video`, of such parts `{"type": "video"}`, in this order.
         place: how errors name the messages.
 
     Raises:
@@ -72,7 +73,15 @@ def pictured(
                 parts.append({"type": "text", "text": text})
                 continue
             if isinstance(part, Mapping) and part.get("type") in _VIDEO_KINDS:
-                found.append(_video_of(part, where))
+                video = _video_of(part, where)
+                if video is None and isinstance(next(iter(given[used:]), None), Video):
+                    video, used = given[used], used + 1
+                elif video is None:
+                    raise ValueError(
+                        f"{where} is a video without its frames: give {{'type': 'video', 'video': "
+                        "...}."
+                    )
+                found.append(video)
                 parts.append({"type": "video"})
                 continue
             image = _image_of(part, where)
@@ -111,13 +120,11 @@ def _image_of(part: Any, where: str) -> Any:
     return _held(part, "an image", _KEYS, _OTHERS, where)
 
 
-def _video_of(part: Mapping, where: str) -> Video:
-    """Return the video of a part."""
+def _video_of(part: Mapping, where: str) -> Video | None:
+    """Return the video of a part; None if the part has none."""
     content = _held(part, "a video", _VIDEO_KEYS, ("type", "text", "fps"), where)
     if content is None:
-        raise ValueError(
-            f"{where} is a video without its frames: give {{'type': 'video', 'video': ...}}."
-        )
+        return None
     fps = part.get("fps")
     if fps is not None:
         fps = check_number(f"{where}: 'fps'", fps, above=0, at_most=10**6)

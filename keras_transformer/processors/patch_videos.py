@@ -192,6 +192,18 @@ class PatchVideoProcessor(MediaProcessor):
 
     def patches_of(self, video: Video, place: str, window: int | None = None) -> list[Patches]:
         """Return the patches of each pair of frames, see `PatchSequenceProcessor.patches`."""
+        return [self.frames.patches(pair, window) for pair in self.pairs(video, place)]
+
+    def pairs(self, video: Video, place: str = "video") -> np.ndarray:
+        """Read the frames of a video, uint8 `(pairs, num_frames, height, width, 3)`.
+
+        Args:
+            video: `Video`.
+            place: its name in errors.
+
+        Raises:
+            ValueError: as `layout`, and if a frame cannot be read or has another size.
+        """
         chosen = self.chosen(video, place)
 
         def choose(total: int, _: str) -> np.ndarray:
@@ -209,8 +221,7 @@ class PatchVideoProcessor(MediaProcessor):
 
         frames = read_frames(video.content, choose, take, place)
         frames += frames[-1:] * (-len(frames) % self.num_frames)
-        pairs = np.stack(frames).reshape(-1, self.num_frames, *frames[0].shape)
-        return [self.frames.patches(pair, window) for pair in pairs]
+        return np.stack(frames).reshape(-1, self.num_frames, *frames[0].shape)
 
     def chosen(self, video: Video, place: str = "video") -> ChosenFrames:
         """Return which frames of a video are read, and how.

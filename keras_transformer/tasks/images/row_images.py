@@ -54,7 +54,7 @@ class PreparedImage(NamedTuple):
 
     Args:
         pixels: uint8 `(tiles, height, width, channels)`, a quarter of the memory of the model's
-            input.
+            input; of a video `(pairs, frames, height, width, channels)`.
         key: what equal images share.
     """
 
@@ -64,10 +64,13 @@ class PreparedImage(NamedTuple):
 
 def prepared(row: RowImages, processor: ImageProcessor) -> RowImages:
     """Return a row whose images are prepared. Raises ValueError if one cannot be read."""
-    made = [
-        PreparedImage(processor.tiles(image, f"image {i}", layout.grid), _identity(image))
-        for i, (image, layout) in enumerate(zip(row.images, row.layouts, strict=True), 1)
-    ]
+    made = []
+    for i, (image, layout) in enumerate(zip(row.images, row.layouts, strict=True), 1):
+        if isinstance(image, Video):
+            pixels = processor.videos.pairs(image, f"video {i}")
+        else:
+            pixels = processor.tiles(image, f"image {i}", layout.grid)
+        made.append(PreparedImage(pixels, _identity(image)))
     return row._replace(images=made)
 
 
@@ -172,7 +175,8 @@ def _patch_arrays(
             if key not in found:
                 found[key] = len(images)
                 if isinstance(image, PreparedImage):
-                    images.append(processor.patches(image.pixels[0], stem.window))
+                    cut = processor if image.pixels.ndim == 4 else processor.videos.frames
+                    images += [cut.patches(pixels, stem.window) for pixels in image.pixels]
                 else:
                     images += processor.patches_of(image, f"x[{place}]", stem.window)
             of_row += range(found[key], found[key] + layout.tiles)
@@ -223,10 +227,10 @@ def check_padding(processor: ImageProcessor, layouts: Sequence[Layout]) -> None:
     values = padded * processor.square**2 * processor.num_frames * 3
     if values > MOST_PADDED and padded > 4 * sum(counts):
         raise ValueError(
-            f"{len(counts)} images, and pairs of frames of videos, are padded to the largest of "
-            f"them, {max(counts):,} states, and have only {sum(counts):,} together: too much "
-            "memory would hold nothing. Give fewer images at once, or let the processor make them "
-            "smaller, by its `max_pixels` or `longest_edge`."
+            f"{len(counts)} images are padded to the largest of them, {max(counts):,} states, and "
+            f"have only {sum(counts):,} together, where each pair of frames of a video is an "
+            "image: too much memory would hold nothing. Give fewer images at once, or let the "
+            "processor make them smaller, by its `max_pixels` or `longest_edge`."
         )
 
 
