@@ -125,6 +125,7 @@ def options_of(model, theirs):
     return {k: v for k, v in theirs.items() if k != "second_per_grid_ts" or timed}
 
 
+@pytest.mark.each_backend
 def test_same_logits_in_one_batch(both):
     model, published, task = both
     arrays, mask = arrays_of(task, conversations())
