@@ -56,7 +56,7 @@ class PatchCountProcessor(PatchSequenceProcessor):
         mean: Sequence[float] | None = _HALF[0],
         std: Sequence[float] | None = _HALF[1],
     ):
-        self.max_num_patches = check_int("max_num_patches", max_num_patches, 1, 2**16)
+        self.max_num_patches = check_int("max_num_patches", max_num_patches, 1, 2**13)
         size = check_int("patch_size", patch_size, 1, 2**12)
         super().__init__(
             min_pixels=1, max_pixels=max_num_patches * size**2, patch_size=size, merge_size=1,
