@@ -19,6 +19,8 @@ class Engine:
         axes: the axes of the meshes that `setup` makes.
         trains_over_model: bool, whether devices that share the work of layers can train.
         averages_replicas: bool, whether the gradients of replicas are averaged, and not summed.
+        exchanges_within_layers: bool, whether replicas can exchange numbers in the call of a layer,
+            and not only behind the forward pass.
         spreads_batches_by: str, what spreads batches where `keras.distribution` cannot.
     """
 
@@ -27,6 +29,7 @@ class Engine:
     axes: tuple[str, ...] = ()
     trains_over_model = False
     averages_replicas = False
+    exchanges_within_layers = True
     spreads_batches_by: str
 
     def connect(self) -> None:

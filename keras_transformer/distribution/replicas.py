@@ -29,20 +29,25 @@ def part_of_mean(mean, weight):
     return mean * share * (count if ENGINE.averages_replicas else 1)
 
 
-def share_of_weight(weight):
-    """Return a replica's weight divided by the mean weight of the replicas; 1 without replicas."""
-    count, total = _over_replicas(weight)
+def share_of_weight(weight, within_layer: bool = False):
+    """Return a replica's weight divided by the mean weight of the replicas; 1 without replicas.
+
+    With `within_layer` it is 1 too where replicas cannot exchange numbers in the call of a layer.
+    """
+    count, total = _over_replicas(weight, within_layer)
     return 1.0 if count == 1 else ops.divide_no_nan(count * weight, total)
 
 
-def mean_over_replicas(weight):
+def mean_over_replicas(weight, within_layer: bool = False):
     """Return the mean weight of the replicas, by which `share_of_weight` divides."""
-    count, total = _over_replicas(weight)
+    count, total = _over_replicas(weight, within_layer)
     return total / count
 
 
-def _over_replicas(weight):
+def _over_replicas(weight, within_layer: bool = False):
     """Return the number of replicas, and the sum of their weights."""
+    if within_layer and not ENGINE.exchanges_within_layers:
+        return 1, weight
     return ENGINE.over_replicas(weight, *_averaged)
 
 

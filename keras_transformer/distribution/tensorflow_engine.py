@@ -9,6 +9,9 @@ class TensorflowEngine(Engine):
     """The replicas of a `tf.distribute` strategy."""
 
     name, packages = "tensorflow", ("tensorflow",)
+    # Replicas are threads that share the layers: in an exchange another one goes on, which would
+    # replace the losses that a layer has added.
+    exchanges_within_layers = False
     spreads_batches_by = "tf.distribute.MirroredStrategy"
 
     def over_replicas(self, weight, processes: int):

@@ -83,7 +83,8 @@ def _step_of_variables(loss, data, training: bool):
     with tape:
         x, y, weights = loss.batch(x, y, weights, training)
         states = loss.states(x, weights, training)
-        value = loss.loss(states, x, y, weights, training)
+        with model.kept_losses() if on("tensorflow") else contextlib.nullcontext():
+            value = loss.loss(states, x, y, weights, training)
         scaled = model.optimizer.scale_loss(value) if training else value
     trained = model.trainable_weights[:]
     if training and on("tensorflow"):

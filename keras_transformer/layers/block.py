@@ -148,6 +148,8 @@ class Block(ChecksCall, SavesArguments, Rematerializable, keras.layers.Layer):
                 "in the decoder of a seq2seq model."
             )
         self.cross_attention_enabled = cross_attention
+        self.normalizes_first = part.residual.is_first
+        self.is_parallel = part.residual.is_parallel
         self.pattern = getattr(part.mixer, "pattern", None)
         self.rotary = getattr(part.mixer, "position", None)
         self.has_experts = isinstance(part.feed_forward, Experts) or part.sparse is not None
@@ -303,7 +305,9 @@ class Block(ChecksCall, SavesArguments, Rematerializable, keras.layers.Layer):
                 getattr(self, name).build(inputs_shape)
         if part.output_scale:
             self.output_scale = self.add_weight((1,), "ones", trainable=False, name="output_scale")
+        self.cached_sizes = {"self": _cached_sizes(part.mixer, hidden_dim)}
         if self.cross_attention_enabled:
+            self.cached_sizes["cross"] = _cached_sizes(part.cross_attention, hidden_dim)
             source_shape = encoder_states_shape or inputs_shape
             self.fixed = {**self.fixed, "encoder_dim": source_shape[-1]}
         if self._attends_apart:
@@ -343,13 +347,8 @@ class Block(ChecksCall, SavesArguments, Rematerializable, keras.layers.Layer):
             reason = "the encoder's states are seen before the tokens, without a bias."
             refuse_unused(reason, bias=given.get("bias"), prefix=prefix)
         if cache is not None and shape is not None:
-            mixers = {"self": self.config.mixer}
-            if cache["cross"] is not None:
-                mixers["cross"] = self.config.cross_attention
-            for side, mixer in mixers.items():
-                heads, width, _, *states = mixer.for_width(shape[-1]).cached(shape[-1])
-                sizes = (*((heads, width) if heads else ()), *states)
-                if sizes:  # otherwise the cache is an earlier layer's
+            for side, sizes in self.cached_sizes.items():
+                if sizes and cache[side] is not None:  # otherwise the cache is an earlier layer's
                     cache[side].check_fit(shape, *sizes)
 
     def check_rank(self, shape):
@@ -495,7 +494,7 @@ class Block(ChecksCall, SavesArguments, Rematerializable, keras.layers.Layer):
             if has_conformer:
                 x = self.conformer(x, mask=real, which="convolution", **options)
             given = x
-            if residual.is_parallel:
+            if self.is_parallel:
                 given = inputs[:, :1] if first_only else inputs
             if self.config.feed_forward is not None:
                 x = self._sublayer("feed_forward", feed_forward, given, x, training, normed=shared)
@@ -543,14 +542,16 @@ class Block(ChecksCall, SavesArguments, Rematerializable, keras.layers.Layer):
     ):
         """Apply a sub-layer, its norms, its residual and dropout, unless `dropped` or `normed`."""
         residual, (norm, output_norm) = self.config.residual, self._norms(name)
-        before = residual.is_first and norm is not None and not normed
+        before = self.normalizes_first and norm is not None and not normed
         output = function(normalized(norm, inputs, training) if before else inputs)
         output = output if output_norm is None else normalized(output_norm, output, training)
         output = output if residual.scale == 1 else output * residual.scale
         if residual.trained_scale:
             output = output * getattr(self, f"{name}_scale")
-        x = skipped + (output if dropped else self.dropout_layer(output, training=training))
-        return x if residual.is_first or norm is None else normalized(norm, x, training)
+        if training and not dropped:
+            output = self.dropout_layer(output, training=True)
+        x = skipped + output
+        return x if self.normalizes_first or norm is None else normalized(norm, x, training)
 
     def _check_masks(self, inputs, encoder_states, cache, mask, encoder_states_mask):
         """Raise ValueError if a mask does not fit; Keras gives propagated ones only to `call`."""
@@ -609,6 +610,12 @@ class Block(ChecksCall, SavesArguments, Rematerializable, keras.layers.Layer):
             shape = (batch, self.config.mixer.num_heads, queries, length)
             weights = {"self": keras.KerasTensor(shape, "float32")}
         return pack_outputs(output, weights, cache)
+
+
+def _cached_sizes(mixer: Mixer, hidden_dim: int) -> tuple:
+    """Return the sizes of what a cache keeps for a mixer; empty if it keeps nothing."""
+    heads, width, _, *states = mixer.for_width(hidden_dim).cached(hidden_dim)
+    return (*((heads, width) if heads else ()), *states)
 
 
 def _added_behind_first(copies, added):

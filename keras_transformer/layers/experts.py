@@ -371,14 +371,15 @@ class MixtureOfExperts(ChecksCall, SavesArguments, Rematerializable, keras.layer
         balance = z = 0.0
         if factors[0]:
             choices = ops.sum(self._one_hot(chosen), axis=1)
-            loads = mean_over_replicas(ops.sum(choices * counted, axis=0))
-            loads = loads / mean_over_replicas(total)
+            loads = mean_over_replicas(ops.sum(choices * counted, axis=0), within_layer=True)
+            loads = loads / mean_over_replicas(total, within_layer=True)
             means = ops.sum(shares * counted, axis=0) / total
             balance = self.num_experts * ops.sum(loads * means)
         if factors[1]:
             sums = ops.logsumexp(scores, axis=-1, keepdims=True)
             z = ops.sum(ops.square(sums) * counted) / total
-        self.add_loss((factors[0] * balance + factors[1] * z) * share_of_weight(total))
+        share = share_of_weight(total, within_layer=True)
+        self.add_loss((factors[0] * balance + factors[1] * z) * share)
 
     def _one_hot(self, chosen):
         experts = ops.arange(self.num_experts, dtype="int32")

@@ -1,5 +1,6 @@
 """Base class of all backbones: config, token embedding, presets and checks of the input."""
 
+import functools
 import os
 from collections.abc import Mapping
 from typing import Any, Self
@@ -7,7 +8,7 @@ from typing import Any, Self
 import keras
 from keras import ops
 
-from keras_transformer.config import TransformerConfig
+from keras_transformer.config import Side, TransformerConfig
 from keras_transformer.distribution.layout import check_config, spread_batch
 from keras_transformer.kernels.process import tune_once
 from keras_transformer.kernels.products import onednn_matmul_scope
@@ -206,8 +207,8 @@ class Backbone(Runtime):
         """The stacks of blocks, in the order of the forward pass."""
         return [stack for _, stack in self.sides.values()]
 
-    def _inputs_of_sides(self) -> list[tuple[str, tuple[Input, ...], TransformerConfig]]:
-        return [(prefix, stem.inputs, s.config) for prefix, (stem, s) in self.sides.items()]
+    def _inputs_of_sides(self) -> list[tuple[str, tuple[Input, ...], Side]]:
+        return [(prefix, stem.inputs, s.side) for prefix, (stem, s) in self.sides.items()]
 
     @property
     def input_arrays(self) -> tuple[Input, ...]:
@@ -230,9 +231,12 @@ class Backbone(Runtime):
         With a window of None, or without one, the cache keeps all tokens. A recurrent mixer has a
         fourth item, the shapes of its states, see `config.Mixer.cached`.
         """
+        return [(heads // self.shared_by, *rest) for heads, *rest in self._cached_sizes]
+
+    @functools.cached_property
+    def _cached_sizes(self) -> list[tuple]:
         side = self.config.decoder
-        found = (block.mixer.cached(side.hidden_dim) for block in side.blocks)
-        return [(heads // self.shared_by, *rest) for heads, *rest in found]
+        return [block.mixer.cached(side.hidden_dim) for block in side.blocks]
 
     def prompt_tokens(self, inputs):
         """Return the ids and the mask that generation starts from."""
@@ -314,8 +318,8 @@ class Backbone(Runtime):
         needed = self.id_inputs[-1:] if continues or encoded else self.id_inputs
         needed = self.needed_inputs(inputs, needed)
         inputs = named_inputs(inputs, names, needed, taker or type(self).__name__)
-        for prefix, arrays, config in self._inputs_of_sides():
-            check_inputs(inputs, arrays, prefix, config)
+        for prefix, arrays, side in self._inputs_of_sides():
+            check_inputs(inputs, arrays, prefix, side)
         return inputs
 
     def needed_inputs(self, inputs, needed: tuple[str, ...]) -> tuple[str, ...]:
@@ -323,7 +327,8 @@ class Backbone(Runtime):
 
     def check_ids(self, **ids) -> None:
         """Raise ValueError if NumPy ids are not integers of the vocabulary or too long."""
-        most = max((x for *_, x in self._inputs_of_sides()), key=lambda x: x.vocabulary_size)
+        sides = [side for *_, side in self._inputs_of_sides()]
+        most = max(sides, key=lambda side: getattr(side.input, "vocabulary_size", 0))
         for name, array in ids.items():
             check_ids(name, array, most)
 

@@ -94,7 +94,7 @@ class DecoderBase(Backbone):
         if self.sides:
             return super()._inputs_of_sides()
         own = ("token_ids", "padding_mask", "position_ids", "pack_ids")
-        return [("", tuple(x for x in TokenStem.inputs if x.name in own), self.config)]
+        return [("", tuple(x for x in TokenStem.inputs if x.name in own), self.config.only_side)]
 
 
 @keras.saving.register_keras_serializable(package="keras_transformer")

@@ -117,7 +117,7 @@ class DualEncoder(Backbone):
         }
 
     def _inputs_of_sides(self) -> list:
-        return [("", stem.inputs, stack.config) for stem, stack in self.sides.values()]
+        return [("", stem.inputs, stack.side) for stem, stack in self.sides.values()]
 
     def needed_inputs(self, inputs, needed):
         """Return the required inputs: images or texts, or both."""

@@ -11,7 +11,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from keras_transformer.config import TransformerConfig
+from keras_transformer.config import Learned, Side
 from keras_transformer.layers.stems import Input
 from keras_transformer.support.checking import (
     agree,
@@ -116,7 +116,7 @@ def _is_text(value: Any) -> bool:
 
 
 def check_inputs(
-    inputs: Mapping[str, Any], arrays: tuple[Input, ...], prefix: str, config: TransformerConfig
+    inputs: Mapping[str, Any], arrays: tuple[Input, ...], prefix: str, side: Side
 ) -> None:
     """Raise ValueError if the shape or the values of an array would give meaningless states.
 
@@ -124,7 +124,7 @@ def check_inputs(
         inputs: arrays or tensors by name, as returned by `named_inputs`.
         arrays: the arrays that the stem of the side takes.
         prefix: prefix of their names, such as `"encoder_"`.
-        config: the config of the side.
+        side: the config of the side.
     """
     main = next((prefix + array.name for array in arrays if array.required), None)
     like = None if inputs.get(main) is None else _shape_of(main, inputs[main])
@@ -144,7 +144,7 @@ def check_inputs(
                 f"{show_shape(shape)}."
             )
         if isinstance(array, np.ndarray):
-            _check_values(name, known, array, config)
+            _check_values(name, known, array, side)
             of_places = known.name == "global_positions"
             if of_places and like is not None and isinstance(like[1], int):
                 check_range(
@@ -163,21 +163,21 @@ def check_states(name: str, states: Any, width: int) -> None:
         )
 
 
-def check_ids(name: str, array: np.ndarray, config: TransformerConfig) -> None:
+def check_ids(name: str, array: np.ndarray, side: Side) -> None:
     """Raise ValueError unless ids are integers of the vocabulary and the rows are not too long."""
     if array.dtype.kind not in "iu":
         raise ValueError(
             f"`{name}` must hold token ids, which are integers, received {array.dtype}."
         )
-    size = config.vocabulary_size
+    size = side.input.vocabulary_size
     if array.size and not (int(array.min()) >= 0 and int(array.max()) < size):
         raise ValueError(
             f"`{name}` holds ids from {int(array.min())} to {int(array.max())}, but the "
             f"vocabulary has the ids 0 to {size - 1}. Were they made by the tokenizer of another "
             "model?"
         )
-    limit = config.max_sequence_length
-    if config.position == "learned" and array.shape[-1] > limit:
+    limit = side.max_sequence_length
+    if isinstance(side.position, Learned) and array.shape[-1] > limit:
         raise ValueError(
             f"`{name}` has {array.shape[-1]} tokens a row, but the model has learned positions "
             f"for {limit} only. Truncate the input."
@@ -230,23 +230,23 @@ def _shape_of(name: str, array: Any) -> tuple | None:
     return known_shape(array)
 
 
-def _check_values(name: str, known: Input, array: np.ndarray, config: TransformerConfig) -> None:
+def _check_values(name: str, known: Input, array: np.ndarray, side: Side) -> None:
     """Raise ValueError if values are out of range, in one pass over the array."""
     kind = known.name
     if kind == "token_ids":
-        check_ids(name, array, config)
+        check_ids(name, array, side)
     elif known.dtype == "bool":
         _check_mask(name, array, kind == "padding_mask")
     elif known.below is not None:
         check_range(name, array, 0, known.below - 1, "the model takes the numbers")
     elif kind == "segment_ids":
-        most = max(config.segment_vocabulary_size, 1) - 1
+        most = max(side.input.segments, 1) - 1
         check_range(name, array, 0, most, "the model has the segments")
     elif kind == "position_ids":
         # RoBERTa counts real tokens from 0, and padding is one before that.
-        least = 0 if config.position_padding_id is None else -1
-        learned = config.position == "learned"
-        most = config.max_sequence_length - 1 if learned else np.iinfo("int32").max
+        learned = isinstance(side.position, Learned)
+        least = -1 if learned and side.position.padding_id is not None else 0
+        most = side.max_sequence_length - 1 if learned else np.iinfo("int32").max
         check_range(name, array, least, most, "the model has the positions")
     elif known.dtype.startswith("float"):
         if array.dtype.kind not in "fV" or not np.isfinite(array.astype("float32")).all():

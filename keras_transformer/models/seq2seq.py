@@ -124,12 +124,14 @@ class Seq2Seq(Backbone):
         self.decoder_stem, self.decoder = self._side(
             decoder, self.token_embedding, self.source_dim if places is None else None
         )
-        self._checked_config = decoder
+        self._checked_side = decoder.only_side
         if places is not None:  # placeholders may be outside the vocabulary and have no positions
             apart = places.count if places.apart else 0
-            self._checked_config = decoder.replace(
+            self._checked_side = self._checked_side.replace(
                 max_sequence_length=decoder.max_sequence_length + apart,
-                vocabulary_size=max(decoder.vocabulary_size, places.token + 1),
+                input=decoder.only_side.input.replace(
+                    vocabulary_size=max(decoder.vocabulary_size, places.token + 1)
+                ),
             )
             if decoder.position == "learned":
                 self.decoder_stem.position_embedding.uncounted = places.count
@@ -160,7 +162,7 @@ class Seq2Seq(Backbone):
             arrays = (*arrays, MIXED_STATES, MIXED_WEIGHTS)
         if self.config.placeholder_visibility == "prompt":
             arrays = (*arrays, PREFIX_MASK)
-        return [*read, (prefix, arrays, self._checked_config)]
+        return [*read, (prefix, arrays, self._checked_side)]
 
     @property
     def input_arrays(self) -> tuple[Input, ...]:

@@ -41,6 +41,10 @@ _CLASSES = {
 _AST = (-4.2677393, 4.5689974)
 # A waveform without a fixed length is padded to a multiple of this many samples.
 _PIECE = 16_000
+# What a file may ask for, so that the features of a recording take at most 64 times its memory.
+_LONGEST_WINDOW = 2**15
+_MOST_NUMBERS = 2**28  # of a recording, a gigabyte
+_MOST_OVERLAP = 64
 
 
 class AudioProcessor(MediaProcessor):
@@ -111,10 +115,12 @@ class AudioProcessor(MediaProcessor):
     ):
         self.features = check_choice("features", features, FEATURES)
         self.sampling_rate = check_int("sampling_rate", sampling_rate, 100, 1_000_000)
-        self.length = check_int("length", length, 1, 2**28, none=True)
+        self.length = check_int("length", length, 1, _MOST_NUMBERS, none=True)
         self.num_bins = check_int("num_bins", num_bins, 1, 1024)
-        self.window_length = check_int("window_length", window_length, 2, 2**20)
+        self.window_length = check_int("window_length", window_length, 2, _LONGEST_WINDOW)
         self.hop_length = check_int("hop_length", hop_length, 1, 2**20)
+        if self.features != "waveform":
+            self._check_spectrum()
         self.normalize = check_bool("normalize", normalize)
         self.return_attention_mask = check_bool("return_attention_mask", return_attention_mask)
         self.stack = check_int("stack", stack, 1, 1024)
@@ -126,6 +132,24 @@ class AudioProcessor(MediaProcessor):
             raise ValueError("`mean` and `std` go together: give both or neither.")
         self.mean = check_number("mean", mean, none=True)
         self.std = check_number("std", std, above=0, none=True)
+
+    def _check_spectrum(self) -> None:
+        """Raise ValueError if there are far more features than samples."""
+        if self.num_bins > self.window_length:
+            raise ValueError(
+                f"`num_bins` must be at most `window_length`, {self.window_length}, received "
+                f"{self.num_bins}."
+            )
+        if (self.length or 0) * self.num_bins > _MOST_NUMBERS:
+            raise ValueError(
+                f"`length` must be at most {_MOST_NUMBERS // self.num_bins:,} frames of "
+                f"{self.num_bins} bands, received {self.length:,}."
+            )
+        if self.hop_length * _MOST_OVERLAP < self.window_length:
+            raise ValueError(
+                f"`hop_length` must be at least {math.ceil(self.window_length / _MOST_OVERLAP)}, "
+                f"as windows have {self.window_length} samples, received {self.hop_length}."
+            )
 
     @property
     def is_masked(self) -> bool:
@@ -378,7 +402,7 @@ class AudioProcessor(MediaProcessor):
             return cls(features, length=length, **given)
         given["hop_length"] = values.get("hop_length", 160)
         if features == "normalized_log_mel":
-            window = check_int("win_length", values.get("win_length", 400), 2, 2**20)
+            window = check_int("win_length", values.get("win_length", 400), 2, _LONGEST_WINDOW)
             for name, supported in (
                 ("n_fft", power_of_two(window)),
                 ("preemphasis", PREEMPHASIS),

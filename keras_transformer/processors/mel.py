@@ -9,9 +9,9 @@ import numpy as np
 _LEAST_POWER = 1.192092955078125e-07
 # Share of the sample before that pre-emphasis subtracts from a sample.
 PREEMPHASIS = 0.97
-# Frames transformed at once (five minutes for Whisper), so that hours of audio need little more
-# memory than their samples.
-_BLOCK = 2**15
+# Samples of frames transformed at once (five minutes for Whisper), so that hours of audio need
+# little more memory than their samples.
+_BLOCK = 2**15 * 400
 
 
 def log_mel(
@@ -139,7 +139,8 @@ def filter_bank(
 
 
 def _by_blocks(function: Callable[[np.ndarray], np.ndarray], frames: np.ndarray) -> np.ndarray:
-    blocks = [function(frames[i : i + _BLOCK]) for i in range(0, len(frames), _BLOCK)]
+    count = max(_BLOCK // frames.shape[1], 1)
+    blocks = [function(frames[i : i + count]) for i in range(0, len(frames), count)]
     return blocks[0] if len(blocks) == 1 else np.concatenate(blocks)
 
 

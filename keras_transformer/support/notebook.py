@@ -64,7 +64,8 @@ def model_rows(
     sides = backbone["kind"] == "dual" or backbone.get("placeholder_id") is not None
     of_images = apart or (sides and (backbone["encoder"] or {}))
     for key in of_images or ():
-        if key in _ROWS and _ROWS[key] in rows and key not in ("vocabulary_size", "position"):
+        shown = key in _ROWS and _ROWS[key] in rows and key not in ("vocabulary_size", "position")
+        if shown and ("expert" not in key or of_images.get("num_experts")):
             rows[f"{_ROWS[key]}, of images"] = of_images[key]
     if stem := backbone.get("stem"):
         del rows["longest sequence"], rows["vocabulary"]

@@ -84,6 +84,7 @@ LANGUAGE_MODELS = {
     "qwen2_5_vl": "Qwen2_5_VLForConditionalGeneration",
     "qwen3_5": "Qwen3_5ForConditionalGeneration",
     "qwen3_vl": "Qwen3VLForConditionalGeneration",
+    "qwen3_vl_moe": "Qwen3VLMoeForConditionalGeneration",
     "qwen3_5_moe": "Qwen3_5MoeForConditionalGeneration",
     "chronos_bolt": "ChronosBoltModelForForecasting",
 }

@@ -135,6 +135,13 @@ OF_ANY_SIZE["qwen3_5_moe"] = (
     "Qwen3_5Moe",
     [{**_OF_3_5, "text_config": {**_OF_3_5["text_config"], **_EXPERTS}}],
 )
+_OF_3 = OF_ANY_SIZE["qwen3_vl"][1][0]
+# Not as wide as the states: of a square matrix Transformers cannot tell whether it is transposed.
+_ROUTED = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 20}
+OF_ANY_SIZE["qwen3_vl_moe"] = (
+    "Qwen3VLMoe",
+    [{**_OF_3, "text_config": {**_OF_3["text_config"], **_ROUTED}}],
+)
 _PIXTRAL = {
     "model_type": "pixtral", "hidden_size": 16, "intermediate_size": 20, "num_hidden_layers": 2,
     "num_attention_heads": 2, "patch_size": 4, "rope_parameters": {

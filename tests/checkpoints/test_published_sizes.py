@@ -195,6 +195,8 @@ SAID = {
     "qwen3_vl_instruct_2b": 2130,
     "qwen3_vl_instruct_4b": 4440,
     "qwen3_vl_instruct_8b": 8770,
+    "qwen3_vl_instruct_30b_a3b": 31_100,
+    "qwen3_vl_instruct_235b_a22b": 236_000,
     "qwen3_vl_instruct_32b": 33_400,
     "qwen3_0_6b": 600,
     "qwen3_30b_a3b": 30_500,

@@ -170,6 +170,8 @@ def test_two_gpus_of_jax(only, results):
 def test_mirrored_strategy(only, results):
     (found,) = results(["mirrored"])
     assert found["two"] == close(found["one"])
+    # Losses that layers add: each replica has its own, though the replicas share the layers.
+    assert found["two, experts"] == close(found["one, experts"])
     assert found["epochs"] == 1
 
 

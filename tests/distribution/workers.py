@@ -588,6 +588,14 @@ def messages(calls: dict) -> dict:
     return found
 
 
+class Doubled(Batches):
+    """Batches whose halves are equal, so that a loss for balance is that of each half."""
+
+    def __getitem__(self, place):
+        batch = super().__getitem__(place)
+        return keras.tree.map_structure(lambda x: np.concatenate([x[: len(x) // 2]] * 2), batch)
+
+
 def mirrored() -> dict:
     """One device and two on TensorFlow."""
     import tensorflow as tf
@@ -596,9 +604,15 @@ def mirrored() -> dict:
     cpu = tf.config.list_physical_devices("CPU")[0]
     tf.config.set_logical_device_configuration(cpu, [device, device])
     found = {"one": losses(make("decoder"), Batches("decoder"))}
-    with tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"]).scope():
+    strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+    with strategy.scope():
         task = make("decoder")
     found["two"] = losses(task, Batches("decoder"))
+    values = {"expert_capacity_factor": None, "load_balancing_factor": 0.5}
+    found["one, experts"] = losses(make("experts", **values), Doubled("experts"))
+    with strategy.scope():
+        routed = make("experts", **values)
+    found["two, experts"] = losses(routed, Doubled("experts"))
     # Keras looks at a batch before it trains: this does not count as an epoch of the dataset.
     x, y, weights = Batches("decoder")[0]
     rows = {"ids": [[1]] * 16}

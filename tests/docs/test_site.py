@@ -296,7 +296,7 @@ SEARCHED = {
     "function calling": "serving_api", "semantic segmentation": "dense_images", "slow": "scaling",
     "time series": "series", "custom loss": "own_models", "CUDA": "gpu", "offline": "presets",
     "BeamSearch": "reference/generation", "llama.cpp": "export",
-    "cross validation": "recipes/training",
+    "cross validation": "recipes/training", "pruning": "quantization",
 }  # fmt: skip
 
 

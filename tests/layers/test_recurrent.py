@@ -238,6 +238,27 @@ def test_initial_gates_of_heads():
     assert 0.95 * most < np.abs(kernel).max() <= most
 
 
+@pytest.mark.parametrize(("length", "decay"), [(16, 3.0), (150, 3.0), (150, 0.01)])
+def test_the_delta_rule_rounds_no_more_than_that_of_transformers(length, decay):
+    """In float32, over one chunk and several, with memories that fade fast and hardly."""
+    torch = pytest.importorskip("torch")
+    from transformers.models.qwen3_5.modeling_qwen3_5 import torch_chunk_gated_delta_rule as theirs
+
+    distances = {"ours": [], "theirs": []}
+    for seed in range(8):
+        (query, key, value, fading, strength), _ = of_delta(length, seed)
+        query = query / np.linalg.norm(query, axis=-1, keepdims=True)
+        given = (query, key, value, fading * decay / 3, strength / 2)
+        expected, _ = by_hand("delta", given, np.zeros((2, 6, 5, 3)))
+        found = numpy(gated_delta.in_chunks(*map(ops.convert_to_tensor, given), 64)[0])
+        tensors = [torch.tensor(x) for x in given]
+        tensors[0], tensors[3] = tensors[0] * 5**0.5, tensors[3][..., 0]  # it scales the queries
+        distances["ours"].append(np.abs(found - expected).max())
+        distances["theirs"].append(np.abs(theirs(*tensors)[0].numpy() - expected).max())
+    ours, others = (np.median(x) for x in distances.values())
+    assert others < 1e-5 and ours <= 1.5 * others, (ours, others)
+
+
 @pytest.mark.one_backend
 def test_the_linear_recurrence_equals_that_of_transformers():
     """And gradients, whose square root is bounded where a state does not fade at all."""

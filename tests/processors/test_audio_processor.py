@@ -307,3 +307,19 @@ def test_values_are_plain_json(tmp_path):
     processor = kt.AudioProcessor("filter_bank", length=7, mean=1.0, std=2.0)
     processor.save(tmp_path)
     assert json.loads((tmp_path / "preprocessor_config.json").read_text()) == processor.values()
+
+
+@pytest.mark.backend_independent
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"n_fft": 2**20}, "`window_length` must be"),
+        ({"n_fft": 2**15, "hop_length": 1}, "`hop_length` must be at least 512, as windows have"),
+        ({"feature_size": 1024}, "`num_bins` must be at most `window_length`, 400, received 1024"),
+        ({"nb_max_frames": 2**22}, "`length` must be at most 3,355,443 frames of 80 bands"),
+    ],
+)
+def test_a_file_cannot_ask_for_far_more_numbers_than_there_are_samples(values, message):
+    whisper = {"feature_extractor_type": "WhisperFeatureExtractor"}
+    with pytest.raises(ValueError, match=message):
+        kt.AudioProcessor.from_values(whisper | values)

@@ -16,6 +16,7 @@ from tests.tasks.test_vision_chats import arrays_of, theirs_of
 from tests.tasks.vision_chats import conversations, user
 
 torch = pytest.importorskip("torch")
+safetensors_torch = pytest.importorskip("safetensors.torch")
 transformers = pytest.importorskip("transformers")
 
 NAMES = list(OF_ANY_SIZE)
@@ -94,6 +95,24 @@ def test_export_is_the_way_back(both, tmp_path):
     assert back.backbone.config == task.backbone.config
     assert back.task_values() == task.task_values()
     assert back.asked(conversations(), None)[1] == task.asked(conversations(), None)[1]
+
+
+@pytest.mark.one_backend
+@pytest.mark.parametrize("transposed", [False, True], ids=["as saved", "as published"])
+def test_experts_in_either_layout_of_their_matrices(tmp_path, transposed):
+    """Published files have `(experts, in, out)`, and those of `save_pretrained` the transposes."""
+    model, processor = vision_chats.qwen(tmp_path, "qwen3_vl_moe")
+    file = tmp_path / "model.safetensors"
+    tensors = safetensors_torch.load_file(file)
+    for name, tensor in tensors.items():
+        if transposed and ".experts." in name:
+            tensors[name] = tensor.transpose(1, 2).contiguous()
+    safetensors_torch.save_file(tensors, file, metadata={"format": "pt"})
+    task = kt.ImageToText.from_preset(tmp_path)
+    arrays, mask = arrays_of(task, conversations()[3:4])
+    with torch.no_grad():
+        expected = model(**theirs_of(processor, conversations()[3])).logits[0].numpy()
+    assert np.abs(to_numpy(task(arrays))[0][mask[0]] - expected).max() <= 1e-4
 
 
 @pytest.mark.one_backend

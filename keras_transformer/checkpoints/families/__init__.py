@@ -159,6 +159,7 @@ from keras_transformer.checkpoints.families.vision.qwen3_vl import (
     QWEN3_5,
     QWEN3_5_MOE,
     QWEN3_VL,
+    QWEN3_VL_MOE,
 )
 from keras_transformer.checkpoints.families.vision.sam import SAM
 from keras_transformer.checkpoints.families.vision.segformer import SEGFORMER
@@ -344,6 +345,7 @@ FAMILIES = {
         COLQWEN2,
         QWEN2_5_VL,
         QWEN3_VL,
+        QWEN3_VL_MOE,
         QWEN3_5,
         QWEN3_5_MOE,
         IDEFICS3,

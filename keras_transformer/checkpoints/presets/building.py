@@ -69,7 +69,8 @@ def load_backbone(
         side = _side(preset, backbone_class, (kind,) if kind else None)
         config, _, metadata = preset.describe(load_weights)
         config = config if side is None else config.tower(side)
-        config = changed_config(preset.name, config, config_overrides, load_weights)
+        if config_overrides:
+            config = changed_config(preset.name, config, config_overrides, load_weights)
         if load_weights:
             check(preset, config)
         backbone, quantized = _build(config, metadata, dtype, load_weights)
@@ -174,7 +175,8 @@ def _load_task(
             f"Unknown options {unknown}. {name} takes {sorted(parameters)}, and the values of "
             "TransformerConfig."
         )
-    config = changed_config(preset.name, config, overrides, load_weights, name)
+    if overrides:
+        config = changed_config(preset.name, config, overrides, load_weights, name)
     given = {name: value for name, value in options.items() if name in parameters}
     head = SavedHead(preset, task_class, saved, given, parameters)
     if load_weights:

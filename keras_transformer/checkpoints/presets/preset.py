@@ -262,7 +262,11 @@ class Preset(os.PathLike):
             return kind(self.weights.directory)
         if not self.weights.is_published:
             return kind(self.weights.directory)
-        return kind(self.weights.directory, functools.partial(gather, scheme=self.weights.scheme))
+        together = functools.partial(gather, scheme=self.weights.scheme)
+        arrange = None if self.weights._has_text_model else self.weights.family.arrange
+        if arrange is None:
+            return kind(self.weights.directory, together)
+        return kind(self.weights.directory, lambda tensors: arrange(together(tensors)))
 
     @functools.cached_property
     def scheme(self) -> Scheme | None:

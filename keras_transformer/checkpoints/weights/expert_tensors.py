@@ -24,6 +24,8 @@ _SHARED_BIAS = "block.*.layer.0.SelfAttention.relative_attention_bias."
 _FUSED = ".mlp.experts.gate_up_proj"
 BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
 # Values of 4-bit numbers: one bit for the sign, two for the exponent, one for the mantissa.
+# dtype of an entry whose last two axes are swapped in the file.
+TRANSPOSED = "TRANSPOSED"
 _HALF = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6], "float32")
 _AT_ONCE = 2**17  # bytes unpacked at once, which take 16 times their memory
 _NUMBERS = np.concatenate([_HALF, -_HALF])
@@ -100,6 +102,25 @@ def _are_fused(shape: tuple, output) -> bool:
         return False
     number, both, width = shape
     return output.shape == (number, width, both // 2) and both % 2 == 0
+
+
+def inputs_first(tensors: Mapping[str, Info]) -> dict[str, Info]:
+    """Return tensors with the matrices of all experts as `(experts, in, out)`.
+
+    The published files of Qwen3-VL have them so, and those of `save_pretrained` transposed.
+    """
+    found = dict(tensors)
+    for name, info in tensors.items():
+        if not name.endswith(_FUSED):
+            continue
+        other = f"{name.removesuffix('gate_up_proj')}down_proj"
+        output = tensors.get(other)
+        if info.dtype in BYTES and _are_fused(info.shape, output):
+            for each, whole in ((name, info), (other, output)):
+                shape = (whole.shape[0], whole.shape[2], whole.shape[1])
+                swapped = {"shape": shape, "dtype": TRANSPOSED, "parts": (whole,)}
+                found[each] = dataclasses.replace(whole, **swapped)
+    return found
 
 
 def _are_packed(blocks, scales) -> bool:

@@ -19,8 +19,8 @@ import safetensors
 from keras_transformer.checkpoints.other_formats import shards_of_training, what_it_is
 from keras_transformer.checkpoints.weights.divided_rows import CONVOLUTIONS, divided
 from keras_transformer.checkpoints.weights.divided_rows import DTYPE as ROWS
+from keras_transformer.checkpoints.weights.expert_tensors import TRANSPOSED, unpacked
 from keras_transformer.checkpoints.weights.expert_tensors import gathered as gathered_experts
-from keras_transformer.checkpoints.weights.expert_tensors import unpacked
 from keras_transformer.checkpoints.weights.weight_norm import DIRECTIONS, folded, kernel_of
 from keras_transformer.checkpoints.weights.weight_norm import DTYPE as WEIGHT_NORM
 from keras_transformer.distribution.layout import gathered
@@ -140,6 +140,8 @@ class Checkpoint(Mapping):
             array = kernel_of(*(self._read(name, part) for part in info.parts))
             check_finite(array, name, info.path)
             return array
+        if info.dtype == TRANSPOSED:
+            return np.swapaxes(self._read(name, *info.parts), -1, -2)
         if info.dtype == ROWS:
             return np.concatenate([self._read(name, part) for part in info.parts])
         if info.parts:

@@ -78,5 +78,6 @@ class PositionedStem(Stem):
         """Return the states for the blocks, from content that already has its positions."""
         if self.embedding_norm is not None:
             x = self.embedding_norm(x)
-        x = self.dropout_layer(spread_batch(x), training=training)
+        x = spread_batch(x)
+        x = self.dropout_layer(x, training=True) if training else x
         return x if self.embedding_projection is None else self.embedding_projection(x)

@@ -2,7 +2,7 @@
 
 from keras import ops
 
-from keras_transformer.config import TransformerConfig
+from keras_transformer.config import Learned, TransformerConfig
 from keras_transformer.kernels.values import drop_trivial_mask
 from keras_transformer.layers.arguments import refuse_unused
 from keras_transformer.layers.dense import Dense
@@ -59,6 +59,10 @@ class TokenStem(PositionedStem):
         side = config.only_side
         mixers = [block.mixer for block in side.every_block]
         self._has_positions = side.position is not None or any(x.uses_positions for x in mixers)
+        learned = isinstance(side.position, Learned)
+        self._num_learned = side.max_sequence_length if learned else None
+        self._uncounted_id = side.position.padding_id if learned else None
+        self._dropped_id = side.input.dropped_id
         patterns = [getattr(mixer, "pattern", None) for mixer in mixers]
         if config.kind == "encoder" and any(x and x.takes_global_positions for x in patterns):
             self.inputs = (*self.inputs, _GLOBAL)
@@ -112,14 +116,14 @@ class TokenStem(PositionedStem):
         if cache_positions is not None:
             refuse_unused("the cache counts the positions.", position_ids=positions)
             positions = cache_positions
-            if self.config.position == "learned":
+            if self._num_learned is not None:
                 # Drafts and tokens of finished rows, which are discarded, may lie past the end.
-                positions = ops.minimum(positions, self.config.max_sequence_length - 1)
+                positions = ops.minimum(positions, self._num_learned - 1)
         elif positions is None:
             positions = self._counted_positions(inputs["token_ids"])
         x = inputs.get("token_embeddings")
         x = self.token_embedding(inputs["token_ids"]) if x is None else x
-        if self.config.dropped_token_id is not None:
+        if self._dropped_id is not None:
             x = x * ops.cast(self._dropout_factors(inputs), x.dtype)
         x = x if self.token_projection is None else self.token_projection(x)
         vectors = None
@@ -142,7 +146,7 @@ class TokenStem(PositionedStem):
         enable accurate structure prediction", whose published code calls it token dropout.
         """
         ids, padding_mask, packs = map(inputs.get, ("token_ids", "padding_mask", "pack_ids"))
-        kept = ops.not_equal(ids, self.config.dropped_token_id)
+        kept = ops.not_equal(ids, self._dropped_id)
         real = ops.ones_like(kept) if padding_mask is None else ops.cast(padding_mask, "bool")
         tokens, counted = (ops.cast(each, "float32") for each in (real, real & kept))
         if packs is None:
@@ -158,8 +162,7 @@ class TokenStem(PositionedStem):
 
         Source: RoBERTa's published embeddings, which count from the token ids.
         """
-        padding_id = self.config.position_padding_id
-        if padding_id is None:
+        if self._uncounted_id is None:
             return None
-        counted = ops.cast(ops.not_equal(token_ids, padding_id), "int32")
+        counted = ops.cast(ops.not_equal(token_ids, self._uncounted_id), "int32")
         return ops.cumsum(counted, axis=1) * counted - 1

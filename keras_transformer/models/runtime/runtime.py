@@ -2,7 +2,8 @@
 
 import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextvars import ContextVar
 from typing import TYPE_CHECKING
 
 import keras
@@ -26,6 +27,9 @@ from keras_transformer.models.runtime.steps import OutputLoss, TrainingLoss
 from keras_transformer.support.checking import check_flag
 from keras_transformer.support.foreign_names import Elsewhere, no_attribute
 from keras_transformer.support.registry import bound
+
+# The model whose losses are kept in this thread, and these losses.
+_KEPT: ContextVar[tuple | None] = ContextVar("kept_losses", default=None)
 
 
 class Runtime(keras.Model):
@@ -114,6 +118,24 @@ class Runtime(keras.Model):
     def training_loss(self) -> TrainingLoss | None:
         """Return the loss of `fit` and `evaluate`; None means Keras's loss on the outputs."""
         return None
+
+    @property
+    def losses(self) -> list:
+        model, losses = _KEPT.get() or (None, None)
+        return losses if model is self else super().losses
+
+    @contextlib.contextmanager
+    def kept_losses(self) -> Iterator[None]:
+        """Keep `losses` within the scope as they are at its start.
+
+        Replicas on TensorFlow are threads that share the layers, and take turns where they exchange
+        numbers: the next one replaces what layers have added by `add_loss`.
+        """
+        token = _KEPT.set((self, super().losses))
+        try:
+            yield
+        finally:
+            _KEPT.reset(token)
 
     def step_loss(self) -> TrainingLoss:
         """Return the loss that a step computes: the model's own or Keras's."""

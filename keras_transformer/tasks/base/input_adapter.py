@@ -40,7 +40,7 @@ class InputAdapter:
         names = (*(each.name for each in self.input_arrays), *further)
         inputs = named_inputs(inputs, names, self.id_inputs, taker)
         for config in self.sides:
-            check_inputs(inputs, self.input_arrays, "", config)
+            check_inputs(inputs, self.input_arrays, "", config.only_side)
         return inputs
 
     def __call__(self, inputs: dict[str, Any]) -> dict[str, Any]:

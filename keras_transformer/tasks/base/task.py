@@ -1,6 +1,7 @@
 """Base class of all tasks: a backbone, a head, a processor, presets."""
 
 import contextlib
+import functools
 import inspect
 import os
 import sys
@@ -403,10 +404,14 @@ class Task(Runtime):
         if config.position == "learned" or config.score == "location":
             options = {"max_length": config.max_sequence_length, **options}
         if options.get("shuffle") and options.get("max_buckets") is None:
-            length = min(32, config.max_sequence_length)
-            saving = int(_FLOPS_OF_A_SHAPE / flops_per_token(self.backbone.config, length))
-            options = {"least_saving": saving, **options}
+            options = {"least_saving": self._tokens_of_a_shape, **options}
         return BucketedDataset(columns, make_batch, **options)
+
+    @functools.cached_property
+    def _tokens_of_a_shape(self) -> int:
+        """Number of tokens whose training step takes as long as compiling a shape of batches."""
+        length = min(32, self.input_interface.config.max_sequence_length)
+        return int(_FLOPS_OF_A_SHAPE / flops_per_token(self.backbone.config, length))
 
     def _row_outputs(self, dataset: BucketedDataset, reduce: Callable | None = None) -> list:
         """Return the outputs of each row, in the rows' order; `reduce` is applied to each batch."""

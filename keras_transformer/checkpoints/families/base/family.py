@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from keras_transformer.checkpoints.heads import TASKS, Conversion, Values
-from keras_transformer.checkpoints.weights.safetensors_io import Checkpoint
+from keras_transformer.checkpoints.weights.safetensors_io import Checkpoint, Tensors
 from keras_transformer.checkpoints.weights.tables import Names, WeightLine, expand
 from keras_transformer.config import OPTIONS, SIDES, TransformerConfig
 from keras_transformer.support.checking import check_flag, shorten
@@ -94,6 +94,8 @@ class Family:
     required: Values = dataclasses.field(default_factory=dict)  # published, with the supported one
     activations: Mapping[str, str] = dataclasses.field(default_factory=lambda: ACTIVATIONS)
     weights: tuple[WeightLine, ...]
+    # Brings tensors that files hold in one of several layouts to that of `weights`.
+    arrange: Callable[[Tensors], Tensors] | None = None
     # Further lines, if the families of its sides are known only from the config.
     of_config: Callable[[TransformerConfig], tuple[WeightLine, ...]] | None = None
     # Tensors of the bare model that it computes and its checkpoints hold, for a config.

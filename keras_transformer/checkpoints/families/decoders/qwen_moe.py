@@ -39,8 +39,14 @@ _FIELDS = {
 }
 
 
-def _layers(experts: int, kinds_of: Any) -> Conversion:
-    """Return which layers have experts and windows; `experts` is the default number of experts."""
+def layers_with_experts(experts: int, kinds_of: Any) -> Conversion:
+    """Return which layers have experts and windows.
+
+    Args:
+        experts: int, their number if the config does not give it.
+        kinds_of: function from published values to the kinds of the layers and the window of each
+            kind, such as `layers_alike`.
+    """
 
     def read(values: Values) -> dict[str, Any]:
         kinds, windows = kinds_of(values)
@@ -80,7 +86,8 @@ def _by_layer(values: Values) -> tuple[list, dict]:
     return kinds, {FULL: None, SLIDING: window}
 
 
-def _all_alike(values: Values) -> tuple[list, dict]:
+def layers_alike(values: Values) -> tuple[list, dict]:
+    """Return the kind of each layer, all of them full attention, and their window, if any."""
     used = values.get("use_sliding_window") and values.get("sliding_window", 4096) is not None
     window = number(values, "sliding_window", 4096) if used else None
     kinds = layer_kinds({**values, "layer_types": None}, 24, lambda i: False)
@@ -103,7 +110,7 @@ QWEN2_MOE = dataclasses.replace(
         "qkv_bias": ConfigField("attention_bias", True),
     },
     constants={k: v for k, v in QWEN2.constants.items() if k != "attention_bias"},
-    conversions=(rotary(), _layers(60, _by_layer)),
+    conversions=(rotary(), layers_with_experts(60, _by_layer)),
     weights=(*QWEN2.weights, *EXPERTS, *layers(_SHARED, "decoder/layer_{i}/", "layers.{i}.")),
 )
 
@@ -120,6 +127,6 @@ QWEN3_MOE = dataclasses.replace(
         "num_experts_per_tok": ConfigField("experts_per_token", 8),
         "moe_intermediate_size": ConfigField("expert_dim", 768),
     },
-    conversions=(rotary(), _layers(128, _all_alike)),
+    conversions=(rotary(), layers_with_experts(128, layers_alike)),
     weights=(*QWEN3.weights, *EXPERTS),
 )

@@ -2,10 +2,11 @@
 
 A Qwen2-VL whose image tower also adds trained positions, interpolated to the patches of an image.
 The states of some of its layers are merged too, and added behind the first layers of a Qwen 3. The
-axes of the rotary positions take turns. Qwen3.5 has no such states, and another text model, with or
-without experts.
+axes of the rotary positions take turns. Qwen3.5 has no such states, and another text model. Both
+also exist with experts.
 """
 
+import dataclasses
 import functools
 from typing import Any
 
@@ -24,6 +25,11 @@ from keras_transformer.checkpoints.families.decoders.gated_delta import (
     delta_layers,
 )
 from keras_transformer.checkpoints.families.decoders.llama import QWEN3
+from keras_transformer.checkpoints.families.decoders.qwen_moe import (
+    QWEN3_MOE,
+    layers_alike,
+    layers_with_experts,
+)
 from keras_transformer.checkpoints.families.vision.qwen2_vl import (
     merged,
     merger_lines,
@@ -37,7 +43,8 @@ from keras_transformer.checkpoints.families.vision.qwen2_vl import (
     written,
     written_tower,
 )
-from keras_transformer.checkpoints.weights.tables import Names, WeightLine
+from keras_transformer.checkpoints.weights.expert_tensors import inputs_first
+from keras_transformer.checkpoints.weights.tables import Names, WeightLine, fused, layers
 from keras_transformer.config import TransformerConfig
 from keras_transformer.support.checking import shorten
 
@@ -90,26 +97,41 @@ def _write(config: TransformerConfig, text: Family, **further: Any) -> dict[str,
     return {"vision_config": vision | further, **written(config, text)}
 
 
-def _read_stacked(values: Values) -> dict[str, Any]:
+def _read_stacked(values: Values, text: Family) -> dict[str, Any]:
     stacked = _stacked(nested(values, "vision_config"))
-    return _read(values, QWEN3_VL_TEXT, stacked_layers=stacked)
+    return _read(values, text, stacked_layers=stacked)
 
 
-def _write_stacked(config: TransformerConfig) -> dict[str, Any]:
-    return _write(config, QWEN3_VL_TEXT, deepstack_visual_indexes=list(config.stacked_layers))
+def _write_stacked(config: TransformerConfig, text: Family) -> dict[str, Any]:
+    return _write(config, text, deepstack_visual_indexes=list(config.stacked_layers))
 
 
-QWEN3_VL_TEXT = of_axes(
-    QWEN3,
-    rotary(default_base=5e5),
-    usual=(24, 20, 20),
-    order="alternating",
-    model_type="qwen3_vl_text",
-    architecture="Qwen3VLTextModel",
+# All experts of a layer are in one tensor, the gates' columns before those of the linear branches.
+_OURS, _THEIRS = "decoder/layer_{i}/feed_forward/", "layers.{i}.mlp."
+_TENSOR = {"ends": ("", "_bias"), "transpose": False}
+_OF_EXPERTS = (
+    *layers({"router": "gate"}, _OURS, _THEIRS),
+    *fused(
+        (f"{_OURS}expert_gate", f"{_OURS}expert_intermediate"),
+        f"{_THEIRS}experts.gate_up_proj",
+        **_TENSOR,
+    ),
+    *layers({"expert_output": "experts.down_proj"}, _OURS, _THEIRS, **_TENSOR),
+)
+# Of tied embeddings the config around that of the texts decides.
+_NOT_READ = ("norm_topk_prob", "tie_word_embeddings")
+_WITH_EXPERTS = dataclasses.replace(
+    QWEN3_MOE,
     fields={
-        **QWEN3.fields,
-        "max_position_embeddings": ConfigField("max_sequence_length", 128000),
+        **{name: field for name, field in QWEN3_MOE.fields.items() if name not in _NOT_READ},
+        "num_key_value_heads": ConfigField("num_key_value_heads", 16),
+        "intermediate_size": ConfigField("intermediate_dim", 5632),
+        "num_experts_per_tok": ConfigField("experts_per_token", 4),
+        "moe_intermediate_size": ConfigField("expert_dim", 1408),
+        "num_attention_heads": ConfigField("num_heads", 16),
     },
+    constants={**QWEN3_MOE.constants, "normalize_expert_weights": True, "tie_embeddings": False},
+    weights=(*QWEN3.weights, *_OF_EXPERTS),
 )
 _MERGER = ("norm", "linear_fc1", "linear_fc2")
 _POSITIONS = WeightLine("encoder/input_positions", "pos_embed.weight")
@@ -125,24 +147,64 @@ _ASKED = (
     "<|im_start|>assistant\n"
 )
 
-QWEN3_VL = Family(
-    model_type="qwen3_vl",
-    architecture="Qwen3VLModel",
-    fields={},
-    constants={"kind": "seq2seq"},
-    conversions=(Conversion(_read_stacked, _write_stacked),),
-    weights=(
-        *tower_lines(_TOWER, _MERGER, _POSITIONS, *_STACKED, name=_NAMES[0]),
-        *text_lines(QWEN3, _NAMES[1]),
-    ),
-    heads={
-        "ImageToText": PublishedHead(
-            architectures=("Qwen3VLForConditionalGeneration",),
-            values={"template": _ASKED},
-            options=(TEXT_END,),
-        )
-    },
-    names=Names(),
+
+def _qwen3_vl(model_type: str, prefix: str, plain: Family, *conversions, **values) -> Family:
+    """Return a Qwen3-VL.
+
+    Args:
+        model_type: str, its published type.
+        prefix: str, with which its published classes begin.
+        plain: the family of its texts alone.
+        *conversions: conversions of the texts, beside the rotary positions.
+        **values: further values of the family.
+    """
+    text = of_axes(
+        plain,
+        rotary(default_base=5e5),
+        *conversions,
+        usual=(24, 20, 20),
+        order="alternating",
+        model_type=f"{model_type}_text",
+        architecture=f"{prefix}TextModel",
+        fields={
+            **plain.fields,
+            "max_position_embeddings": ConfigField("max_sequence_length", 128000),
+        },
+    )
+    return Family(
+        model_type=model_type,
+        architecture=f"{prefix}Model",
+        fields={},
+        constants={"kind": "seq2seq"},
+        conversions=(
+            Conversion(
+                functools.partial(_read_stacked, text=text),
+                functools.partial(_write_stacked, text=text),
+            ),
+        ),
+        weights=(
+            *tower_lines(_TOWER, _MERGER, _POSITIONS, *_STACKED, name=_NAMES[0]),
+            *text_lines(plain, _NAMES[1]),
+        ),
+        heads={
+            "ImageToText": PublishedHead(
+                architectures=(f"{prefix}ForConditionalGeneration",),
+                values={"template": _ASKED},
+                options=(TEXT_END,),
+            )
+        },
+        names=Names(),
+        **values,
+    )
+
+
+QWEN3_VL = _qwen3_vl("qwen3_vl", "Qwen3VL", QWEN3)
+QWEN3_VL_MOE = _qwen3_vl(
+    "qwen3_vl_moe",
+    "Qwen3VLMoe",
+    _WITH_EXPERTS,
+    layers_with_experts(60, layers_alike),
+    arrange=inputs_first,
 )
 
 
