@@ -14,8 +14,8 @@ from tests.tasks.vision_chats import user
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
-NAMES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_5")
-TIMED = ("qwen3_vl", "qwen3_5")
+NAMES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_5", "qwen3_vl_moe")
+TIMED = ("qwen3_vl", "qwen3_5", "qwen3_vl_moe")
 
 
 def frames_of(count, height, width, seed=0):
