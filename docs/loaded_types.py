@@ -73,7 +73,7 @@ LOADED_TYPES: dict[str, str | None] = {
     "qwen3_next": None,
     "vision-encoder-decoder": None,
     "dinov3_vit": None,
-    "siglip2": "Images have any size: patches come with their number, and positions are resized.",
+    "siglip2": None,
     "resnet": _CONVOLUTIONS,
     "convnext": _CONVOLUTIONS,
     "rt_detr": _BOXES,

@@ -166,10 +166,10 @@ _ITEM_SIZES = {"float32": 4, "float16, bfloat16": 2, "int8": 1}
 def _part(path: str) -> str:
     """Return the row of the parameter table that a variable belongs to."""
     names = path.split("/")
-    if names[1].startswith("layer_"):
+    if len(names) > 1 and names[1].startswith("layer_"):
         part = names[2].removesuffix("_norm").replace("_", "-")
         return f"{names[0]} layers: {part}"
-    if names[0] in ("encoder", "decoder"):
+    if len(names) > 1 and names[0] in ("encoder", "decoder"):
         return f"{names[0]}: {names[1].replace('_', ' ')}"
     return names[0].replace("_", " ")
 

@@ -243,11 +243,18 @@ class PatchSequenceStemConfig(StemConfig, kind="patch_sequence"):
         most=2**7,  # a small image is padded to a whole window
     )
     position_grid: int | None = option(
-        "rows and columns of a square grid of trained positions, which are interpolated linearly "
+        "rows and columns of a square grid of trained positions, which are interpolated "
         "to the patches of an image and added to them (Qwen3-VL). None for no such positions.",
         None,
         least=1,
         most=2**15,
+    )
+    interpolation: str = option(
+        'how these positions are interpolated: `"linear"`, with the first and the last patch of an '
+        'image at the ends of the grid; or `"linear_antialiased"`, with the sides of the image at '
+        "those of the grid, which weighs all positions that a smaller image leaves out (SigLIP 2).",
+        "linear",
+        choices=("linear", "linear_antialiased"),
     )
     time_steps: int | None = option(
         "positions on the axis of time for a second of video (Qwen2.5-VL). None for one position "
@@ -258,9 +265,14 @@ class PatchSequenceStemConfig(StemConfig, kind="patch_sequence"):
     )
 
     @property
+    def patch_shape(self) -> tuple[int, int, int, int]:
+        """Frames, rows, columns and channels of a patch."""
+        return self.num_frames, self.patch_size, self.patch_size, self.num_channels
+
+    @property
     def num_values(self) -> int:
         """Number of values in a patch."""
-        return self.num_frames * self.patch_size**2 * self.num_channels
+        return math.prod(self.patch_shape)
 
     @property
     def weights(self):

@@ -1,23 +1,28 @@
-"""Conversations with images: which image each part of a message holds."""
+"""Conversations with images and videos: what each part of a message holds."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from keras_transformer.support.checking import describe, shorten
+from keras_transformer.processors.video_files import Video
+from keras_transformer.support.checking import check_number, describe, shorten
 
 # Keys of a part that hold its image: ours and Transformers', OpenAI's, and those of `datasets`.
 _KEYS = ("image", "image_url", "url", "path", "bytes", "base64")
 _OTHERS = ("type", "detail", "text")
+_VIDEO_KEYS = ("video", "video_url", "url", "path", "bytes", "base64")
+_KINDS = ("image", "image_url", "input_image")
+_VIDEO_KINDS = ("video", "video_url", "input_video")
 _SCHEMES = ("http://", "https://", "file://", "ftp://")
 
 
 class Pictured(NamedTuple):
-    """Messages whose images are apart.
+    """Messages whose images and videos are apart.
 
     Args:
         messages: list of dicts. Contents that were lists of parts have `{"type": "text", "text":
-            str}` and, for each image, `{"type": "image"}`.
-        images: list of the images, in the order of these parts.
+            str}`, for each image `{"type": "image"}`, and for each video `{"type": "video"}`.
+        images: list of the images, and of the videos, each a `processors.Video`, in the order of
+            these parts.
 
     Example:
     ```python
@@ -37,19 +42,21 @@ class Pictured(NamedTuple):
 def pictured(
     messages: Sequence[Mapping[str, Any]], images: Sequence | None = None, place: str = "messages"
 ) -> Pictured:
-    """Return messages and their images apart.
+    """Return messages apart from their images and videos.
 
     Args:
         messages: list of dicts with `role` and `content`, a string or a list of parts: a string,
             `{"type": "text", "text": str}`, `{"type": "image", "image": image}`, or in OpenAI's
             form `{"type": "image_url", "image_url": {"url": str}}`. An image is whatever
-            `processors.ImageProcessor` reads.
-        images: the images of parts `{"type": "image"}` that hold none, in this order.
+            `processors.ImageProcessor` reads. A video is `{"type": "video", "video": video}`, with
+            `"fps"` if it is an array or a list of frames, see `processors.Video`.
+        images: the images of parts `{"type": "image"}` that hold none, and the videos, each a
+            `processors.Video`, of such parts `{"type": "video"}`, in this order.
         place: how errors name the messages.
 
     Raises:
-        ValueError: if a part is neither a text nor an image, or the numbers of images and of parts
-            without one differ.
+        ValueError: if a part is neither a text, nor an image, nor a video, or the numbers of images
+            and of parts without one differ.
     """
     given, used = list(images or ()), 0
     found, made = [], []
@@ -64,6 +71,18 @@ def pictured(
             text = part if isinstance(part, str) else _text_of(part)
             if text is not None:
                 parts.append({"type": "text", "text": text})
+                continue
+            if isinstance(part, Mapping) and part.get("type") in _VIDEO_KINDS:
+                video = _video_of(part, where)
+                if video is None and isinstance(next(iter(given[used:]), None), Video):
+                    video, used = given[used], used + 1
+                elif video is None:
+                    raise ValueError(
+                        f"{where} is a video without its frames: give {{'type': 'video', 'video': "
+                        "...}."
+                    )
+                found.append(video)
+                parts.append({"type": "video"})
                 continue
             image = _image_of(part, where)
             if image is None and used < len(given):
@@ -93,34 +112,51 @@ def _text_of(part: Any) -> str | None:
 
 def _image_of(part: Any, where: str) -> Any:
     """Return the image of a part; None if the part has none."""
-    kinds = ("image", "image_url", "input_image")
-    if not isinstance(part, Mapping) or part.get("type") not in kinds:
+    if not isinstance(part, Mapping) or part.get("type") not in _KINDS:
         raise ValueError(
             f"{where} must be a text, {{'type': 'text', 'text': ...}}, or an image, {{'type': "
             f"'image', 'image': ...}}, received {describe(part)}."
         )
-    held = {key: part[key] for key in _KEYS if part.get(key) is not None}
-    unknown = [key for key in part if key not in (*_KEYS, *_OTHERS)]
+    return _held(part, "an image", _KEYS, _OTHERS, where)
+
+
+def _video_of(part: Mapping, where: str) -> Video | None:
+    """Return the video of a part; None if the part has none."""
+    content = _held(part, "a video", _VIDEO_KEYS, ("type", "text", "fps"), where)
+    if content is None:
+        return None
+    fps = part.get("fps")
+    if fps is not None:
+        fps = check_number(f"{where}: 'fps'", fps, above=0, at_most=10**6)
+    return Video(content, fps)
+
+
+def _held(
+    part: Mapping, kind: str, keys: tuple[str, ...], others: tuple[str, ...], where: str
+) -> Any:
+    """Return what a part holds; None if it holds nothing."""
+    held = {key: part[key] for key in keys if part.get(key) is not None}
+    unknown = [key for key in part if key not in (*keys, *others)]
     if unknown or len(held) > 1:
         raise ValueError(
-            f"{where} has the keys {shorten(list(part))}: beside 'type' an image has one of "
-            f"{', '.join(map(repr, _KEYS))}."
+            f"{where} has the keys {shorten(list(part))}: beside 'type' {kind} has one of "
+            f"{', '.join(map(repr, keys))}."
         )
     if not held:
         return None
-    ((key, image),) = held.items()
+    ((key, content),) = held.items()
     if key == "base64":
-        return f"data:;base64,{image}"
-    if key == "image_url" and isinstance(image, Mapping):
-        image = image.get("url")
-    if key in ("image_url", "url") and not isinstance(image, str):
-        raise ValueError(f"{where}: {key!r} must hold a URL, received {describe(image)}.")
-    if isinstance(image, str) and image.lower().startswith(_SCHEMES):
+        return f"data:;base64,{content}"
+    if key.endswith("_url") and isinstance(content, Mapping):
+        content = content.get("url")
+    if key.endswith("url") and not isinstance(content, str):
+        raise ValueError(f"{where}: {key!r} must hold a URL, received {describe(content)}.")
+    if isinstance(content, str) and content.lower().startswith(_SCHEMES):
         raise ValueError(
-            f"{where} is a URL, {shorten(image)}, but nothing is fetched. Give a path, the bytes "
-            "of the file, a picture, or a data URL."
+            f"{where} is a URL, {shorten(content)}, but nothing is fetched. Give a path, the bytes "
+            "of the file, a data URL, or what is in it."
         )
-    return image
+    return content
 
 
 def is_messages(x: Any) -> bool:

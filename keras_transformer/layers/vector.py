@@ -24,6 +24,7 @@ class AttentionPooling(keras.layers.Layer):
 
     Call arguments:
         inputs: float `(batch, length, hidden_dim)`.
+        padding_mask: bool `(batch, length)`, True for real states; None if all are.
 
     Returns:
         Float `(batch, hidden_dim)`.
@@ -65,10 +66,10 @@ class AttentionPooling(keras.layers.Layer):
         self.norm.build(shape)
         self.feed_forward.build(shape)
 
-    def call(self, inputs):
+    def call(self, inputs, padding_mask=None):
         query = ops.cast(self.probe, inputs.dtype)[None, None]
         query = ops.broadcast_to(query, (ops.shape(inputs)[0], 1, inputs.shape[-1]))
-        x = self.attention(query, value=inputs)
+        x = self.attention(query, value=inputs, value_mask=padding_mask)
         return (x + self.feed_forward(self.norm(x)))[:, 0]
 
 
@@ -83,6 +84,7 @@ class SideVector(keras.layers.Layer):
     Call arguments:
         inputs: float `(batch, length, hidden_dim)`, the states.
         token_ids: int `(batch, length)`, for the pooling `"end"`.
+        padding_mask: bool `(batch, length)`, for the pooling `"attention"`, True for real states.
 
     Returns:
         Float `(batch, vector_width)`.
@@ -120,10 +122,10 @@ class SideVector(keras.layers.Layer):
             if layer is not None:
                 layer.build((None, None, self.config.hidden_dim))
 
-    def call(self, inputs, token_ids=None):
+    def call(self, inputs, token_ids=None, padding_mask=None):
         kind = self.config.vector_pooling
         if kind == "attention":
-            x = self.pooling(inputs)
+            x = self.pooling(inputs, padding_mask=padding_mask)
         elif kind == "first":
             x = inputs[:, 0]
         elif kind == "last":

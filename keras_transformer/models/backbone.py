@@ -473,26 +473,31 @@ class HasVector:
         options = {"name": self.config.kind, "dtype": self.dtype_policy}
         return SideVector(self.config, self.initializer, **options)
 
-    def pool(self, hidden_states, token_ids=None):
+    def pool(self, hidden_states, token_ids=None, padding_mask=None):
         """Pool the states of each row to a vector, `(batch, vector_width)`, as the config says.
 
         Args:
             hidden_states: float `(batch, length, hidden_dim)`, the states of the backbone.
             token_ids: int `(batch, length)`, for the pooling `"end"`.
+            padding_mask: bool `(batch, length)`, True for real states, for the pooling
+                `"attention"`. Defaults to all of them.
 
         Raises:
             ValueError: if the backbone has no vectors, or `"end"` lacks the ids.
         """
         if isinstance(hidden_states, keras.KerasTensor):
-            both = {"hidden_states": hidden_states, "token_ids": token_ids}
-            return self(hidden_states if token_ids is None else both, part="pool")
+            given = {"token_ids": token_ids, "padding_mask": padding_mask}
+            given = {name: each for name, each in given.items() if each is not None}
+            return self(
+                {"hidden_states": hidden_states, **given} if given else hidden_states, part="pool"
+            )
         if self.vector is None:
             raise ValueError(
                 f"This {type(self).__name__} has no vectors: its config has no `vector_pooling`."
             )
         if token_ids is None and self.config.vector_pooling == "end":
             raise ValueError("vector_pooling='end' needs the `token_ids` of the states.")
-        return self.vector(hidden_states, token_ids=token_ids)
+        return self.vector(hidden_states, token_ids=token_ids, padding_mask=padding_mask)
 
     def _pool_part(self, inputs):
         """Run `pool` as a part of `call`."""

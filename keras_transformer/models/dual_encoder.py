@@ -132,7 +132,8 @@ class DualEncoder(Backbone):
                 self, inputs, collect=collect, training=training, **kwargs
             )
         width, given = self.config.sides[0].vector_width, {}
-        for side, name in (("images", "images"), ("texts", "token_ids")):
+        for side, (stem, _) in self.sides.items():
+            name = required_of(stem)
             if name in inputs:
                 shape = (inputs[name].shape[0], width)
                 given[side] = keras.KerasTensor(shape, dtype=self.compute_dtype)
@@ -146,7 +147,7 @@ class DualEncoder(Backbone):
         }
         for side, (vector, prefix) in parts.items():
             stem, stack = self.sides[side]
-            if next(each.name for each in stem.inputs if each.required) not in inputs:
+            if required_of(stem) not in inputs:
                 continue
             embedded = stem(inputs, training=training)
             run = ForwardContext(embedded.states, embedded._asdict(), collect=collect)
@@ -156,7 +157,8 @@ class DualEncoder(Backbone):
             if collect:
                 states, found = states
                 collected |= {f"{prefix}{name}": each for name, each in found.items()}
-            vectors[side] = vector(states, token_ids=inputs.get("token_ids"))
+            mask = embedded.padding_mask if side == "images" else None
+            vectors[side] = vector(states, token_ids=inputs.get("token_ids"), padding_mask=mask)
         return (vectors, collected) if collect else vectors
 
     def similarity(self, image_vectors, text_vectors):
@@ -177,3 +179,8 @@ class DualEncoder(Backbone):
         if self.similarity_bias is None:
             return logits
         return logits + ops.cast(self.similarity_bias, "float32")
+
+
+def required_of(stem) -> str:
+    """Return the name of the first array that a stem needs."""
+    return next(each.name for each in stem.inputs if each.required)

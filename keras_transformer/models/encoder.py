@@ -126,7 +126,7 @@ class Encoder(HasVector, Backbone):
         options = {"first_only": first_only, "training": training, **positions_of(embedded)}
         return self.encoder(embedded.states, run=run, **options)
 
-    def pool(self, hidden_states, token_ids=None):
+    def pool(self, hidden_states, token_ids=None, padding_mask=None):
         """Pool the states of each row to a vector, `(batch, hidden_dim)`.
 
         By default the vector is the state of the first token, after the `pooler` if the config has
@@ -136,12 +136,14 @@ class Encoder(HasVector, Backbone):
         Args:
             hidden_states: float `(batch, length, hidden_dim)`, the states of the backbone.
             token_ids: int `(batch, length)`, for the pooling `"end"` only.
+            padding_mask: bool `(batch, length)`, True for real states, for the pooling
+                `"attention"` only. Defaults to all of them.
 
         Raises:
             ValueError: if the pooling is `"end"` and `token_ids` are missing.
         """
         if self.vector is not None or isinstance(hidden_states, keras.KerasTensor):
-            return super().pool(hidden_states, token_ids)
+            return super().pool(hidden_states, token_ids, padding_mask)
         if self.pooler_norm is not None:
             tokens = getattr(self.config.stem, "num_tokens", 0)
             return self.pooler_norm(ops.mean(hidden_states[:, tokens:], axis=1))

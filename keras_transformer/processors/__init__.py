@@ -5,8 +5,10 @@ from keras_transformer.processors.audio_files import audio_folder, read_audio
 from keras_transformer.processors.image import ImageProcessor
 from keras_transformer.processors.image_files import image_folder, read_image
 from keras_transformer.processors.object_files import read_coco, read_voc
+from keras_transformer.processors.patch_counts import PatchCountProcessor
 from keras_transformer.processors.patch_rows import PatchRowProcessor
 from keras_transformer.processors.patch_sequences import PatchSequenceProcessor
+from keras_transformer.processors.patch_videos import PatchVideoProcessor
 from keras_transformer.processors.processor import Processor
 from keras_transformer.processors.prompted import PromptedImageProcessor
 from keras_transformer.processors.series import SeriesProcessor
@@ -19,15 +21,17 @@ from keras_transformer.processors.tiling import (
     Tiling,
 )
 from keras_transformer.processors.video import VideoProcessor
-from keras_transformer.processors.video_files import video_folder
+from keras_transformer.processors.video_files import Video, video_folder
 
 __all__ = [
     "AudioProcessor",
     "ImageProcessor",
     "Layout",
     "Mixes",
+    "PatchCountProcessor",
     "PatchRowProcessor",
     "PatchSequenceProcessor",
+    "PatchVideoProcessor",
     "Processor",
     "PromptedImageProcessor",
     "Resolutions",
@@ -35,6 +39,7 @@ __all__ = [
     "Splitting",
     "Thumbnail",
     "Tiling",
+    "Video",
     "VideoProcessor",
     "audio_folder",
     "image_folder",

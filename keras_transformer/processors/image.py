@@ -104,7 +104,7 @@ class ImageProcessor(MediaProcessor):
     # Values of such a subclass that a `processor_config.json` holds beside those of the images.
     outer_values: ClassVar[tuple[str, ...]] = ()
     raw = "images"
-    reads_arrays = ("images",)
+    reads_arrays = ("images", "patches")
     part = "image_processor"
     unit = "image"
     feature = "Image"
@@ -203,6 +203,10 @@ class ImageProcessor(MediaProcessor):
                 "processor a `size`, or a `crop_size`."
             )
         return self.normalized(np.stack(made))
+
+    def arrays(self, images: Any, places: Sequence[int] | None = None) -> dict[str, np.ndarray]:
+        """Return the images as the arrays of a stem, by name; arguments as for `__call__`."""
+        return {"images": self(images, places)}
 
     def padded(
         self, images: Sequence, places: Sequence[int] | None = None
@@ -430,6 +434,14 @@ class ImageProcessor(MediaProcessor):
     def with_outer(cls, values: Mapping[str, Any], of_all: Mapping[str, Any]) -> Mapping[str, Any]:
         names = cls.subclasses.get(_named(values)[1], cls).outer_values
         return {**values, **{name: of_all[name] for name in names if of_all.get(name) is not None}}
+
+    @classmethod
+    def from_files(cls, directory: str) -> "ImageProcessor":
+        return super().from_files(directory).with_files_of(directory)
+
+    def with_files_of(self, directory: str) -> "ImageProcessor":
+        """Return the processor with what further files of its folder hold, if it has any."""
+        return self
 
     @classmethod
     def from_values(cls, values: Mapping[str, Any]) -> "ImageProcessor":

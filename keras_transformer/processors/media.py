@@ -90,7 +90,7 @@ class MediaProcessor(Processor):
         return task.held_inputs(data, options)
 
     def save(self, directory: str) -> None:
-        write_text(Path(directory, FILE), json.dumps(self.values(), indent=2) + "\n")
+        write_text(Path(directory, self.files[0]), json.dumps(self.values(), indent=2) + "\n")
 
     @classmethod
     def with_outer(cls, values: Mapping[str, Any], of_all: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -103,6 +103,17 @@ class MediaProcessor(Processor):
         return values
 
     @classmethod
+    def is_in(cls, directory: str) -> bool:
+        """Return whether a folder has a file for the processor."""
+        path = Path(directory, OF_ALL_PARTS)
+        if any(has_file(Path(directory, name)) for name in cls.files if name != OF_ALL_PARTS):
+            return True
+        try:
+            return has_file(path) and cls.part in _read_object(path)
+        except (ValueError, RecursionError) as error:
+            raise ValueError(f"{path}: {error}") from None
+
+    @classmethod
     def from_files(cls, directory: str) -> Self:
         path = Path(directory, OF_ALL_PARTS)
         try:
@@ -110,7 +121,7 @@ class MediaProcessor(Processor):
             values = of_all.get(cls.part)
             if values is None:
                 own = (Path(directory, name) for name in cls.files if name != OF_ALL_PARTS)
-                path = next(filter(has_file, own), Path(directory, FILE))
+                path = next(filter(has_file, own), Path(directory, cls.files[0]))
                 values = _read_object(path)
             elif not isinstance(values, dict):
                 raise ValueError(f"{cls.part!r} must be an object, but is {describe(values)}.")

@@ -53,6 +53,7 @@ class PatchRowProcessor(PatchSequenceProcessor):
     Source: Agrawal et al. 2024, "Pixtral 12B", section 2.2.
     """
 
+    video_class = None
     outer_values = ("patch_size", "spatial_merge_size", "image_break_token", "image_end_token")
 
     def __init__(

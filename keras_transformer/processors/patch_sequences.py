@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
@@ -10,15 +10,16 @@ from keras_transformer.config import TransformerConfig
 from keras_transformer.processors.image import CLIP, MOST_PIXELS, ImageProcessor
 from keras_transformer.processors.image_files import image_size
 from keras_transformer.processors.tiling import Layout
-from keras_transformer.support.checking import check_int, shorten
+from keras_transformer.processors.video_files import Video
+from keras_transformer.support.checking import check_int, describe, shorten
 
 _BICUBIC = 3
 # The longest side over the shortest, at most.
 _MOST_ASPECT = 200
 # Of an image, at most: states, and values of its patches, a gigabyte. Published models allow 16,384
 # states, and 100 million values.
-_MOST_STATES = 2**18
-_MOST_VALUES = 2**28
+MOST_STATES = 2**18
+MOST_VALUES = 2**28
 
 
 class Patches(NamedTuple):
@@ -53,6 +54,8 @@ class PatchSequenceProcessor(ImageProcessor):
         num_frames: int, number of frames of a patch. An image is repeated.
         resample, rescale_factor, mean, std: as for `ImageProcessor`.
         family: str, prefix of the Transformers class that the file names.
+        videos: `PatchVideoProcessor`, which reads the videos of conversations, or None if they have
+            none. It is saved in a file of its own, `video_preprocessor_config.json`.
 
     Raises:
         ValueError: if a value is out of range.
@@ -74,6 +77,9 @@ class PatchSequenceProcessor(ImageProcessor):
     Source: Wang et al. 2024, "Qwen2-VL", section 2.1.
     """
 
+    # Set by the module of `PatchVideoProcessor`. None if images have no videos beside them.
+    video_class: ClassVar[Any] = None
+
     def __init__(
         self,
         min_pixels: int = 56 * 56,
@@ -86,11 +92,17 @@ class PatchSequenceProcessor(ImageProcessor):
         mean: Sequence[float] | None = CLIP[0],
         std: Sequence[float] | None = CLIP[1],
         family: str = "Qwen2VL",
+        videos: Any = None,
     ):
         super().__init__(None, None, resample, rescale_factor, mean, std, family)
         self.patch_size = check_int("patch_size", patch_size, 1, 2**15)
         self.merge_size = check_int("merge_size", merge_size, 1, 2**10)
         self.num_frames = check_int("num_frames", num_frames, 1, 1024)
+        if videos is not None and not isinstance(videos, self.video_class or ()):
+            raise ValueError(
+                f"`videos` must be a PatchVideoProcessor or None, received {describe(videos)}."
+            )
+        self.videos = videos
         self.min_pixels = check_int("min_pixels", min_pixels, 1, MOST_PIXELS)
         self.max_pixels = check_int("max_pixels", max_pixels, 1, MOST_PIXELS)
         if max_pixels < max(min_pixels, self.square**2):
@@ -99,10 +111,10 @@ class PatchSequenceProcessor(ImageProcessor):
                 f"square of patches, received {max_pixels:,} and {min_pixels:,}."
             )
         states, values = max_pixels // self.square**2, max_pixels * 3 * self.num_frames
-        if states > _MOST_STATES or values > _MOST_VALUES:
+        if states > MOST_STATES or values > MOST_VALUES:
             raise ValueError(
                 f"An image of `max_pixels`={max_pixels:,} has {states:,} states and {values:,} "
-                f"values in patches, and may have {_MOST_STATES:,} and {_MOST_VALUES:,}."
+                f"values in patches, and may have {MOST_STATES:,} and {MOST_VALUES:,}."
             )
 
     @property
@@ -135,17 +147,36 @@ class PatchSequenceProcessor(ImageProcessor):
     ) -> list[Layout]:
         """Return what stands for each image of a row in a text, by its size; see `ImageProcessor`.
 
-        `states` are not used: images have different numbers of them.
+        `states` are not used: images have different numbers of them. With a processor for `videos`,
+        each of `images` may also be a `Video`.
         """
-        places = [f"image {i}" for i in range(1, len(images) + 1)] if places is None else places
-        counts = [self.num_states(*each) for each in zip(images, places, strict=True)]
-        return [Layout((0, 0), 1, (np.arange(count),)) for count in counts]
+        names = ("video" if isinstance(each, Video) else "image" for each in images)
+        places = [f"{name} {i}" for i, name in enumerate(names, 1)] if places is None else places
+        return [self._layout(*each) for each in zip(images, places, strict=True)]
+
+    def _layout(self, given: Any, place: str) -> Layout:
+        if isinstance(given, Video):
+            return self.videos.layout(given, place)
+        return Layout((0, 0), 1, (np.arange(self.num_states(given, place)),))
+
+    def patches_of(self, given: Any, place: str, window: int | None = None) -> list[Patches]:
+        """Return the patches of an image, or of each pair of frames of a `Video`.
+
+        Args:
+            given: an image, or a `Video`.
+            place: its name in errors.
+            window: as for `patches`.
+        """
+        if isinstance(given, Video):
+            return self.videos.patches_of(given, place, window)
+        return [self.patches(self.pixels(given, place), window)]
 
     def patches(self, pixels: np.ndarray, window: int | None = None) -> Patches:
         """Cut the pixels of an image into patches.
 
         Args:
-            pixels: uint8 `(height, width, 3)`, the result of `pixels`.
+            pixels: uint8 `(height, width, 3)`, the result of `pixels`, or `(num_frames, height,
+                width, 3)`, frames of a video.
             window: int, rows and columns of patches of the windows in which they are put in order,
                 padded to whole windows. None puts squares of patches row by row.
 
@@ -153,10 +184,11 @@ class PatchSequenceProcessor(ImageProcessor):
             `Patches`. The patches of a square follow each other.
         """
         size, merge = self.patch_size, self.merge_size
-        rows, columns = (side // size for side in pixels.shape[:2])
-        images = self.normalized(pixels[None])
-        cut = images.reshape(rows, size, columns, size, -1).swapaxes(1, 2)
-        cut = np.broadcast_to(cut[:, :, None], (rows, columns, self.num_frames, *cut.shape[2:]))
+        rows, columns = (side // size for side in pixels.shape[-3:-1])
+        frames = self.normalized(pixels if pixels.ndim == 4 else pixels[None])
+        cut = frames.reshape(-1, rows, size, columns, size, frames.shape[-1])
+        cut = cut.transpose(1, 3, 0, 2, 4, 5)
+        cut = np.broadcast_to(cut, (rows, columns, self.num_frames, *cut.shape[3:]))
         places = np.stack(np.indices((rows, columns), "int32"), axis=-1)
         high, wide = (window, window) if window else (rows, columns)
         padding = [(0, -rows % high), (0, -columns % wide)]
@@ -172,6 +204,23 @@ class PatchSequenceProcessor(ImageProcessor):
         values = np.ascontiguousarray(values.reshape(len(values), -1))
         return Patches(values, positions, states, (rows // merge, columns // merge))
 
+    def arrays(self, images: Any, places: Sequence[int] | None = None) -> dict[str, np.ndarray]:
+        """Return the images as the arrays of a `PatchSequenceStem`, padded to the longest."""
+        rows = self.rows(images)
+        places = range(len(rows)) if places is None else places
+        made = [self.patches(self.pixels(*each)) for each in _placed(rows, places)]
+        length = self._length(max(len(each.values) for each in made))
+        values = np.zeros((len(made), length, made[0].values.shape[1]), "float32")
+        positions = np.full((len(made), length, 2), -1, "int32")
+        for i, each in enumerate(made):
+            values[i, : len(each.values)] = each.values
+            positions[i, : len(each.values)] = each.positions
+        return {"patches": values, "patch_positions": positions}
+
+    def _length(self, longest: int) -> int:
+        """Return the number of patches to which those of images are padded."""
+        return longest
+
     def __call__(self, images: Any, places: Sequence[int] | None = None) -> np.ndarray:
         """Raise ValueError: the patches of images do not fit one array without their places."""
         raise ValueError(
@@ -180,35 +229,20 @@ class PatchSequenceProcessor(ImageProcessor):
         )
 
     def _resized(self, height: int, width: int) -> tuple[int, int]:
-        short, long = sorted((height, width))
-        if long > _MOST_ASPECT * short:
-            raise ValueError(
-                f"An image of {height:,} x {width:,} pixels is more than {_MOST_ASPECT} times as "
-                "long as wide. Crop it, or cut it into several images."
-            )
-        square = self.square
-        found = [round(side / square) * square for side in (height, width)]
-        if math.prod(found) > self.max_pixels:
-            shrunk = math.sqrt(height * width / self.max_pixels)
-            sides = (math.floor(side / shrunk / square) * square for side in (height, width))
-            found = [max(square, side) for side in sides]
-        elif math.prod(found) < self.min_pixels:
-            grown = math.sqrt(self.min_pixels / (height * width))
-            found = [math.ceil(side * grown / square) * square for side in (height, width)]
-        return found[0], found[1]
+        return fitted(height, width, self.square, self.min_pixels, self.max_pixels)
 
     def check(self, config: TransformerConfig) -> None:
         stem = config.sides[0].stem
-        names = ("patch_size", "num_frames")
-        mine = {name: getattr(self, name) for name in names}
-        theirs = {name: getattr(stem, name, None) for name in names}
+        theirs = {name: getattr(stem, name, None) for name in ("patch_size", "num_frames")}
         if config.projector is not None:
-            mine["merge_size"], theirs["merge_size"] = self.merge_size, config.projector.pool
-        if mine != theirs:
-            raise ValueError(
-                f"The images are cut into patches of {mine}, but the model's config has {theirs}: "
-                "give the processor that belongs to the model."
-            )
+            theirs["merge_size"] = config.projector.pool
+        for name, each in {"images": self, "videos": self.videos}.items():
+            mine = {key: getattr(each, key) for key in theirs} if each is not None else theirs
+            if mine != theirs:
+                raise ValueError(
+                    f"The {name} are cut into patches of {mine}, but the model's config has "
+                    f"{theirs}: give the processor that belongs to the model."
+                )
 
     def values(self) -> dict[str, Any]:
         values = super().values()
@@ -220,29 +254,99 @@ class PatchSequenceProcessor(ImageProcessor):
             "merge_size": self.merge_size,
         }
 
+    def save(self, directory: str) -> None:
+        super().save(directory)
+        if self.videos is not None:
+            self.videos.save(directory)
+
+    def with_files_of(self, directory: str) -> "PatchSequenceProcessor":
+        kind = self.video_class
+        if kind is not None:
+            self.videos = kind.from_files(directory) if kind.is_in(directory) else kind.beside(self)
+        return self
+
     @classmethod
     def from_values(cls, values: Mapping[str, Any]) -> "PatchSequenceProcessor":
-        size = values.get("size") or {}
-        if not isinstance(size, Mapping) or not values.get("do_resize", True):
-            raise ValueError(
-                "`size` must hold 'shortest_edge' and 'longest_edge', and do_resize be true, "
-                f"received {shorten(size)} and {shorten(values.get('do_resize', True))}."
-            )
-        # Old files give the bounds by themselves.
-        least = values.get("min_pixels") or size.get("shortest_edge") or 56 * 56
-        most = values.get("max_pixels") or size.get("longest_edge") or 28 * 28 * 1280
-        rescales, normalizes = (values.get(f"do_{n}", True) for n in ("rescale", "normalize"))
-        return cls(
-            min_pixels=least,
-            max_pixels=most,
-            patch_size=values.get("patch_size", 14),
-            merge_size=values.get("merge_size", 2),
-            num_frames=values.get("temporal_patch_size", 2),
-            resample=values.get("resample", _BICUBIC),
-            rescale_factor=values.get("rescale_factor", 1 / 255) if rescales else None,
-            mean=values.get("image_mean", CLIP[0]) if normalizes else None,
-            std=values.get("image_std", CLIP[1]) if normalizes else None,
+        return cls(**published_options(values, (56 * 56, 28 * 28 * 1280)))
+
+
+def published_options(
+    values: Mapping[str, Any],
+    bounds: tuple[int, int],
+    patch_size: int = 14,
+    mean: Sequence[float] = CLIP[0],
+    std: Sequence[float] = CLIP[1],
+) -> dict[str, Any]:
+    """Return the options of a processor of patches that a published file states.
+
+    Args:
+        values: the content of the file.
+        bounds: ints, `min_pixels` and `max_pixels` if it has none.
+        patch_size: int, if it has none.
+        mean: three numbers, if it has none.
+        std: three numbers, if it has none.
+
+    Raises:
+        ValueError: if it does not resize images to bounds of their pixels.
+    """
+    size = values.get("size") or {}
+    if not isinstance(size, Mapping) or not values.get("do_resize", True):
+        raise ValueError(
+            "`size` must hold 'shortest_edge' and 'longest_edge', and do_resize be true, "
+            f"received {shorten(size)} and {shorten(values.get('do_resize', True))}."
         )
+    rescales, normalizes = (values.get(f"do_{n}", True) for n in ("rescale", "normalize"))
+    return {
+        # Old files give the bounds by themselves.
+        "min_pixels": values.get("min_pixels") or size.get("shortest_edge") or bounds[0],
+        "max_pixels": values.get("max_pixels") or size.get("longest_edge") or bounds[1],
+        "patch_size": values.get("patch_size", patch_size),
+        "merge_size": values.get("merge_size", 2),
+        "num_frames": values.get("temporal_patch_size", 2),
+        "resample": values.get("resample", _BICUBIC),
+        "rescale_factor": values.get("rescale_factor", 1 / 255) if rescales else None,
+        "mean": values.get("image_mean", mean) if normalizes else None,
+        "std": values.get("image_std", std) if normalizes else None,
+    }
+
+
+def fitted(
+    height: int, width: int, square: int, least: int, most: int, frames: int = 1, counted: int = 1
+) -> tuple[int, int]:
+    """Return the sides of an image in whole squares, so that it has neither few nor many pixels.
+
+    Args:
+        height: int, of the image.
+        width: int, of the image.
+        square: int, height and width of a square.
+        least: int, the fewest pixels.
+        most: int, the most pixels, unless one square has more.
+        frames: int, number of frames whose pixels are counted, for a video.
+        counted: int, this number rounded to whole pairs, by which it is found out of bounds.
+
+    Raises:
+        ValueError: if the image is more than 200 times as long as wide.
+    """
+    short, long = sorted((height, width))
+    if long > _MOST_ASPECT * short:
+        raise ValueError(
+            f"An image of {height:,} x {width:,} pixels is more than {_MOST_ASPECT} times as "
+            "long as wide. Crop it, or cut it into several images."
+        )
+    found = [round(side / square) * square for side in (height, width)]
+    if counted * math.prod(found) > most:
+        shrunk = math.sqrt(frames * height * width / most)
+        sides = (math.floor(side / shrunk / square) * square for side in (height, width))
+        found = [max(square, side) for side in sides]
+    elif counted * math.prod(found) < least:
+        grown = math.sqrt(least / (frames * height * width))
+        found = [math.ceil(side * grown / square) * square for side in (height, width)]
+    return found[0], found[1]
+
+
+def _placed(rows: Sequence, places: Sequence[int]) -> list[tuple[Any, str]]:
+    """Return images, each with its name in errors."""
+    return [(row, f"x[{i}]") for i, row in zip(places, rows, strict=True)]
 
 
 def _by_squares(grid: np.ndarray, window: tuple[int, int], merge: int) -> np.ndarray:

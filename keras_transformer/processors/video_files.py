@@ -7,11 +7,11 @@ import contextlib
 import io
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 
-from keras_transformer.processors.image_files import to_bytes
+from keras_transformer.processors.image_files import image_size, to_bytes
 from keras_transformer.processors.media import array_of, files_by_class, is_tensor, opened_path
 from keras_transformer.processors.packages import pyav
 from keras_transformer.support.checking import describe
@@ -32,6 +32,45 @@ _FORMATS = ("asf", "avi", "flv", "gif", "matroska", "mov", "mpeg", "mpegts", "og
 
 Choose = Callable[[int, str], np.ndarray]
 Take = Callable[[Any, str], np.ndarray]
+
+
+class Video(NamedTuple):
+    """A video of a conversation.
+
+    Args:
+        content: whatever `read_frames` reads: a path, the bytes of a file, a data URL, an array
+            `(frames, height, width, 3)`, or a list of images.
+        fps: number of frames of an array or a list that were taken in a second; None if
+            they were chosen already, at the rate of the processor. A file states its own.
+
+    Example:
+    ```python
+    import keras_transformer as kt
+
+    content = [{"type": "video", "video": "cat.mp4"}, {"type": "text", "text": "What happens?"}]
+    found = kt.data.pictured([{"role": "user", "content": content}])
+    assert found.images == [kt.processors.Video("cat.mp4")]
+    ```
+    """
+
+    content: Any
+    fps: float | None = None
+
+
+class VideoShape(NamedTuple):
+    """Number and size of the frames of a video, before they are read.
+
+    Args:
+        frames: int, number of its frames.
+        height: int, of a frame that is turned upright.
+        width: int.
+        fps: number of frames in a second, a float; None if it is an array or a list.
+    """
+
+    frames: int
+    height: int
+    width: int
+    fps: float | None
 
 
 def is_one_video(x: Any) -> bool:
@@ -71,31 +110,48 @@ def read_frames(given: Any, choose: Choose, take: Take, place: str = "x") -> lis
         FileNotFoundError: if a path does not exist.
         ImportError: if it is a file and PyAV is not installed.
     """
-    if isinstance(given, Mapping):
-        content, path = given.get("bytes"), given.get("path")
-        given = path if content is None else content
+    given = _content(given)
     if isinstance(given, (str, os.PathLike)):
         with opened_path(given, place, MOST_BYTES) as (file, name):
             return _of_file(file, choose, take, name)
     if isinstance(given, (bytes, bytearray, memoryview)):
         return _of_file(io.BytesIO(given), choose, take, place)
     if isinstance(given, np.ndarray) or is_tensor(given):
-        image = given.ndim == 3 and given.shape[2] <= 4  # (height, width, channels)
-        if given.ndim not in (3, 4) or 0 in given.shape or image:
-            raise ValueError(
-                f"`{place}` must be of shape (frames, height, width, channels), received "
-                f"{tuple(given.shape)}."
-            )
+        _check_array(given, place)
         frames = array_of(given)[choose(len(given), place)]
         if frames.dtype != np.uint8:  # as one array: a dark frame has small values alone
             frames = to_bytes(frames, (frames.min(), frames.max()), place)
         return [take(frame, place) for frame in frames]
     if isinstance(given, Sequence) and given:
         return [take(given[i], f"{place}[{i}]") for i in choose(len(given), place)]
-    raise ValueError(
-        f"`{place}` must be a video: a path, bytes, an array (frames, height, width, channels), or "
-        f"a list of frames, received {describe(given)}."
-    )
+    raise _no_video(given, place)
+
+
+def video_shape(given: Any, place: str = "x") -> VideoShape:
+    """Return the number of frames of a video and their size, of which at most one is decoded.
+
+    Args:
+        given: as for `read_frames`.
+        place: as for `read_frames`.
+
+    Raises:
+        ValueError: as `read_frames`; and if a file does not state how many frames there are in a
+            second.
+        FileNotFoundError: if a path does not exist.
+        ImportError: if it is a file and PyAV is not installed.
+    """
+    given = _content(given)
+    if isinstance(given, (str, os.PathLike)):
+        with opened_path(given, place, MOST_BYTES) as (file, name):
+            return _shape_of_file(file, name)
+    if isinstance(given, (bytes, bytearray, memoryview)):
+        return _shape_of_file(io.BytesIO(given), place)
+    if isinstance(given, np.ndarray) or is_tensor(given):
+        _check_array(given, place)
+        return VideoShape(*map(int, given.shape[:3]), fps=None)
+    if isinstance(given, Sequence) and given:
+        return VideoShape(len(given), *image_size(given[0], f"{place}[0]"), fps=None)
+    raise _no_video(given, place)
 
 
 def video_folder(folder: str | os.PathLike, seed: int | None = None) -> tuple[list[str], list[str]]:
@@ -130,6 +186,48 @@ def video_folder(folder: str | os.PathLike, seed: int | None = None) -> tuple[li
     ```
     """
     return files_by_class(folder, seed, SUFFIXES, "video", "mp4")
+
+
+def _content(given: Any) -> Any:
+    """Return what a dict of `datasets` holds, or anything else as it is."""
+    if not isinstance(given, Mapping):
+        return given
+    content, path = given.get("bytes"), given.get("path")
+    return path if content is None else content
+
+
+def _check_array(given: Any, place: str) -> None:
+    """Raise ValueError unless an array or a tensor holds frames."""
+    image = given.ndim == 3 and given.shape[2] <= 4  # (height, width, channels)
+    if given.ndim not in (3, 4) or 0 in given.shape or image:
+        raise ValueError(
+            f"`{place}` must be of shape (frames, height, width, channels), received "
+            f"{tuple(given.shape)}."
+        )
+
+
+def _no_video(given: Any, place: str) -> ValueError:
+    return ValueError(
+        f"`{place}` must be a video: a path, bytes, an array (frames, height, width, channels), or "
+        f"a list of frames, received {describe(given)}."
+    )
+
+
+def _shape_of_file(file: BinaryIO, place: str) -> VideoShape:
+    """Return the shape of a video from its header and its first frame."""
+    with _naming(place):
+        count = _count_frames(file, place)
+        with _opened(file, place) as (_, stream):
+            fps = float(stream.average_rate or 0)
+    if fps <= 0:
+        raise _Refused(
+            f"`{place}` does not state how many frames there are in a second. Give its frames as "
+            "an array, and their `fps`."
+        )
+    found, _ = _decode(file, np.zeros(1, "int64"), lambda frame, _: frame, place)
+    if found is None:
+        raise _Refused(f"`{place}` has no frames. Is the file whole?")
+    return VideoShape(count, *found[0].shape[:2], fps=fps)
 
 
 def _of_file(file: BinaryIO, choose: Choose, take: Take, place: str) -> list[np.ndarray]:

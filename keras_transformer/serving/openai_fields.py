@@ -1,12 +1,14 @@
 """Fields of OpenAI's API requests, read and checked."""
 
 import functools
+import itertools
 import secrets
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import keras_transformer as kt
 from keras_transformer.data import Conversation
+from keras_transformer.processors import Video
 from keras_transformer.serving.limits import Limits
 from keras_transformer.serving.openai_errors import ApiError, wrong
 from keras_transformer.serving.openai_tools import (
@@ -102,6 +104,8 @@ _RESPONSE = (
     _LONGEST._replace(name="max_output_tokens"),
 )  # fmt: skip
 # Fields that are read separately, since they are not single numbers or texts.
+# How the URL of a video begins whose data are images, one for each frame.
+_FRAMES = tuple(f"data:{kind};" for kind in ("video/jpeg", "video/png", "video/webp"))
 _OF_TEXTS = ("stop", "response_format", "stream_options")
 _COMPLETION_OTHERS = (*_OF_TEXTS, "prompt", "tokenizer")
 _CHAT_OTHERS = (*_OF_TEXTS, "messages", "tools", "tool_choice")
@@ -249,6 +253,9 @@ def read_chat(task: Any, given: Values, limits: Limits) -> Prompts:
     form = call_form(task.tokenizer) if calls else None
     if urls and not of_images:
         raise wrong(f"{values['model']!r} reads texts, and no images.", "messages")
+    videos = any(isinstance(each, Video) for each in urls)
+    if videos and getattr(task.processor.source, "videos", None) is None:
+        raise wrong(f"{values['model']!r} reads images, and no videos.", "messages")
     messages = [_message(message, i, form) for i, message in enumerate(messages)]
     images = None
     try:
@@ -276,9 +283,10 @@ def read_chat(task: Any, given: Values, limits: Limits) -> Prompts:
     return asked._replace(tools=tools, images=images)
 
 
-def _check_images(task: Any, images: list[bytes], limits: Limits) -> None:
+def _check_images(task: Any, images: list[bytes | Video], limits: Limits) -> None:
     """Check the number of images and their pixels, before anything is made of them."""
-    check_pixels("messages", images, limits)
+    each = [image.content if isinstance(image, Video) else [image] for image in images]
+    check_pixels("messages", list(itertools.chain(*each)), limits)
     source = task.processor.source
     layouts = source.layouts(images, states_of(task.backbone))
     states = sum(len(layout.states) for layout in layouts)
@@ -292,12 +300,14 @@ def _check_images(task: Any, images: list[bytes], limits: Limits) -> None:
         check_padding(source, layouts)
 
 
-def _without_urls(messages: list) -> tuple[list, list[bytes]]:
+def _without_urls(messages: list) -> tuple[list, list[bytes | Video]]:
     """Return messages with parts that are texts or `{"type": "image"}`, and the images' bytes.
 
-    Only data URLs are read: nothing is fetched, neither from the network nor from this machine.
+    Only data URLs are read: nothing is fetched, neither from the network nor from this machine. A
+    video is `{"type": "video"}`, and a `Video` of the bytes of its frames, which are images.
     """
-    made, images = [], []
+    made: list[Any] = []
+    images: list[bytes | Video] = []
     for place, message in enumerate(messages):
         content = message.get("content") if isinstance(message, dict) else None
         if not isinstance(content, list):
@@ -307,13 +317,13 @@ def _without_urls(messages: list) -> tuple[list, list[bytes]]:
         for number, part in enumerate(content):
             kind = part.get("type") if isinstance(part, dict) else None
             where = f"`messages[{place}].content[{number}]`"
-            if kind not in ("image_url", "input_image"):
+            if kind not in ("image_url", "input_image", "video_url"):
                 text = part.get("text") if isinstance(part, dict) else None
                 if not isinstance(text, str):
                     raise wrong(f"{where} is neither a text nor an `image_url`.", "messages")
                 parts.append({"type": "text", "text": text})
                 continue
-            url = part.get("image_url")
+            url = part.get("video_url" if kind == "video_url" else "image_url")
             url = url.get("url") if isinstance(url, dict) else url
             if not isinstance(url, str) or url[:5].lower() != "data:":
                 shown = shorten(url) if isinstance(url, str) else "no URL"
@@ -324,11 +334,22 @@ def _without_urls(messages: list) -> tuple[list, list[bytes]]:
             head, _, data = url.partition(",")
             if not head.lower().endswith(";base64"):
                 raise wrong(f"{where} must hold the image in base64.", "messages")
+            is_video = kind == "video_url"
+            if is_video and not head.lower().startswith(_FRAMES):
+                raise wrong(
+                    f"{where} must be the frames of a video, each an image in base64, with commas "
+                    "between them: `data:video/jpeg;base64,FRAME,FRAME`. Files of videos are not "
+                    "decoded.", "messages",
+                )  # fmt: skip
             try:
-                images.append(read_file(where, data))
+                if is_video:
+                    frames = [read_file(where, frame) for frame in data.split(",")]
+                    images.append(Video(frames))
+                else:
+                    images.append(read_file(where, data))
             except ValueError as error:
                 raise wrong(str(error), "messages") from None
-            parts.append({"type": "image"})
+            parts.append({"type": "video" if is_video else "image"})
         made.append({**message, "content": parts})
     return made, images
 

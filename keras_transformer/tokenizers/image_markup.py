@@ -1,5 +1,6 @@
-"""How the chats of a model write an image."""
+"""How the chats of a model write an image and a video."""
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -10,13 +11,21 @@ _PLACE = "{image}"
 _ASKED = "What is in this image"
 
 
+class VideoText(str):
+    """The text of a video in a chat, with `"{image}"` for each run of its states."""
+
+
 class ImageMarkup(NamedTuple):
-    """The tokens and the text that stand for an image in the chats of a model.
+    """The tokens and the text that stand for an image or a video in the chats of a model.
 
     Args:
         token: str, the token that each state of an image replaces, such as `"<image>"`.
         mark: str, the token that chat templates write for an image. Usually the same.
         text: str, what replaces the mark, with `"{image}"` for the states of the image.
+        video: str, the token that chat templates write for a video, or None if the model reads
+            none. A video has a text of its own, a `VideoText`.
+        around: strs, what templates write around this token. It goes where the text of the video
+            has it.
 
     Example:
     ```python
@@ -30,9 +39,11 @@ class ImageMarkup(NamedTuple):
     token: str
     mark: str
     text: str = _PLACE
+    video: str | None = None
+    around: tuple[str, str] = ("", "")
 
     def check_content(self, content: Any, place: str) -> None:
-        """Raise ValueError unless a content is a text, or a list of parts: texts and images."""
+        """Raise ValueError unless a content is a text, or a list of texts, images and videos."""
         if isinstance(content, str):
             self._check_text(content, place)
             return
@@ -45,31 +56,57 @@ class ImageMarkup(NamedTuple):
             kind = part.get("type") if isinstance(part, Mapping) else None
             if kind == "text" and isinstance(part.get("text"), str):
                 self._check_text(part["text"], f"{place}, part {i}")
-            elif kind != "image":
+            elif kind != "image" and not (kind == "video" and self.video is not None):
                 raise ValueError(
                     f"{place}, part {i} must be {{'type': 'text', 'text': ...}} or {{'type': "
                     f"'image', 'image': ...}}, received {shorten(part)}."
                 )
 
     def _check_text(self, text: str, place: str) -> None:
-        for token in dict.fromkeys((self.token, self.mark)):
+        tokens = dict.fromkeys((self.token, self.mark), "image")
+        if self.video is not None:
+            tokens[self.video] = "video"
+        for token, kind in tokens.items():
             if token in text:
+                an = "an image" if kind == "image" else "a video"
                 raise ValueError(
-                    f"{place}: the text has {token!r}, which stands for an image. Give the image "
-                    "as a part, {'type': 'image', 'image': ...}, or leave the token out."
+                    f"{place}: the text has {token!r}, which stands for {an}. Give the {kind} as a "
+                    f"part, {{'type': '{kind}', '{kind}': ...}}, or leave the token out."
                 )
 
     def written(self, text: str, texts: Sequence[str | None] = ()) -> str:
         """Return the text of a chat with `text` in place of each mark.
 
-        `texts` are those of the first images, if they have texts of their own.
+        `texts` are those of the first images and videos, in their order, if they have texts of
+        their own.
+
+        Raises:
+            ValueError: if the images and videos of the chat are not those of `texts`, in order.
         """
-        before, *behind = text.split(self.mark)
-        own = [each or self.text for each in texts[: len(behind)]]
-        own += [self.text] * (len(behind) - len(own))
-        for image, rest in zip(own, behind, strict=True):
-            before += image.replace(_PLACE, self.token) + rest
-        return before
+        written, last = [], 0
+        for number, found in enumerate(self._marks.finditer(text)):
+            own = texts[number] if number < len(texts) else None
+            is_video = found.group() != self.mark
+            if number < len(texts) and is_video != isinstance(own, VideoText):
+                raise ValueError(
+                    "The chat template does not write the images and videos of the messages in "
+                    "their order."
+                )
+            start, end = found.span()
+            if is_video and own is not None and own != _PLACE:
+                before, behind = self.around
+                start -= len(before) if text.endswith(before, last, start) else 0
+                end += len(behind) if text.startswith(behind, end) else 0
+            own = own or (_PLACE if is_video else self.text)
+            written += [text[last:start], own.replace(_PLACE, self.token)]
+            last = end
+        return "".join([*written, text[last:]])
+
+    @property
+    def _marks(self) -> re.Pattern:
+        """The pattern of what a template writes for an image or a video."""
+        marks = (self.mark,) if self.video is None else (self.mark, self.video)
+        return re.compile("|".join(map(re.escape, marks)))
 
     def takes_parts(self, template: str, variables: Mapping[str, Any]) -> bool:
         """Return whether a template takes contents that are lists of parts."""
@@ -94,13 +131,13 @@ class ImageMarkup(NamedTuple):
         ]
 
     def in_texts(self, messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-        """Return messages whose contents are strings, with the mark in place of each image."""
+        """Return messages whose contents are strings, with a mark for each image and video."""
+        marks = {"image": self.mark, "video": self.video}
         return [
             {
                 **message,
                 "content": "".join(
-                    self.mark if part["type"] == "image" else part["text"]
-                    for part in message["content"]
+                    marks.get(part["type"]) or part["text"] for part in message["content"]
                 ),
             }
             if isinstance(message.get("content"), (list, tuple))

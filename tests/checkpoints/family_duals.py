@@ -43,6 +43,22 @@ CONFIGS = {
     ),
 }
 
+_PATCHES = {key: value for key, value in _IMAGES.items() if key != "image_size"}
+_PATCHES |= {"num_patches": 25, "patch_size": 4}
+_FEW = {**_PATCHES, "num_patches": 9, "hidden_act": "gelu", "layer_norm_eps": 1e-3}
+# Models whose images are sequences of patches, see `test_naflex.py`.
+OF_PATCHES = {
+    "siglip2": (
+        "Siglip2",
+        [
+            {"text_config": _WIDE, "vision_config": _PATCHES},
+            {"text_config": _WIDE, "vision_config": _FEW},
+        ],
+    ),
+    "siglip2_vision_model": ("Siglip2Vision", [_PATCHES, _FEW]),
+    "siglip2_text_model": ("Siglip2Text", [_WIDE]),
+}
+
 # Towers of texts by themselves; towers of images are in `family_images`.
 TEXTS = {
     "clip_text_model": ("CLIPText", [_TEXTS, {**_OLD_END, "hidden_act": "gelu"}]),

@@ -219,6 +219,8 @@ SAID = {
     "segformer_b4_ade": 60.8,
     "segformer_b5_ade": 81.4,
     "siglip2_base_patch16_224": 375,
+    "siglip2_base_patch16_naflex": 375,
+    "siglip2_so400m_patch16_naflex": 1136,
     "siglip2_so400m_patch14_384": 1136,
     "smollm3_3b_en": 3080,
     "stablelm2_1_6b_multi": 1644,
@@ -314,6 +316,8 @@ def test_every_published_preset_says_where_it_is_from():
         "parakeet_encoder", "patchtsmixer", "phimoe", "qwen3_5_text", "roberta-prelayernorm",
         "siglip_text_model",
         "siglip_vision_model",
+        "siglip2_text_model",
+        "siglip2_vision_model",
     }  # fmt: skip
     assert {metadata["family"] for *_, metadata in presets} == set(FAMILIES) - without
     for name, _, task, metadata in presets:

@@ -63,6 +63,14 @@ def test_info_counts_the_parameters_by_part(run):
 
 
 @pytest.mark.backend_independent
+def test_info_of_two_towers(run):
+    """Numbers beside the towers, such as a scale, have rows of their own."""
+    code, out, _ = run("info", "siglip2_base_patch16_naflex")
+    assert code == 0
+    assert "similarity scale                          1" in out and "375,234,050" in out
+
+
+@pytest.mark.backend_independent
 def test_info_counts_the_cache(run):
     """Llama 3 has 32 layers with 8 key/value heads of 128: 131,072 numbers a token and side."""
     code, out, _ = run("info", "llama3_8b_en", "--length", "4096", "--batch", "2")

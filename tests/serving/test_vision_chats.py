@@ -200,6 +200,43 @@ def test_images_of_any_size(tmp_path):
     assert "`file` takes 12 tokens, and at most 11 are read" in found.text
 
 
+def test_frames_of_videos(tmp_path):
+    """A video is images, whose pixels are bounded together; files are not decoded."""
+    vision_chats.qwen(tmp_path, "qwen2_5_vl")
+    task = kt.ImageToText.from_preset(tmp_path)
+    a, b, _ = vision_chats.pictures()
+    frames = [np.roll(a, i, axis=0) for i in range(3)]
+    coded = ",".join(url_of(frame).partition(",")[2] for frame in frames)
+    video = {"type": "video_url", "video_url": {"url": f"data:video/png;base64,{coded}"}}
+    parts = [*as_client("a ", b)["content"], video, {"type": "text", "text": " ?"}]
+    message = {"role": "user", "content": parts}
+    with started(make_api({"llava": ServedTask(task)})) as port:
+        url = f"http://127.0.0.1:{port}/v1"
+        client = openai.OpenAI(base_url=url, api_key="none", max_retries=0)
+        ours = user("a ", b, {"type": "video", "video": frames}, " ?")
+        expected = task.chat([ours], max_new_tokens=5)
+        assert asked(client, message).message.content == expected
+        for url, told in (
+            (f"data:video/mp4;base64,{coded}", "Files of videos are not decoded"),
+            ("data:video/jpeg;base64,,", "must be the bytes of a file in base64"),
+            ("data:video/jpeg;base64,AAAA", "messages"),
+            ("https://a/b.mp4", "only `data:` URLs"),
+        ):
+            wrong = {"type": "video_url", "video_url": {"url": url}}
+            with pytest.raises(openai.BadRequestError, match=told):
+                asked(client, {"role": "user", "content": [wrong]})
+    given = {"model": "llava", "messages": [message], "max_tokens": 1}
+    for pixels, status in ((4 * 27 * 30, 200), (3 * 24 * 30, 413)):
+        with limited(task, pixels=pixels) as api:
+            assert api.post("/v1/chat/completions", json=given).status_code == status
+
+
+def test_a_model_of_images_takes_no_videos(client):
+    video = {"type": "video_url", "video_url": {"url": "data:video/png;base64,AAAA"}}
+    with pytest.raises(openai.BadRequestError, match="'llava' reads images, and no videos"):
+        asked(client, {"role": "user", "content": [video]})
+
+
 def test_small_images_are_not_padded_to_a_large_one_without_bound(tmp_path, monkeypatch):
     vision_chats.qwen(tmp_path, "qwen3_vl")
     task = kt.ImageToText.from_preset(tmp_path)

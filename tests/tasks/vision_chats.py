@@ -141,6 +141,7 @@ OF_QWEN = (
     "{% if m['content'] is string %}{{ m['content'] }}{% else %}"
     "{% for c in m['content'] %}{% if c['type'] == 'image' %}"
     "<|vision_start|><|image_pad|><|vision_end|>"
+    "{% elif c['type'] == 'video' %}<|vision_start|><|video_pad|><|vision_end|>"
     "{% else %}{{ c['text'] }}{% endif %}{% endfor %}{% endif %}<|im_end|> {% endfor %}"
     "{% if add_generation_prompt %}<|im_start|> assistant {% endif %}"
 )
@@ -434,11 +435,15 @@ def pictures(count=3, seed=0):
 
 
 def user(*parts):
-    """A message of a user: strings, and images as parts."""
+    """A message of a user: strings, and images as parts; parts are taken as they are."""
     return {
         "role": "user",
         "content": [
-            {"type": "text", "text": p} if isinstance(p, str) else {"type": "image", "image": p}
+            {"type": "text", "text": p}
+            if isinstance(p, str)
+            else p
+            if isinstance(p, dict)
+            else {"type": "image", "image": p}
             for p in parts
         ],
     }

@@ -164,6 +164,11 @@ from keras_transformer.checkpoints.families.vision.qwen3_vl import (
 from keras_transformer.checkpoints.families.vision.sam import SAM
 from keras_transformer.checkpoints.families.vision.segformer import SEGFORMER
 from keras_transformer.checkpoints.families.vision.siglip import SIGLIP, SIGLIP_TEXT, SIGLIP_VISION
+from keras_transformer.checkpoints.families.vision.siglip2 import (
+    SIGLIP2,
+    SIGLIP2_TEXT,
+    SIGLIP2_VISION,
+)
 from keras_transformer.checkpoints.families.vision.swin import SWIN
 from keras_transformer.checkpoints.families.vision.videomae import VIDEOMAE
 from keras_transformer.checkpoints.families.vision.vit import DEIT, VIT
@@ -328,6 +333,9 @@ FAMILIES = {
         SIGLIP,
         SIGLIP_VISION,
         SIGLIP_TEXT,
+        SIGLIP2,
+        SIGLIP2_VISION,
+        SIGLIP2_TEXT,
         LLAVA,
         MISTRAL3,
         PALIGEMMA,

@@ -8,6 +8,7 @@ tensors.
 
 import dataclasses
 import fnmatch
+import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
@@ -46,6 +47,9 @@ class WeightLine:
     convolution: bool = (
         False  # theirs is (outputs, inputs, *places), and ours (*places, inputs, outputs)
     )
+    # Theirs has a row for each output, and ours is the kernel of the stem's patches;
+    # `for_config` sets its shape without the outputs.
+    of_patches: bool | tuple[int, ...] = False
     depthwise: bool = False  # theirs is (features, 1, *places), and ours (*places, features)
     norm_axes: tuple[int, ...] = ()  # axes of weight norm's lengths, if stored as two tensors
     also: tuple[str, ...] = ()  # further names that the tensor may have, alone or in addition
@@ -67,7 +71,10 @@ class WeightLine:
             size if isinstance(size, int) else getattr(config, size) // heads for size in self.sizes
         )
         grid = self.grid and config.stem.grid(config.stem.image_size)
-        return dataclasses.replace(self, sizes=sizes, groups=groups, grid=grid)
+        of_patches = self.of_patches and config.stem.patch_shape
+        return dataclasses.replace(
+            self, sizes=sizes, groups=groups, grid=grid, of_patches=of_patches
+        )
 
     def at(self, i: int, each: int = 1) -> "WeightLine":
         """Return the line of block `i`, in groups of `each`."""
@@ -85,6 +92,7 @@ class WeightLine:
     def shape(self, ours: tuple[int, ...]) -> tuple[int, ...]:
         """Return the shape of the checkpoint's tensor for a variable's shape."""
         shape = (*ours[:-3:-1], *ours[:-2]) if self.convolution else tuple(ours)
+        shape = (ours[-1], math.prod(ours[:-1])) if self.of_patches else shape
         if self.part is not None:
             index, sizes = self._parts()
             shape = (*ours[:-1], ours[-1] // sizes[index] * sum(sizes))
@@ -106,6 +114,8 @@ class WeightLine:
         array = _turned(array) if self.transpose else array
         if self.convolution:
             array = np.moveaxis(array, (0, 1), (-1, -2))
+        if self.of_patches:
+            array = array.T.reshape(*self.of_patches, -1)
         if self.depthwise:
             array = np.moveaxis(array[:, 0], 0, -1)
         if self.part is None:
@@ -126,6 +136,8 @@ class WeightLine:
         array = _turned(array) if self.transpose else array
         if self.convolution:
             array = np.moveaxis(array, (-1, -2), (0, 1))
+        if self.of_patches:
+            array = array.reshape(-1, array.shape[-1]).T
         if self.depthwise:
             array = np.moveaxis(array, -1, 0)[:, None]
         if self.split_heads:

@@ -32,7 +32,8 @@ class PatchSequenceStem(PositionedStem):
         positions.
 
     Source: Wang et al. 2024, "Qwen2-VL", section 2.1; Dehghani et al. 2023, "Patch n' Pack: NaViT";
-    trained positions: Bai et al. 2025, "Qwen3-VL Technical Report".
+    trained positions: Bai et al. 2025, "Qwen3-VL Technical Report"; antialiased: Tschannen et al.
+    2025, "SigLIP 2", section 2.4.2.
     """
 
     def __init__(self, config: TransformerConfig, initializer=None, **kwargs):
@@ -82,13 +83,18 @@ class PatchSequenceStem(PositionedStem):
         x = self.finished(x, training)
         return Embedded(x, padding_mask=real, position_ids=ops.maximum(positions, 0))
 
-    def _on_grid(self, positions):
-        """Interpolate the trained positions at each patch, `(images, length, dim)`.
+    def mask_of(self, inputs, length):
+        return ops.cast(inputs["patch_positions"], "int32")[..., 0] >= 0
 
-        The first and the last patch of an image are at the ends of the grid.
-        """
+    def _on_grid(self, positions):
+        """Interpolate the trained positions at each patch, `(images, length, dim)`."""
         side, table = self.config.stem.position_grid, ops.cast(self.grid, "float32")
         last = ops.max(positions, axis=1, keepdims=True)
+        if self.config.stem.interpolation == "linear_antialiased":
+            rows, columns = (self._shares(positions[..., i], last[..., i], side) for i in range(2))
+            both = rows[..., :, None] * columns[..., None, :]
+            return ops.matmul(ops.reshape(both, (*ops.shape(positions)[:2], side**2)), table)
+        # The first and the last patch of an image are at the ends of the grid.
         # The order of operations is that of the published models: a place may be next to a node.
         places = ops.cast(ops.maximum(positions, 0) * (side - 1), "float32")
         places = places / ops.cast(ops.maximum(last, 1), "float32")
@@ -109,3 +115,20 @@ class PatchSequenceStem(PositionedStem):
                 number = corner[..., 0] * side + corner[..., 1]
                 added += ops.take(table, number, axis=0) * ops.prod(shares, axis=0)[..., None]
         return added
+
+    def _shares(self, places, last, side: int):
+        """Return the share of each row of the grid in each patch, `(images, length, side)`.
+
+        It is a triangle around the patch, as wide as the distance of two patches on the grid, and
+        at least as wide as that of two rows.
+
+        Args:
+            places: int `(images, length)`, row (or column) of each patch.
+            last: int `(images, 1)`, that of the last patch.
+            side: int, rows of the grid.
+        """
+        step = side / ops.cast(ops.maximum(last, 0) + 1, "float32")
+        centers = (ops.cast(ops.maximum(places, 0), "float32") + 0.5) * step
+        distances = ops.arange(side, dtype="float32") + 0.5 - centers[..., None]
+        shares = ops.maximum(1 - ops.abs(distances) / ops.maximum(step, 1.0)[..., None], 0.0)
+        return shares / ops.sum(shares, axis=-1, keepdims=True)

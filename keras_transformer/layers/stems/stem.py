@@ -81,6 +81,11 @@ class Stem(SavesArguments, keras.layers.Layer):
         """Turn the input `padding_mask` into the mask of the states, bool `(batch, length)`."""
         return padding_mask
 
+    def mask_of(self, inputs, length):
+        """Return the mask of the states of inputs, bool `(batch, length)`; None if all are real."""
+        mask = inputs.get("padding_mask")
+        return None if mask is None else self.mask_of_states(mask, length)
+
     def states_shape(self, inputs) -> tuple[int | None, ...] | None:
         """Return the shape of the states of symbolic inputs. None lets Keras find it by a call.
 

@@ -37,6 +37,8 @@ class Layout(NamedTuple):
             there, counted over the tiles of the image and then over its mixes, or `SEPARATOR`.
         text: str with `"{image}"` for each run; None means the text of the task.
         mixes: `Mixes` of its states, such as interpolated ones; None without any.
+        seconds: float, from one tile to the next, if the tiles are pairs of frames of a video whose
+            states are one run; None otherwise.
 
     Example:
     ```python
@@ -55,6 +57,7 @@ class Layout(NamedTuple):
     runs: tuple[np.ndarray, ...]
     text: str | None = None
     mixes: Mixes | None = None
+    seconds: float | None = None
 
     @property
     def states(self) -> np.ndarray:

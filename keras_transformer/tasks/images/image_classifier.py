@@ -49,7 +49,8 @@ class ImageClassifier(InputClassifier):
 
     Call arguments:
         inputs: dict with `images`, float `(batch, height, width, channels)`, as the processor
-            returns them.
+            returns them; or of the arrays of images of any size, see
+            `layers.stems.PatchSequenceStem`.
 
     Returns:
         Float `(batch, num_classes)`.
@@ -87,3 +88,6 @@ class ImageClassifier(InputClassifier):
     processor_class = ImageProcessor
     task_options = ImageClassHead.options
     stem_example = "{'kind': 'patches', 'image_size': [224, 224], 'patch_size': 16}"
+
+    def arrays_of(self, given, places=None):
+        return self._require_processor().arrays(given, places)

@@ -1,4 +1,4 @@
-"""Conversations with images as rows of ids: the placeholders of each image, and what counts."""
+"""Conversations with images and videos as rows of ids: their placeholders, and what counts."""
 
 import itertools
 from collections.abc import Sequence
@@ -8,7 +8,9 @@ import numpy as np
 
 from keras_transformer.data import BucketedDataset, Conversation, Records, as_conversations
 from keras_transformer.data.pictured import Pictured, pictured
+from keras_transformer.processors import Video
 from keras_transformer.processors.image_files import image_size
+from keras_transformer.processors.video_files import video_shape
 from keras_transformer.support.checking import check_text
 from keras_transformer.tasks.data.conversation_rows import encode_rows_of_conversations
 from keras_transformer.tasks.data.labels import weighed
@@ -23,6 +25,7 @@ from keras_transformer.tasks.images.row_images import (
 from keras_transformer.tasks.text.shown_example import ShownExample
 from keras_transformer.tokenizers import ConversationTokens, ImageMarkup, Tokenizer
 from keras_transformer.tokenizers.conversation_tokens import ConversationEncoder
+from keras_transformer.tokenizers.image_markup import VideoText
 from keras_transformer.training import NextToken
 
 
@@ -53,6 +56,9 @@ class ImageConversations:
         self.task, self.tokenizer, self.places = task, tokenizer, places
         self.states = states_of(task.backbone)
         markup = {} if task.image_text is None else {"text": task.image_text}
+        self.videos = getattr(task.processor.source, "videos", None)
+        if self.videos is not None and tokenizer.token_to_id(self.videos.token) is not None:
+            markup |= {"video": self.videos.token, "around": self.videos.around}
         self.markup = ImageMarkup(token, task.image_token or token, **markup)
         self._start = start_of(tokenizer)
 
@@ -66,7 +72,7 @@ class ImageConversations:
         rows = self._apart(given, place)
         images = self._images(rows, place)
         encoder = ConversationEncoder(self.tokenizer, images=self.markup)
-        texts = [[layout.text for layout in row.layouts] for row in images]
+        texts = list(map(_texts, images))
         encoded = encoder.encode_prompts([row.messages for row in rows], place, texts)
         tokens = [ConversationTokens(ids, [False] * len(ids)) for ids in encoded]
         return images, [each.ids for each in self._placed(tokens, images, place)]
@@ -82,7 +88,7 @@ class ImageConversations:
         given = as_conversations(x, y)
         rows = self._apart(given, "`x[{}]`".format)
         images = self._images(rows, "`x[{}]`".format)
-        texts = [[layout.text for layout in row.layouts] for row in images]
+        texts = list(map(_texts, images))
         shown = [row._replace(messages=r.messages) for row, r in zip(given, rows, strict=True)]
 
         def make_encoder(_, train_on: str):
@@ -147,8 +153,12 @@ class ImageConversations:
         for number, (image, layout) in enumerate(
             pictures._replace(states=ids.count(self.places.token)).used, 1
         ):
-            height, width = image_size(image)
-            label = f"[image {number}: {width} x {height} pixels]"
+            if isinstance(image, Video):
+                count, height, width, _ = video_shape(image.content)
+                label = f"[video {number}: {count} frames of {width} x {height} pixels]"
+            else:
+                height, width = image_size(image)
+                label = f"[image {number}: {width} x {height} pixels]"
             labels |= dict.fromkeys(itertools.islice(places, len(layout.states)), label)
         counted = [False, *(weights[0, :length] > 0).tolist()]
         return ShownExample.of_tokens(self.tokenizer, ids, counted, labels)
@@ -159,14 +169,27 @@ class ImageConversations:
         for i, row in enumerate(conversations):
             try:
                 found.append(pictured(row.messages, row.images))
+                self._check_videos(found[-1])
             except ValueError as error:
                 raise ValueError(f"{place(i)}: {error}") from None
         return found
 
+    def _check_videos(self, row: Pictured) -> None:
+        """Raise ValueError if a row has a video that the model cannot read."""
+        if self.markup.video is None and any(isinstance(each, Video) for each in row.images):
+            why = (
+                "A part of a message must be a text, {'type': 'text', ...}, or an image, since "
+                "this model reads no videos: give some of the frames as images."
+                if self.videos is None
+                else f"The tokenizer has no {self.videos.token!r}, which stands for a video."
+            )
+            raise ValueError(why)
+
     def _images(self, rows: list[Pictured], place) -> list[RowImages]:
         """Return the images of each row. Raises ValueError if one cannot be read or is too large.
 
-        Only models that cut images into tiles read something of them here.
+        Only models that cut images into tiles, or read them in any size, read something of them
+        here.
         """
         found = []
         for i, row in enumerate(rows):
@@ -186,8 +209,9 @@ class ImageConversations:
             if count != len(runs):
                 of = "" if len(runs) == len(row.images) else f" of {len(runs)} tokens for them"
                 raise ValueError(
-                    f"{place(i)} has {len(row.images)} images, and its chat template writes "
-                    f"{count}{of}: the template of this model does not take images there."
+                    f"{place(i)} has {_counted(row.images)}, and its chat template writes "
+                    f"{count}{of}: the template of this model does not take {_named(row.images)} "
+                    "there."
                 )
             start = [] if each.ids[: len(self._start)] == self._start else self._start
             ids = [*start, *repeated(each.ids, self.places.token, runs)]
@@ -197,6 +221,23 @@ class ImageConversations:
                 counted += [counts] * (next(numbers) if id == self.places.token else 1)
             made.append(ConversationTokens(ids, counted))
         return made
+
+
+def _texts(row: RowImages) -> list[str | None]:
+    """Return the text of each image and video of a row."""
+    return [
+        VideoText(layout.text or "{image}") if isinstance(image, Video) else layout.text
+        for image, layout in zip(row.images, row.layouts, strict=True)
+    ]
+
+
+def _counted(images: Sequence) -> str:
+    videos = sum(isinstance(each, Video) for each in images)
+    return f"{len(images) - videos} images" + (f" and {videos} videos" if videos else "")
+
+
+def _named(images: Sequence) -> str:
+    return "images and videos" if any(isinstance(each, Video) for each in images) else "images"
 
 
 def start_of(tokenizer: Tokenizer) -> list[int]:

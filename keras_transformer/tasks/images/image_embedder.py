@@ -75,10 +75,12 @@ class ImageVectorHead(Head):
             if len(states) == 2:
                 return backbone.similarity(states["images"], states["texts"])
             (vectors,) = states.values()
-        elif self.pooling == "pooler":
-            vectors = backbone.pool(states)
         else:
-            vectors = pool_stem(states, self.pooling, num_tokens(backbone.config))
+            mask = backbone.stem.mask_of(inputs, ops.shape(states)[1])
+            if self.pooling == "pooler":
+                vectors = backbone.pool(states, padding_mask=mask)
+            else:
+                vectors = pool_stem(states, self.pooling, num_tokens(backbone.config), mask)
         vectors = ops.cast(vectors, "float32")
         return unit_vectors(vectors) if self.normalize else vectors
 
@@ -119,8 +121,9 @@ class ImageEmbedder(Task):
         name: str.
 
     Call arguments:
-        inputs: dict with `images`, float `(batch, height, width, channels)`; or, for a
-            `DualEncoder`, with `token_ids` and optionally `padding_mask`; or with both.
+        inputs: dict with `images`, float `(batch, height, width, channels)`, or the arrays of
+            images of any size, see `layers.stems.PatchSequenceStem`; or, for a `DualEncoder`, with
+            `token_ids` and optionally `padding_mask`; or with both.
 
     Returns:
         Float `(batch, width)`; for both inputs the similarities `(images, texts)`, which are
@@ -258,7 +261,7 @@ class ImageEmbedder(Task):
 
     def _pixels(self, images: Sequence, rows: Sequence[int]) -> dict:
         source = self._require_processor().source
-        return {"images": source([images[i] for i in rows], places=rows)}
+        return source.arrays([images[i] for i in rows], places=rows)
 
     def _text_batches(self, texts: list[str], finish=None, **options) -> BucketedDataset:
         """Batch token ids. Models that read the last position, padding or not, get no mask."""
@@ -296,7 +299,7 @@ class ImageEmbedder(Task):
             )
 
     def _batches(self, x, y, sample_weight, processing: dict, **options) -> tuple:
-        pairs = isinstance(x, tuple) or (isinstance(x, Mapping) and {"images", "token_ids"} <= {*x})
+        pairs = isinstance(x, tuple) or self._holds_both(x)
         if not pairs and (self._takes(x) or isinstance(x, Mapping)):
             raise ValueError(
                 f"ImageEmbedder learns from images and their texts, fit((images, texts)), received "
@@ -304,8 +307,12 @@ class ImageEmbedder(Task):
                 "use `predict`."
             )
         if isinstance(x, Mapping) and y is None:
-            y = np.ones(len(x["images"]), "float32")
+            y = np.ones(len(x[self.backbone.id_inputs[0]]), "float32")
         return super()._batches(x, y, sample_weight, processing, **options)
+
+    def _holds_both(self, x) -> bool:
+        """Return whether `x` is a dict with the arrays of images and of texts."""
+        return isinstance(x, Mapping) and {self.backbone.id_inputs[0], "token_ids"} <= {*x}
 
     @reads
     def predict(self, x, batch_size: int | None = None, *args, **kwargs) -> np.ndarray:
@@ -321,8 +328,7 @@ class ImageEmbedder(Task):
         Returns:
             Float `(images, width)`.
         """
-        both = isinstance(x, Mapping) and {"images", "token_ids"} <= {*x}
-        if both or (isinstance(x, tuple) and self._takes(x)):
+        if self._holds_both(x) or (isinstance(x, tuple) and self._takes(x)):
             raise ValueError(
                 "`predict` returns vectors of images only. For similarities to texts use "
                 "similarity(encode(images), encode_texts(texts))."

@@ -315,7 +315,8 @@ class ImageToText(SourceToText):
     def show_example(self, row, train_on: str | None = None, max_length: int | None = None) -> None:
         """Print a conversation as `fit` sees it, with the tokens that the loss counts.
 
-        Each image is shown with its size in pixels, `[image 1: 640 x 480 pixels]`.
+        Each image is shown with its size in pixels, `[image 1: 640 x 480 pixels]`, and each video
+        also with the number of its frames.
 
         Args:
             row: a conversation, in any form of `data.as_conversations`; or a tuple of a prompt and
@@ -329,13 +330,14 @@ class ImageToText(SourceToText):
         ImageConversations(self).shown(row, train_on=train_on, max_length=max_length).show()
 
     def chat(self, messages: list[dict], **options):
-        """Answer a conversation with any number of images, with the tokenizer's chat template.
+        """Answer a conversation with any number of images and videos, with a chat template.
 
         Args:
             messages: list of dicts with `role` and `content`, a string or a list of parts:
                 `{"type": "text", "text": str}` and `{"type": "image", "image": image}`, or in
                 OpenAI's form `{"type": "image_url", "image_url": {"url": "data:..."}}`. An image is
-                whatever `ImageProcessor` reads.
+                whatever `ImageProcessor` reads. Models whose processor has `videos` also take
+                `{"type": "video", "video": video}`, see `processors.Video`.
             **options: as for `generate`, e.g. `max_new_tokens`, `sampler`, `stream`.
 
         Returns:
@@ -345,7 +347,7 @@ class ImageToText(SourceToText):
 
         Raises:
             ValueError: if the model has no chat template or takes one image for each text, a
-                message is invalid, or a text holds the token that stands for an image.
+                message is invalid, or a text holds the token that stands for an image or a video.
             ImportError: if jinja2 is not installed.
         """
         if not is_messages(messages):

@@ -9,7 +9,7 @@ import numpy as np
 
 from keras_transformer.kernels.device import device
 from keras_transformer.models.backbone import Backbone
-from keras_transformer.processors import ImageProcessor, Layout
+from keras_transformer.processors import ImageProcessor, Layout, Video
 from keras_transformer.processors.patch_sequences import Patches
 from keras_transformer.processors.tiling.tiling import SEPARATOR
 from keras_transformer.support.sizes import round_rows, round_size
@@ -22,7 +22,8 @@ class RowImages(NamedTuple):
     """The images of a row of ids.
 
     Args:
-        images: sequence of images, in the order of their placeholders.
+        images: sequence of images, and of videos, each a `Video`, in the order of their
+            placeholders.
         layouts: the `Layout` of each image.
         states: int, number of placeholders in the row. It may be cut within an image.
     """
@@ -53,7 +54,7 @@ class PreparedImage(NamedTuple):
 
     Args:
         pixels: uint8 `(tiles, height, width, channels)`, a quarter of the memory of the model's
-            input.
+            input; of a video `(pairs, frames, height, width, channels)`.
         key: what equal images share.
     """
 
@@ -63,10 +64,13 @@ class PreparedImage(NamedTuple):
 
 def prepared(row: RowImages, processor: ImageProcessor) -> RowImages:
     """Return a row whose images are prepared. Raises ValueError if one cannot be read."""
-    made = [
-        PreparedImage(processor.tiles(image, f"image {i}", layout.grid), _identity(image))
-        for i, (image, layout) in enumerate(zip(row.images, row.layouts, strict=True), 1)
-    ]
+    made = []
+    for i, (image, layout) in enumerate(zip(row.images, row.layouts, strict=True), 1):
+        if isinstance(image, Video):
+            pixels = processor.videos.pairs(image, f"video {i}")
+        else:
+            pixels = processor.tiles(image, f"image {i}", layout.grid)
+        made.append(PreparedImage(pixels, _identity(image)))
     return row._replace(images=made)
 
 
@@ -156,26 +160,29 @@ def count_mixed(row: RowImages) -> int:
 def _patch_arrays(
     backbone, processor, rows, places, least: int, most: int | None
 ) -> dict[str, np.ndarray]:
-    """Return `image_arrays` for images of any size."""
+    """Return `image_arrays` for images of any size, and for videos, whose pairs are images."""
     stem, merge = backbone.config.side("encoder").stem, processor.merge_size
     compiles = device().compiles_shapes
     used = {_identity(image): layout for row in rows for image, layout in row.used}
     check_padding(processor, list(used.values()))
-    found: dict[Any, int] = {}
+    found: dict[Any, int] = {}  # the first of the images of a video
     images: list[Patches] = []
     numbers, offsets = [], []
     for row, place in zip(rows, places, strict=True):
         ahead, of_row, added = 0, [], []
-        for image, _ in row.used:
+        for image, layout in row.used:
             key = _identity(image)
             if key not in found:
-                made = isinstance(image, PreparedImage)
-                pixels = image.pixels[0] if made else processor.pixels(image, f"x[{place}]")
                 found[key] = len(images)
-                images.append(processor.patches(pixels, stem.window))
-            of_row.append(found[key])
-            added.append(_offsets(images[found[key]].grid, ahead))
-            ahead = int(added[-1][-1, -1])
+                if isinstance(image, PreparedImage):
+                    cut = processor if image.pixels.ndim == 4 else processor.videos.frames
+                    images += [cut.patches(pixels, stem.window) for pixels in image.pixels]
+                else:
+                    images += processor.patches_of(image, f"x[{place}]", stem.window)
+            of_row += range(found[key], found[key] + layout.tiles)
+            for times in _times(layout, stem.time_steps):
+                added.append(_offsets(images[found[key]].grid, times, ahead))
+                ahead = int(added[-1][-1, -1])
         numbers.append(of_row)
         offsets.append(added)
     while len(images) < least:  # a blank one
@@ -215,37 +222,56 @@ def check_padding(processor: ImageProcessor, layouts: Sequence[Layout]) -> None:
         processor: a `PatchSequenceProcessor`.
         layouts: the layout of each image of a batch.
     """
-    counts = [len(layout.states) for layout in layouts]
+    counts = [len(each.states) // each.tiles for each in layouts for _ in range(each.tiles)]
     padded = len(counts) * max(counts, default=0)
     values = padded * processor.square**2 * processor.num_frames * 3
     if values > MOST_PADDED and padded > 4 * sum(counts):
         raise ValueError(
             f"{len(counts)} images are padded to the largest of them, {max(counts):,} states, and "
-            f"have only {sum(counts):,} together: too much memory would hold nothing. Give fewer "
-            "images at once, or let the processor make them smaller, by its `max_pixels` or "
-            "`longest_edge`."
+            f"have only {sum(counts):,} together, where each pair of frames of a video is an "
+            "image: too much memory would hold nothing. Give fewer images at once, or let the "
+            "processor make them smaller, by its `max_pixels` or `longest_edge`."
         )
 
 
-def _offsets(grid: tuple[int, int], ahead: int) -> np.ndarray:
+def _times(layout: Layout, steps: int | None) -> list[np.ndarray]:
+    """Return the places in time of the images of each run of a layout.
+
+    Args:
+        layout: of an image, or of a video, whose images are pairs of frames.
+        steps: int, number of places in a second. None gives each pair one place.
+    """
+    if layout.seconds is None:  # the time of a run is that of the text before it
+        return [np.zeros(1, "int64")] * layout.tiles
+    numbers = np.arange(layout.tiles, dtype="float32")
+    scale = 1 if steps is None else steps * np.float32(layout.seconds)
+    return [(numbers * np.float32(scale)).astype("int64")]
+
+
+def _offsets(grid: tuple[int, int], times: np.ndarray, ahead: int) -> np.ndarray:
     """Return what is added to the places of the states of an image for their positions.
 
-    All states have the position of the first in time, and count rows and columns from it. The token
-    behind them follows on the largest of these positions.
+    The first state has the position of its place on all axes. States count time, rows and columns
+    from it. The token behind them follows on the largest of these positions.
 
     Args:
         grid: ints, rows and columns of states.
+        times: int array, place in time of each image of a video; 0 for an image.
         ahead: int, what is added to the place of the first state.
 
     Returns:
-        Int32 `(rows * columns, 4)`: for time, row and column, and for the tokens behind the image.
+        Int32 `(images * rows * columns, 4)`: for time, row and column, and for the tokens behind
+        the image.
 
     Source: Wang et al. 2024, "Qwen2-VL", section 2.1, "Multimodal Rotary Position Embedding".
     """
     rows, columns = grid
-    place = np.arange(rows * columns)
-    behind = np.full_like(place, max(grid) - len(place))
-    added = (-place, place // columns - place, place % columns - place, behind)
+    place = np.arange(len(times) * rows * columns)
+    number, inside = np.divmod(place, rows * columns)
+    largest = max(rows, columns, int(times[-1]) + 1)
+    behind = np.full_like(place, largest - len(place))
+    added = (times[number], inside // columns, inside % columns)
+    added = (*(each - place for each in added), behind)
     return (ahead + np.stack(added, axis=1)).astype("int32")
 
 
@@ -298,6 +324,10 @@ def _identity(image: Any) -> Any:
     """Return a key that equal images share: their path, or a digest of their bytes or pixels."""
     if isinstance(image, PreparedImage):
         return image.key
+    if isinstance(image, Video):
+        frames = image.content
+        listed = isinstance(frames, (list, tuple))
+        return image.fps, tuple(map(_identity, frames)) if listed else (_identity(frames),)
     if isinstance(image, Mapping):
         content = image.get("bytes")
         image = image.get("path") if content is None else content

@@ -131,9 +131,7 @@ class InputClassHead(RowHead):
                 layer(self.dropout_layer(state, training=training)) for layer, state in both
             )
             return (first + second) / 2
-        mask = inputs.get("padding_mask")
-        if mask is not None:
-            mask = self.task.backbone.stem.mask_of_states(mask, ops.shape(states)[1])
+        mask = self.task.backbone.stem.mask_of(inputs, ops.shape(states)[1])
         state = self.pooled(states, mask)
         if self.hidden is not None:
             state = self.hidden(self.dropout_layer(state, training=training))
@@ -150,7 +148,7 @@ class InputClassHead(RowHead):
 
     def _pooled(self, states, mask):
         if self.pooling == "pooler":
-            return self.task.backbone.pool(states)
+            return self.task.backbone.pool(states, padding_mask=mask)
         if self.pooling == "attention":
             scores = ops.cast(self.pooling_dense(states), "float32")
             scores = scores if mask is None else ops.where(mask[..., None], scores, -1e9)
@@ -283,6 +281,11 @@ class InputClassifier(Task):
                 f"{self.head.row_unit}s do not have: leave it out."
             )
         if augmentation is not None:
+            if augmentation and self.backbone.id_inputs[0] == "patches":
+                raise ValueError(
+                    "This model reads patches of images, which layers of augmentation cannot "
+                    "change: change the images before they are given."
+                )
             self.augmentation = augmentation_of(augmentation)
         super().compile(*args, **kwargs)
 

@@ -168,7 +168,7 @@ class PairProcessor(SourceProcessor):
     raw = "images"
     files = ImageProcessor.files
     needs_tokenizer = False
-    reads_arrays = ("images",)
+    reads_arrays = ("images", "patches")
 
 
 class SourceRows:

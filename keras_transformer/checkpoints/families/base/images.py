@@ -41,19 +41,25 @@ LAYER = {
 }
 
 
+def square_patch(values: Values, usual: int) -> int:
+    """Return the side of a patch, which may be given as two that are equal."""
+    patch = values.get("patch_size", usual)
+    if isinstance(patch, (list, tuple)) and patch and all(side == patch[0] for side in patch):
+        patch = patch[0]
+    return number({"patch_size": patch}, "patch_size", None)
+
+
 def patches(image_size: int, patch_size: int, channels: str = "num_channels", **constants):
     """Return the conversion of a stem of patches, given the published defaults."""
 
     def read(values: Values) -> dict[str, Any]:
-        size, patch = values.get("image_size", image_size), values.get("patch_size", patch_size)
-        if isinstance(patch, (list, tuple)) and patch and all(side == patch[0] for side in patch):
-            patch = patch[0]
+        size = values.get("image_size", image_size)
         sizes = size if isinstance(size, (list, tuple)) else (size, size)
         stem = {
             "kind": "patches",
             "image_size": tuple(sizes),
             "num_channels": number(values, channels, 3),
-            "patch_size": number({"patch_size": patch}, "patch_size", None),
+            "patch_size": square_patch(values, patch_size),
             **constants,
         }
         return {"stem": stem}

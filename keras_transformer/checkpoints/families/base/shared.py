@@ -154,6 +154,15 @@ def flag(values: Values, name: str, default: bool = False) -> bool:
     return value is not None and check_flag(name, value)
 
 
+def square_side(values: Values, name: str, default: int) -> int:
+    """Return the rows of a square grid, given its places. Raises ValueError if it is no square."""
+    places = number(values, name, default)
+    side = int(max(places, 0) ** 0.5 + 0.5)
+    if side < 1 or side**2 != places:
+        raise ValueError(f"{name}={places} must be the number of places of a square grid.")
+    return side
+
+
 def rotary(
     default_share: float = 1.0,
     default_head_dim: int | None = None,

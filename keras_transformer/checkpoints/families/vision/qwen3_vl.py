@@ -18,7 +18,7 @@ from keras_transformer.checkpoints.families.base.family import (
     Values,
 )
 from keras_transformer.checkpoints.families.base.placed import TEXT_END, nested
-from keras_transformer.checkpoints.families.base.shared import number, rotary
+from keras_transformer.checkpoints.families.base.shared import number, rotary, square_side
 from keras_transformer.checkpoints.families.decoders.gated_delta import (
     QWEN3_5_MOE_TEXT,
     QWEN3_5_TEXT,
@@ -58,17 +58,6 @@ _DEFAULTS = {
 _MOST_STACKED = 16
 
 
-def _grid(vision: Values) -> int:
-    """Return the rows of the grid of trained positions."""
-    places = number(vision, "num_position_embeddings", 2304)
-    side = int(max(places, 0) ** 0.5 + 0.5)
-    if side < 1 or side**2 != places:
-        raise ValueError(
-            f"num_position_embeddings={places} must be the number of places of a square grid."
-        )
-    return side
-
-
 def _stacked(vision: Values) -> tuple[int, ...]:
     found = vision.get("deepstack_visual_indexes", (8, 16, 24))
     if not isinstance(found, (list, tuple)) or len(found) > _MOST_STACKED:
@@ -81,11 +70,12 @@ def _stacked(vision: Values) -> tuple[int, ...]:
 
 def _read(values: Values, text: Family, **further: Any) -> dict[str, Any]:
     vision = {**_DEFAULTS, **nested(values, "vision_config")}
+    grid = square_side(vision, "num_position_embeddings", 2304)
     encoder = tower(
         vision,
         "hidden_size",
         intermediate_dim=number(vision, "intermediate_size", 4304),
-        stem={**stem_values(vision), "use_bias": True, "position_grid": _grid(vision)},
+        stem={**stem_values(vision), "use_bias": True, "position_grid": grid},
     )
     decoder = text.config(text_values(values))
     if number(vision, "out_hidden_size", decoder.hidden_dim) != decoder.hidden_dim:

@@ -1,7 +1,7 @@
 """SigLIP: Zhai et al. 2023, https://arxiv.org/abs/2303.15343.
 
 Like CLIP, with bidirectional texts, image states pooled by a trained query, and a bias on the
-similarities.
+similarities. SigLIP 2 has the same models, and others that are in `siglip2.py`.
 """
 
 import dataclasses
@@ -26,7 +26,7 @@ from keras_transformer.checkpoints.families.base.towers import (
 from keras_transformer.checkpoints.weights.tables import Names, WeightLine, fused, layers
 from keras_transformer.config import TransformerConfig
 
-_SHARED = {
+SHARED = {
     "hidden_act": ConfigField("activation", "gelu_pytorch_tanh"),
     "layer_norm_eps": ConfigField("normalization_epsilon", 1e-6),
     "attention_dropout": ConfigField("attention_dropout", 0.0),
@@ -36,9 +36,9 @@ _SHARED = {
     "num_attention_heads": ConfigField("num_heads", 12),
 }
 # The image tower, which other families use too.
-IMAGES = (_SHARED, {}, (patches(224, 16, class_token=False),))
-_TEXTS = {
-    **_SHARED,
+IMAGES = (SHARED, {}, (patches(224, 16, class_token=False),))
+TEXTS = {
+    **SHARED,
     "vocab_size": ConfigField("vocabulary_size", 32000),
     "max_position_embeddings": ConfigField("max_sequence_length", 64),
 }
@@ -61,10 +61,11 @@ def _write_head(config: TransformerConfig) -> dict[str, Any]:
     return {"vision_use_head": config.vector_pooling is not None}
 
 
-_WIDTH = Conversion(_read_width, _write_width)
+WIDTH = Conversion(_read_width, _write_width)
+POOLED = Conversion(_read_head, _write_head)
 _HEAD = "vision_model.head."
 _POOLED = "encoder/vector/"
-_WEIGHTS = (
+WEIGHTS = (
     *STACKS,
     *layers({"decoder/vector_projection": "text_model.head"}),
     WeightLine(f"{_POOLED}probe", f"{_HEAD}probe", row=2),
@@ -81,25 +82,25 @@ _WEIGHTS = (
     }, _POOLED, _HEAD),
 )  # fmt: skip
 # Layers that pool the image states; models that do not return a vector ignore them.
-HEAD = tuple(line for line in _WEIGHTS if line.ours.startswith(_POOLED))
+HEAD = tuple(line for line in WEIGHTS if line.ours.startswith(_POOLED))
 
 SIGLIP_VISION = tower_family(
     "siglip_vision_model",
     "SiglipVisionModel",
     (
-        _SHARED,
+        SHARED,
         {"kind": "encoder", "vocabulary_size": 0},
-        (*IMAGES[2], Conversion(_read_head, _write_head)),
+        (*IMAGES[2], POOLED),
     ),
-    weights=tower_weights(_WEIGHTS, "encoder"),
+    weights=tower_weights(WEIGHTS, "encoder"),
 )
 SIGLIP_TEXT = tower_family(
     "siglip_text_model",
     "SiglipTextModel",
-    (_TEXTS, {"kind": "encoder", "vector_pooling": "last"}, (_WIDTH,)),
+    (TEXTS, {"kind": "encoder", "vector_pooling": "last"}, (WIDTH,)),
     weights=tuple(
         dataclasses.replace(line, ours=line.ours.replace("decoder/", "encoder/", 1))
-        for line in tower_weights(_WEIGHTS, "decoder")
+        for line in tower_weights(WEIGHTS, "decoder")
     ),
 )
 SIGLIP = Family(
@@ -112,13 +113,13 @@ SIGLIP = Family(
             SIGLIP_VISION,
             "SiglipForImageClassification",
             towers(
-                images=(_SHARED, {"vector_pooling": "attention"}, IMAGES[2]),
-                texts=(_TEXTS, {"vector_pooling": "last", "bidirectional": True}, (_WIDTH,)),
+                images=(SHARED, {"vector_pooling": "attention"}, IMAGES[2]),
+                texts=(TEXTS, {"vector_pooling": "last", "bidirectional": True}, (WIDTH,)),
             ),
         ),
     ),
     weights=(
-        *_WEIGHTS,
+        *WEIGHTS,
         WeightLine("similarity_scale", "logit_scale", row=1),
         WeightLine("similarity_bias", "logit_bias", row=1),
     ),
