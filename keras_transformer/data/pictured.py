@@ -127,7 +127,7 @@ def _video_of(part: Mapping, where: str) -> Video | None:
         return None
     fps = part.get("fps")
     if fps is not None:
-        fps = check_number(f"{where}: 'fps'", fps, above=0, at_most=10**6)
+        fps = check_number(f"{where}: 'fps'", fps, above=1e-9, at_most=10**6)
     return Video(content, fps)
 
 
