@@ -33,6 +33,7 @@ _DEFAULTS: dict[str, tuple] = {
     "Segformer": (512, None, _BILINEAR, _IMAGENET),
     "Yolos": ({"shortest_edge": 800, "longest_edge": 1333}, None, _BILINEAR, _IMAGENET),
     "Detr": ({"shortest_edge": 800, "longest_edge": 1333}, None, _BILINEAR, _IMAGENET),
+    "RTDetr": ({"height": 640, "width": 640}, None, _BILINEAR, _IMAGENET),
     "Idefics3": (None, None, _LANCZOS, _HALF),
     "SmolVLM": (None, None, _LANCZOS, _HALF),
     "LlavaNext": (None, None, _BICUBIC, CLIP),

@@ -160,6 +160,7 @@ from keras_transformer.checkpoints.families.vision.qwen3_vl import (
     QWEN3_5_MOE,
     QWEN3_VL,
 )
+from keras_transformer.checkpoints.families.vision.rt_detr import RT_DETR
 from keras_transformer.checkpoints.families.vision.sam import SAM
 from keras_transformer.checkpoints.families.vision.segformer import SEGFORMER
 from keras_transformer.checkpoints.families.vision.siglip import SIGLIP, SIGLIP_TEXT, SIGLIP_VISION
@@ -296,6 +297,7 @@ FAMILIES = {
         DPT,
         YOLOS,
         DETR,
+        RT_DETR,
         SAM,
         SEGFORMER,
         SWIN,
