@@ -62,7 +62,7 @@ class BoxDecoder:
             check_choice(name, getattr(self, name), ACTIVATIONS)
         if self.width % self.num_heads:
             raise ValueError(
-                "`width` of the decoder must be a multiple of `num_heads`, received "
+                "`width` of the `box_decoder` must be a multiple of `num_heads`, received "
                 f"{self.width} and {self.num_heads}."
             )
 
@@ -76,7 +76,7 @@ class BoxDecoder:
         known = [field.name for field in dataclasses.fields(cls)]
         if given is not None and (not isinstance(given, Mapping) or set(given) - set(known)):
             raise ValueError(
-                f"`decoder` must be a dict with keys among {', '.join(map(repr, known))}, received "
+                f"`box_decoder` must be a dict with keys among {', '.join(map(repr, known))}, received "
                 f"{shorten(given)}."
             )
         return cls(**given or {})

@@ -8,6 +8,7 @@ import numpy as np
 from keras import ops
 
 from keras_transformer.config.box_decoder import BoxDecoder
+from keras_transformer.kernels.indexing import of_rows
 from keras_transformer.layers.attention.deformable import DeformableAttention
 from keras_transformer.layers.attention.multi_head_attention import MultiHeadAttention
 from keras_transformer.layers.dense import Dense
@@ -176,7 +177,7 @@ class RefiningDecoder(HeadLayer):
         if places < count:
             raise ValueError(
                 f"An image has {places} places in its maps, but {count} of them become queries: "
-                "give larger images, or a `decoder` with fewer `num_queries`."
+                "give larger images, or a `box_decoder` with fewer `num_queries`."
             )
         both = zip(self.input_convolutions, maps, strict=True)
         states = [as_states(layer(each, training=training)) for layer, each in both]
@@ -185,11 +186,11 @@ class RefiningDecoder(HeadLayer):
         proposed = self.proposal_norm(self.proposal(states * ops.cast(has_box, states.dtype)))
         logits = ops.cast(self.proposal_classes(proposed), "float32")
         offsets = ops.cast(self.proposal_boxes(proposed), "float32") + first
-        chosen = ops.top_k(ops.stop_gradient(ops.max(logits, axis=-1)), count)[1][..., None]
-        logits, offsets = (ops.take_along_axis(x, chosen, axis=1) for x in (logits, offsets))
+        chosen = ops.top_k(ops.stop_gradient(ops.max(logits, axis=-1)), count)[1]
+        logits, offsets = of_rows(logits, chosen), of_rows(offsets, chosen)
         boxes = ops.sigmoid(offsets)
         found = [ops.concatenate([boxes, logits], axis=-1)]
-        x = ops.stop_gradient(ops.take_along_axis(proposed, chosen, axis=1))
+        x = ops.stop_gradient(of_rows(proposed, chosen))
         for i, layer in enumerate(self.blocks):
             boxes = ops.stop_gradient(boxes)
             positions = self.query_positions(ops.cast(boxes, x.dtype))

@@ -67,9 +67,7 @@ class DeformableAttention(keras.layers.Layer):
                 name="offsets",
                 **options,
             )
-            self.weights_dense = Dense(
-                count, kernel_initializer="zeros", name="weights", **options
-            )
+            self.weights_dense = Dense(count, kernel_initializer="zeros", name="weights", **options)
             self.value_dense = Dense(width, name="value", **options)
             self.output_dense = Dense(width, name="output", **options)
 

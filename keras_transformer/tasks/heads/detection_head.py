@@ -42,11 +42,12 @@ class DetectionHead(ClassHead):
         num_classes, labels: as for `ClassHead`.
         class_layers: int, linear layers from a state to its logits, with a ReLU between two. One
             on maps.
-        decoder: dict of the values of `config.box_decoder.BoxDecoder`, for maps.
+        box_decoder: dict of the values of `config.box_decoder.BoxDecoder`, for maps.
     """
 
-    options = ("num_classes", "labels", "class_layers", "decoder")
+    options = ("num_classes", "labels", "class_layers", "box_decoder")
     compile_options = ()
+    of_classes = ("class_*", "decoder/classes_*", "decoder/proposal_classes/*")
     published_as = ("ForObjectDetection",)
     published_head = (Conversion(_read_labels, LABELS.write),)
     learned = ("objects", "annotations")
@@ -59,15 +60,15 @@ class DetectionHead(ClassHead):
         num_classes: int | None = None,
         labels: list[str] | None = None,
         class_layers: int = 3,
-        decoder: Mapping[str, Any] | None = None,
+        box_decoder: Mapping[str, Any] | None = None,
     ):
         several = isinstance(labels, (list, tuple)) and num_classes is None
         super().__init__(task, len(labels) if several else num_classes, labels, dropout=0.0)
         self.class_layers = check_int("class_layers", class_layers, 1, 16)
         config = task.backbone.config
-        values = _decoder_of(config, {"decoder": decoder})
+        values = _decoder_of(config, {"box_decoder": box_decoder})
         self.reads_maps = values is not None
-        self.decoder = values and values.values()
+        self.box_decoder = values and values.values()
         if values is not None:
             self.count = values.num_queries
             self._make_decoder(values)
@@ -137,7 +138,7 @@ class DetectionHead(ClassHead):
     def weight_values(cls, config: TransformerConfig, values: Mapping[str, Any]) -> dict[str, Any]:
         decoder = _decoder_of(config, values)
         if decoder is not None:
-            return {"decoder": decoder.values()}
+            return {"box_decoder": decoder.values()}
         return {"class_layers": values.get("class_layers", 3)}
 
     @classmethod
@@ -163,12 +164,12 @@ class DetectionHead(ClassHead):
 
 def _decoder_of(config: TransformerConfig, values: Mapping[str, Any]) -> BoxDecoder | None:
     """Return the values of the decoder of maps, None for a backbone with tokens or queries."""
-    given = values.get("decoder")
+    given = values.get("box_decoder")
     if config.kind == "encoder" and getattr(config.stem, "kind", None) == "resnet":
         return BoxDecoder.of(given)
     if given is not None:
         raise ValueError(
-            "`decoder` is for an Encoder whose `stem` is a 'resnet', whose maps it reads, received "
+            "`box_decoder` is for an Encoder whose `stem` is a 'resnet', whose maps it reads, received "
             f"{shorten(given)}."
         )
     return None

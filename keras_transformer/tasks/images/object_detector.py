@@ -158,7 +158,7 @@ class ObjectDetector(LocatedTask):
         num_classes: int. Defaults to the number of `labels`.
         labels: list of class names, in the order of the class numbers.
         class_layers: int, linear layers from a state to its logits; one on maps.
-        decoder: dict, for the maps of a ResNet: values that differ from those of
+        box_decoder: dict, for the maps of a ResNet: values that differ from those of
             `config.box_decoder.BoxDecoder`, such as `num_queries`.
         name: str.
 
@@ -215,7 +215,7 @@ class ObjectDetector(LocatedTask):
     num_classes: int
     labels: list[str] | None
     class_layers: int
-    decoder: dict | None
+    box_decoder: dict | None
 
     def __init__(
         self,
@@ -225,10 +225,10 @@ class ObjectDetector(LocatedTask):
         labels: list[str] | None = None,
         class_layers: int = 3,
         name: str | None = None,
-        decoder: dict | None = None,
+        box_decoder: dict | None = None,
     ):
         options = {"num_classes": num_classes, "labels": labels, "class_layers": class_layers}
-        options["decoder"] = decoder
+        options["box_decoder"] = box_decoder
         super().__init__(backbone, processor, name=name, **options)
 
     @property

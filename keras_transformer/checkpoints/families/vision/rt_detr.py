@@ -179,11 +179,11 @@ def _read_task(values: Values) -> dict[str, Any]:
         "expansion": number(values, "hidden_expansion", 1.0, float),
         "map_activation": _activation(values, "activation_function", "silu"),
     }
-    return {"decoder": decoder}
+    return {"box_decoder": decoder}
 
 
 def _write_task(task: Values) -> dict[str, Any]:
-    decoder, names = task["decoder"], {v: k for k, v in reversed(ACTIVATIONS.items())}
+    decoder, names = task["box_decoder"], {v: k for k, v in reversed(ACTIVATIONS.items())}
     return {
         **{name: decoder[ours] for name, (ours, _) in _NUMBERS.items()},
         "decoder_activation_function": names[decoder["activation"]],
@@ -253,9 +253,7 @@ def _decoder() -> tuple[WeightLine, ...]:
         its = f"decoder_input_proj.{i}."
         lines += _normed(f"decoder/input_{i}", f"{its}0", f"{its}1")
     lines += (
-        *layers(
-            {"decoder/proposal": "enc_output.0", "decoder/proposal_classes": "enc_score_head"}
-        ),
+        *layers({"decoder/proposal": "enc_output.0", "decoder/proposal_classes": "enc_score_head"}),
         *_norm("decoder/proposal_norm", "enc_output.1"),
         *_linear("decoder/proposal_boxes", "enc_bbox_head", 3),
         *_linear("decoder/query_positions", "decoder.query_pos_head", 2),
