@@ -76,8 +76,8 @@ class BoxDecoder:
         known = [field.name for field in dataclasses.fields(cls)]
         if given is not None and (not isinstance(given, Mapping) or set(given) - set(known)):
             raise ValueError(
-                f"`box_decoder` must be a dict with keys among {', '.join(map(repr, known))}, received "
-                f"{shorten(given)}."
+                f"`box_decoder` must be a dict with keys among {', '.join(map(repr, known))}, "
+                f"received {shorten(given)}."
             )
         return cls(**given or {})
 

@@ -144,7 +144,8 @@ class ResNetStemConfig(ImageStemConfig, kind="resnet"):
         """Return the convolutions of a block, and its shortcut's if it has one as the last.
 
         Args:
-            stage, block: ints, numbers of the stage and of the block in it.
+            stage: int, number of the stage.
+            block: int, number of the block in the stage.
             grid: ints, rows and columns of the input of the block.
         """
         name, width = f"input_stage_{stage}_block_{block}", self.widths[stage]

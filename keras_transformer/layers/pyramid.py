@@ -1,8 +1,8 @@
 """Maps of several scales that are joined, from the smallest to the largest and back."""
 
+import itertools
 from collections.abc import Sequence
 
-import keras
 from keras import ops
 
 from keras_transformer.config.box_decoder import BLOCKS, BoxDecoder
@@ -165,7 +165,7 @@ class MapPyramid(HeadLayer):
 
     def call(self, maps, training: bool = False):
         sizes = [tuple(each.shape[1:3]) for each in maps]
-        for large, small in zip(sizes, sizes[1:], strict=False):
+        for large, small in itertools.pairwise(sizes):
             if large != tuple(2 * n for n in small):
                 raise ValueError(
                     "The maps of an image must halve from stage to stage, received rows and "

@@ -116,7 +116,8 @@ def load_task(
     """Build a task from a preset, see `from_preset` of a task class.
 
     A head that the preset lacks, or has for another number of classes, is initialized, with a
-    warning; of an `ObjectDetector` only the layers that depend on the classes. Without tokenizer files the task takes only ids.
+    warning; of an `ObjectDetector` only the layers that depend on the classes. Without tokenizer
+    files the task takes only ids.
 
     Args:
         task_class: the class, e.g. `TextClassifier`; `Task` or None use the class that the preset

@@ -169,8 +169,8 @@ def _decoder_of(config: TransformerConfig, values: Mapping[str, Any]) -> BoxDeco
         return BoxDecoder.of(given)
     if given is not None:
         raise ValueError(
-            "`box_decoder` is for an Encoder whose `stem` is a 'resnet', whose maps it reads, received "
-            f"{shorten(given)}."
+            "`box_decoder` is for an Encoder whose `stem` is a 'resnet', whose maps it reads, "
+            f"received {shorten(given)}."
         )
     return None
 
