@@ -299,7 +299,7 @@ COUNTED = {
 }
 
 
-# What is no part of RT-DETR's head.
+# The tensors of RT-DETR outside of its head.
 _IN_BACKBONE = re.compile(r"backbone\.|encoder\.aifi\.|encoder_input_proj\.2\.")
 
 

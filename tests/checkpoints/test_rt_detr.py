@@ -104,7 +104,7 @@ def test_same_outputs(tmp_path, name):
 
 @pytest.mark.each_backend
 def test_same_loss_and_gradients(tmp_path):
-    """Of all layers and of the chosen places, in training: with statistics of the batch."""
+    """The sum over all layers and the chosen places, in training, with statistics of the batch."""
     reference = shaken(rt_detr(**CONFIGS["basic"] | {"activation_function": "silu"}), 0.2)
     reference.save_pretrained(tmp_path / "theirs")
     task = kt.Task.from_preset(tmp_path / "theirs")

@@ -163,7 +163,7 @@ class DetectionHead(ClassHead):
 
 
 def _decoder_of(config: TransformerConfig, values: Mapping[str, Any]) -> BoxDecoder | None:
-    """Return the values of the decoder of maps, None for a backbone with tokens or queries."""
+    """Return the values of the decoder of maps, or None if the backbone has tokens or queries."""
     given = values.get("box_decoder")
     if config.kind == "encoder" and getattr(config.stem, "kind", None) == "resnet":
         return BoxDecoder.of(given)

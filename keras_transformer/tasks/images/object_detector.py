@@ -171,7 +171,7 @@ class ObjectDetector(LocatedTask):
         Float `(batch, predictions, 4 + num_classes + 1)`, one for each token or query: center x,
         center y, width and height of a box as shares of the image, then logits, the last one of
         "no object", which there is not on maps. Training on maps computes `(batch, layers,
-        predictions, ...)`: those of the chosen places, and of each layer of the decoder.
+        predictions, ...)`: outputs of the chosen places, and of each layer of the decoder.
 
     Raises:
         ValueError: if the backbone has neither detection tokens nor queries, the number of classes
