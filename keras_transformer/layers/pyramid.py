@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from keras import ops
 
 from keras_transformer.config.box_decoder import BLOCKS, BoxDecoder
+from keras_transformer.kernels.convolution import centered_convolution
 from keras_transformer.layers.feed_forward import get_activation
 from keras_transformer.layers.fusion import batch_norm_layer, conv
 from keras_transformer.layers.mask_decoder import HeadLayer
@@ -29,11 +30,10 @@ class NormedConvolution(HeadLayer):
 
     def __init__(self, inputs: int, units: int, size: int = 1, strides: int = 1, **kwargs):
         super().__init__(**kwargs)
-        self.inputs, self.units, self.padding = inputs, units, size // 2
+        self.inputs, self.units = inputs, units
         self.convolution = conv(
             units, size, "convolution", self.dtype_policy, bias=False, strides=strides
         )
-        self.strides = strides
         self.norm = batch_norm_layer("norm", self.dtype_policy)
 
     def build(self, shape=None):
@@ -42,10 +42,7 @@ class NormedConvolution(HeadLayer):
         self.built = True
 
     def call(self, x, training: bool = False):
-        if self.strides > 1 and self.padding:  # Keras would pad even sizes on one side only
-            side = (self.padding, self.padding)
-            x = ops.pad(x, ((0, 0), side, side, (0, 0)))
-        return self.norm(self.convolution(x), training=training)
+        return self.norm(centered_convolution(self.convolution, x), training=training)
 
 
 class JoinedMaps(HeadLayer):

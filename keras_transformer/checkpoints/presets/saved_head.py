@@ -68,7 +68,7 @@ class SavedHead:
         return {**{k: v for k, v in self.values.items() if k not in unused}, **self.given}
 
     def shapes(self, config: TransformerConfig) -> dict[str, tuple[int, ...]] | None:
-        """Return the shapes of the head's weights that are loaded, or None for a new head."""
+        """Return the shapes of the head's weights that are loaded; None if the head is new."""
         if self.kept:
             self._check(config)
         elif self._of_classes and not self._changed(config):

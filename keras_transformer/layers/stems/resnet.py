@@ -7,6 +7,7 @@ import numpy as np
 from keras import ops
 
 from keras_transformer.config import TransformerConfig
+from keras_transformer.kernels.convolution import centered_convolution, halved_maximum
 from keras_transformer.layers.fusion import batch_norm_layer
 from keras_transformer.layers.initializers import kernel_initializer
 from keras_transformer.layers.remat import no_inner_remat
@@ -170,8 +171,7 @@ class ResNetStem(ImageStem):
         stem, x, found = self.config.stem, images, []
         for each in stem.first_convolutions:
             x = ops.relu(self._convolved(each.name, x))
-        x = ops.pad(x, ((0, 0), (1, 1), (1, 1), (0, 0)))  # no value is below 0
-        x = ops.max_pool(x, 3, 2, "valid", data_format="channels_last")
+        x = halved_maximum(x)
         last = 1 if stem.block == "basic" else 2
         for stage, depth in enumerate(stem.depths):
             for block in range(depth):
@@ -189,10 +189,7 @@ class ResNetStem(ImageStem):
 
     def _convolved(self, name: str, x):
         """Apply a convolution, centred at each place, and its norm."""
-        layer = self.convolutions[name]
-        side = layer.kernel_size[0] // 2
-        x = ops.pad(x, ((0, 0), (side, side), (side, side), (0, 0))) if side else x
-        return self.norms[name](layer(x))
+        return self.norms[name](centered_convolution(self.convolutions[name], x))
 
     def _mask_on_grid(self, mask, size: tuple[int, int]):
         """Return the mask of pixels at the upper left corners of the states."""
