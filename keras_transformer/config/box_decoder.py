@@ -23,7 +23,7 @@ MOST_LAYERS = 16
 
 @dataclasses.dataclass(frozen=True)
 class BoxDecoder:
-    """Values of `layers.MapPyramid` and `layers.RefiningDecoder` (RT-DETR).
+    """Values of the layers in `layers.pyramid` and `layers.refining_decoder` (RT-DETR).
 
     Args:
         num_queries: int, places of the maps that become queries, each of which may find an object.
@@ -105,7 +105,7 @@ class BoxDecoder:
         }
 
     def pyramid_shapes(self, widths: Sequence[int], features: int) -> Shapes:
-        """Return the shapes of the variables of `layers.MapPyramid`."""
+        """Return the shapes of the variables of `MapPyramid`."""
         made: Shapes = {}
         for i, width in enumerate(widths):
             made |= normed_convolution(f"project_{i}", 1, width, features)
@@ -128,7 +128,7 @@ class BoxDecoder:
         return made
 
     def decoder_shapes(self, levels: int, features: int, classes: int) -> Shapes:
-        """Return the shapes of the variables of `layers.RefiningDecoder` for `levels` maps."""
+        """Return the shapes of the variables of `RefiningDecoder` for `levels` maps."""
         width, boxes = self.width, [self.width, self.width, self.width, 4]
         made: Shapes = {}
         for i in range(levels):
