@@ -3,7 +3,7 @@
 from keras_transformer.checkpoints.families import FAMILIES
 from keras_transformer.checkpoints.text_models import TEXT_MODELS
 
-_BOXES = "Of detectors of objects, only DETR and YOLOS are read."
+_BOXES = "Of detectors of objects, only DETR, RT-DETR and YOLOS are read."
 _MASKS = "There is no task for the masks of single objects."
 _SPEECH_OUT = "There is no task that writes sound."
 _CONVOLUTIONS = "A network of convolutions, without a mixer of tokens."
@@ -76,7 +76,7 @@ LOADED_TYPES: dict[str, str | None] = {
     "siglip2": None,
     "resnet": _CONVOLUTIONS,
     "convnext": _CONVOLUTIONS,
-    "rt_detr": _BOXES,
+    "rt_detr": None,
     "grounding-dino": _BOXES,
     "owlv2": _BOXES,
     "yolos": None,

@@ -5,13 +5,16 @@ from typing import ClassVar, NamedTuple
 
 from keras_transformer.config.inputs import ImageStemConfig
 from keras_transformer.config.options import option, part
-from keras_transformer.config.weight import Weight, dense_of, weight_of
+from keras_transformer.config.weight import Weight, dense_of, norm_of, weight_of
 from keras_transformer.support.checking import shorten
 
 __all__ = ["ResNetStemConfig"]
 
 # A bottleneck is narrower than its output by this factor.
 NARROWING = 4
+VARIANTS = ("b", "d")
+BLOCKS = ("bottleneck", "basic")
+POSITIONS = ("shares", "counts")
 
 
 class ResNetConvolution(NamedTuple):
@@ -41,10 +44,10 @@ def halved(size: tuple[int, int]) -> tuple[int, int]:
 
 @part
 class ResNetStemConfig(ImageStemConfig, kind="resnet"):
-    """`layers.stems.ResNetStem`: a ResNet of bottlenecks with frozen batch norms (DETR).
+    """`layers.stems.ResNetStem`: a ResNet with frozen batch norms (DETR, RT-DETR).
 
     Each place of the last map is a state. Each attention adds the sines and cosines of the row and
-    the column of a state to its queries and keys.
+    the column of a state to its queries and keys. A head may read the maps of earlier stages.
     """
 
     attention_positions: ClassVar[bool] = True
@@ -54,13 +57,42 @@ class ResNetStemConfig(ImageStemConfig, kind="resnet"):
     )
     filters: int = option("features of the first convolution.", 64, least=1, most=2**15)
     widths: tuple | list = option(
-        "features of the output of each stage, multiples of 4.", (256, 512, 1024, 2048)
+        "features of the output of each stage, for bottlenecks multiples of 4.",
+        (256, 512, 1024, 2048),
     )
-    depths: tuple | list = option("number of bottlenecks of each stage.", (3, 4, 6, 3))
+    depths: tuple | list = option("number of blocks of each stage.", (3, 4, 6, 3))
+    block: str = option(
+        'the convolutions of a block: a `"bottleneck"` of three, or `"basic"`, two of 3 x 3 '
+        "(ResNet-18 and ResNet-34).",
+        "bottleneck",
+        choices=BLOCKS,
+    )
+    variant: str = option(
+        'how the network becomes narrower: `"b"`, a first convolution of 7 x 7, and shortcuts with '
+        'a stride; or `"d"`, three of 3 x 3, and shortcuts behind an average pooling (RT-DETR).',
+        "b",
+        choices=VARIANTS,
+    )
+    num_maps: int = option(
+        "number of stages before the last one whose maps a head reads (RT-DETR).",
+        0,
+        least=0,
+        most=8,
+    )
+    projection_norm: bool = option(
+        "the projection to the states has a batch norm in place of a bias (RT-DETR).", False
+    )
+    positions: str = option(
+        'what the sines and cosines are of: rows and columns as `"shares"` of the image without '
+        'its padding (DETR), or their `"counts"`, for images without padding (RT-DETR).',
+        "shares",
+        choices=POSITIONS,
+    )
 
     def check(self):
         super().check()
-        for name, each in (("widths", NARROWING), ("depths", 1)):
+        multiple = NARROWING if self.block == "bottleneck" else 1
+        for name, each in (("widths", multiple), ("depths", 1)):
             values = getattr(self, name)
             fits = all(type(n) is int and 1 <= n <= 2**15 and n % each == 0 for n in values)
             if not fits or not 1 <= len(values) <= 8:
@@ -72,7 +104,16 @@ class ResNetStemConfig(ImageStemConfig, kind="resnet"):
         if len(self.widths) != len(self.depths) or sum(self.depths) > 2**10:
             raise ValueError(
                 "`widths` and `depths` of the stem must have a number for each stage, and at most "
-                f"1,024 bottlenecks, received {shorten(self.widths)} and {shorten(self.depths)}."
+                f"1,024 blocks, received {shorten(self.widths)} and {shorten(self.depths)}."
+            )
+        if self.num_maps >= len(self.widths):
+            raise ValueError(
+                f"`num_maps` must be below the number of stages, {len(self.widths)}, received "
+                f"{self.num_maps}."
+            )
+        if self.variant == "d" and self.filters % 2:
+            raise ValueError(
+                f"`filters` of the stem must be even for variant='d', received {self.filters}."
             )
 
     def check_width(self, width: int) -> None:
@@ -92,28 +133,64 @@ class ResNetStemConfig(ImageStemConfig, kind="resnet"):
         return math.prod(self.grid(self.image_size))
 
     @property
-    def convolutions(self) -> tuple[ResNetConvolution, ...]:
-        """All convolutions but the projection to the states, bottleneck by bottleneck."""
-        grid = halved(self.image_size)
+    def map_widths(self) -> tuple[int, ...]:
+        """Features of the maps that a head reads."""
+        last = len(self.widths) - 1
+        return tuple(self.widths[last - self.num_maps : last])
+
+    def convolutions_of_block(
+        self, stage: int, block: int, grid: tuple[int, int]
+    ) -> tuple[ResNetConvolution, ...]:
+        """Return the convolutions of a block, and its shortcut's if it has one as the last.
+
+        Args:
+            stage: int, number of the stage.
+            block: int, number of the block in the stage.
+            grid: ints, rows and columns of the input of the block.
+        """
+        name, width = f"input_stage_{stage}_block_{block}", self.widths[stage]
+        before = width if block else (self.filters, *self.widths)[stage]
+        step = 2 if stage and not block else 1
+        after = halved(grid) if step == 2 else grid
+        sizes = [(3, before, width, step, after), (3, width, width, 1, after)]
+        if self.block == "bottleneck":
+            inner = width // NARROWING
+            sizes = [
+                (1, before, inner, 1, grid),
+                (3, inner, inner, step, after),
+                (1, inner, width, 1, after),
+            ]
         found = [
-            ResNetConvolution("input_convolution", 7, self.num_channels, self.filters, 2, grid)
+            ResNetConvolution(f"{name}_convolution_{i}", *each) for i, each in enumerate(sizes)
         ]
-        grid, before = halved(grid), self.filters
-        for stage, (width, depth) in enumerate(zip(self.widths, self.depths, strict=True)):
+        first = self.variant == "d" and self.block == "basic" and not block
+        if before != width or step != 1 or first:
+            own = 1 if self.variant == "d" else step  # behind a pooling
+            found.append(ResNetConvolution(f"{name}_shortcut", 1, before, width, own, after))
+        return tuple(found)
+
+    @property
+    def first_convolutions(self) -> tuple[ResNetConvolution, ...]:
+        """The convolutions before the first stage."""
+        grid, channels, name = halved(self.image_size), self.num_channels, "input_convolution"
+        if self.variant == "b":
+            return (ResNetConvolution(name, 7, channels, self.filters, 2, grid),)
+        half = self.filters // 2
+        return (
+            ResNetConvolution(name, 3, channels, half, 2, grid),
+            ResNetConvolution(f"{name}_1", 3, half, half, 1, grid),
+            ResNetConvolution(f"{name}_2", 3, half, self.filters, 1, grid),
+        )
+
+    @property
+    def convolutions(self) -> tuple[ResNetConvolution, ...]:
+        """All convolutions but the projection to the states, block by block."""
+        found = list(self.first_convolutions)
+        grid = halved(found[-1].grid)
+        for stage, depth in enumerate(self.depths):
             for block in range(depth):
-                name, inner = f"input_stage_{stage}_block_{block}", width // NARROWING
-                step, wide = 2 if stage and not block else 1, grid
-                grid = halved(grid) if step == 2 else grid
-                found += [
-                    ResNetConvolution(f"{name}_convolution_0", 1, before, inner, 1, wide),
-                    ResNetConvolution(f"{name}_convolution_1", 3, inner, inner, step, grid),
-                    ResNetConvolution(f"{name}_convolution_2", 1, inner, width, 1, grid),
-                ]
-                if before != width or step != 1:
-                    found.append(
-                        ResNetConvolution(f"{name}_shortcut", 1, before, width, step, grid)
-                    )
-                before = width
+                found += self.convolutions_of_block(stage, block, grid)
+                grid = found[-1].grid
         return tuple(found)
 
     @property
@@ -124,8 +201,11 @@ class ResNetStemConfig(ImageStemConfig, kind="resnet"):
             found += weight_of(f"{name}/kernel", *axes)
             for part_ in ("gamma", "beta", "moving_mean", "moving_variance"):
                 found += weight_of(f"{name}_frozen_norm/{part_}", axes[-1])
-        last = f"features_{self.widths[-1]}"
-        return (*found, *dense_of("input_projection", last, "embedding_dim"))
+        last, norm = f"features_{self.widths[-1]}", self.projection_norm
+        found += dense_of("input_projection", last, "embedding_dim", bias=not norm)
+        if norm:
+            found += norm_of("input_projection_norm", "batch_norm", "embedding_dim")
+        return tuple(found)
 
     def sizes(self, width):
         made = {}

@@ -14,6 +14,19 @@ def taken(tensor, slots):
     return ops.take_along_axis(tensor, slots[:, None, :, None], axis=2)
 
 
+def of_rows(tensor, places):
+    """Gather `places`, int32 `(rows, count)`, from `(rows, all, size)`; these sizes are known.
+
+    Returns `(rows, count, size)`. The number of rows may be unknown, also in an exported graph,
+    where PyTorch's gathering along an axis would fix it.
+    """
+    (_, total, size), count = tensor.shape, places.shape[1]
+    first = ops.arange(ops.shape(tensor)[0], dtype="int32")[:, None] * total
+    places = ops.reshape(ops.cast(places, "int32") + first, (-1,))
+    taken = ops.take(ops.reshape(tensor, (-1, size)), places, axis=0)
+    return ops.reshape(taken, (-1, count, size))
+
+
 def overlapping(x, span: int, size: int, length):
     """Cut `(rows, all, ...)` into overlapping parts, one per block: `(parts, span * size, ...)`.
 

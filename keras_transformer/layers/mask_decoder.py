@@ -30,28 +30,31 @@ def _norm(epsilon: float, name: str, dtype) -> keras.layers.Layer:
         return make_normalization("layer_norm", epsilon, name=name, dtype=dtype)
 
 
-class _Part(keras.layers.Layer):
-    """Base class of the layers of the decoder."""
+class HeadLayer(keras.layers.Layer):
+    """Base class of the layers of a decoder, which are not recomputed one by one."""
 
     def rematerialized_call(self, layer_call, *args, **kwargs):
         return layer_call
 
 
-class LinearLayers(_Part):
+class LinearLayers(HeadLayer):
     """Linear layers with ReLU between them.
 
     Args:
         widths: ints, the width of the input and of each layer's output.
+        last: str, initializer of the kernel of the last layer.
         **kwargs: as in `keras.layers.Layer`.
     """
 
-    def __init__(self, widths: list[int], **kwargs):
+    def __init__(self, widths: list[int], last: str = "glorot_uniform", **kwargs):
         super().__init__(**kwargs)
         self.widths = widths
+        initializers = ["glorot_uniform"] * (len(widths) - 2) + [last]
+        names = names_of_linear(len(widths) - 1)
         with no_inner_remat():
             self.denses = [
-                Dense(width, name=name, dtype=self.dtype_policy)
-                for name, width in zip(names_of_linear(len(widths) - 1), widths[1:], strict=True)
+                Dense(width, name=name, kernel_initializer=initial, dtype=self.dtype_policy)
+                for name, width, initial in zip(names, widths[1:], initializers, strict=True)
             ]
 
     def build(self, shape=None):
@@ -68,7 +71,7 @@ class LinearLayers(_Part):
         return (*shape[:-1], self.widths[-1])
 
 
-class TwoWayBlock(_Part):
+class TwoWayBlock(HeadLayer):
     """Attention among tokens, of tokens to an image, and of the image to the tokens.
 
     Args:
@@ -129,7 +132,7 @@ class TwoWayBlock(_Part):
         return tokens, self.norms[3](image)
 
 
-class MaskDecoder(_Part):
+class MaskDecoder(HeadLayer):
     """Masks, and a score of each, from the states of an image and of a prompt.
 
     Trained tokens stand beside those of the prompt: one for the scores, and one for each mask.

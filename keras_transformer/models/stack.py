@@ -24,7 +24,7 @@ from keras_transformer.layers.position import sequence_positions
 from keras_transformer.layers.remat import no_inner_remat, with_whole_weights
 
 # The allowed values of a backbone's `collect`: intermediate results of a pass.
-COLLECTED = ("states", "block_outputs", "attention", "queries", "keys")
+COLLECTED = ("states", "block_outputs", "attention", "queries", "keys", "maps")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,7 +51,7 @@ class ForwardContext:
             what to collect from each block: its inputs (of several copies the first), and behind
             the last the normalized states; its outputs, none of them normalized; its attention
             weights; and for each head the normalized and rotated projections whose products are
-            the attention scores.
+            the attention scores. `"maps"` are the `maps` of the inputs.
 
     Attributes:
         visibility: `layers.AttentionMask`, which tokens see which. With a cache, `visibilities`
@@ -68,6 +68,8 @@ class ForwardContext:
         self.segment_ids = inputs.get("segment_ids")
         self.cache = cache = cache.cache if isinstance(cache, OpaqueCache) else cache
         self.collected: dict[str, list] = {name: [] for name in collect}
+        if "maps" in self.collected:
+            self.collected["maps"] += inputs.get("maps") or ()
         self._kept: list = []
         self._num_before = 0
         self._for_later: dict[int, Any] = {}

@@ -33,6 +33,7 @@ _DEFAULTS: dict[str, tuple] = {
     "Segformer": (512, None, _BILINEAR, _IMAGENET),
     "Yolos": ({"shortest_edge": 800, "longest_edge": 1333}, None, _BILINEAR, _IMAGENET),
     "Detr": ({"shortest_edge": 800, "longest_edge": 1333}, None, _BILINEAR, _IMAGENET),
+    "RTDetr": ({"height": 640, "width": 640}, None, _BILINEAR, _IMAGENET),
     "Idefics3": (None, None, _LANCZOS, _HALF),
     "SmolVLM": (None, None, _LANCZOS, _HALF),
     "LlavaNext": (None, None, _BICUBIC, CLIP),
@@ -43,6 +44,8 @@ _DEFAULTS: dict[str, tuple] = {
 _UNROUNDED = ("DINOv3ViT",)
 # Families whose sides are rounded down to multiples of a number, if images keep their proportions.
 _FLOORED = {"Yolos": 16}
+# Families whose pixels are normalized only if the file says so.
+_UNNORMALIZED = ("RTDetr",)
 # Families that pad the images of a batch to the largest.
 _PADDED = ("Yolos", "Detr")
 # Families whose images are cut into tiles.
@@ -478,7 +481,8 @@ class ImageProcessor(MediaProcessor):
             if "longest_edge" in size:
                 given["longest_edge"] = values.get("max_size", size["longest_edge"])
         crop = values.get("crop_size", crop)
-        has = {name: values.get(f"do_{name}", True) for name in ("resize", "rescale", "normalize")}
+        has = {name: values.get(f"do_{name}", True) for name in ("resize", "rescale")}
+        has["normalize"] = values.get("do_normalize", family not in _UNNORMALIZED)
         has["center_crop"] = values.get("do_center_crop", _DEFAULTS[family][1] is not None)
         for name, value in has.items():
             check_bool(f"do_{name}", value)

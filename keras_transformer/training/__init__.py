@@ -10,7 +10,7 @@ from keras_transformer.training.losses.depth_losses import (
     AffineInvariantLoss,
     ScaleInvariantLogLoss,
 )
-from keras_transformer.training.losses.detection_loss import DetectionLoss
+from keras_transformer.training.losses.detection_loss import DetectionLoss, VarifocalDetectionLoss
 from keras_transformer.training.losses.embedding_losses import (
     BatchAllTripletLoss,
     BatchHardTripletLoss,
@@ -122,6 +122,7 @@ __all__ = [
     "TokenCrossEntropy",
     "TrainingLoss",
     "TripletLoss",
+    "VarifocalDetectionLoss",
     "WordErrorRate",
     "average_checkpoints",
     "convert_run",

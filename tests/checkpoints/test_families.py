@@ -325,9 +325,12 @@ def test_same_loss_of_balance(tmp_path):
 
 def _gradients(backbone, loss):
     """The gradient of each trained variable, by path."""
-    variables = {
-        path: v for path, v in backbone_variables(backbone).items() if "seed_generator" not in path
-    }
+    return gradients_of(backbone_variables(backbone), loss)
+
+
+def gradients_of(variables, loss):
+    """The gradient of a loss by each of the variables, by path."""
+    variables = {path: v for path, v in variables.items() if "seed_generator" not in path}
     if keras.backend.backend() == "tensorflow":
         import tensorflow as tf
 

@@ -210,6 +210,7 @@ _WITH_A_HEAD = {
     "depth_anything": "DepthAnything",
     "sam": "Sam",
     "detr": "Detr",
+    "rt_detr": "RTDetr",
     "segformer": "Segformer",
 }
 

@@ -208,6 +208,10 @@ SAID = {
     "yolos_base": 127.8 - 2.4,
     "detr_resnet_50": 41.5,
     "detr_resnet_101": 60.4,
+    # Without the decoder and the convolutions that join maps, see test_rt_detr.py.
+    "rtdetr_r18vd": 20.2 - 8.1,
+    "rtdetr_r50vd": 43.0 - 18.1,
+    "rtdetr_r101vd": 76.8 - 31.2,
     "sam_vit_base": 93.7 - 4.8,
     "sam_vit_large": 312.3 - 4.9,
     "sam_vit_huge": 641.1 - 5.0,
@@ -299,6 +303,10 @@ COUNTED = {
 }
 
 
+# The tensors of RT-DETR outside of its head.
+_IN_BACKBONE = re.compile(r"backbone\.|encoder\.aifi\.|encoder_input_proj\.2\.")
+
+
 def published():
     """The presets that belong to a family, with their config and metadata."""
     for name in kt.list_presets():
@@ -374,7 +382,7 @@ def test_sizes_are_those_of_the_transformers_library(monkeypatch):
         of_another = metadata["family"] == "chronos_bolt"
         if chosen is not None and chosen["name"] not in family.heads:
             chosen = own if of_another else {"name": next(iter(family.heads))}
-        if metadata["family"] == "detr":  # the bare model, without boxes and classes
+        if metadata["family"] in ("detr", "rt_detr"):  # the bare model, without a head
             chosen = None
         values = family.published_config(config, chosen)
         theirs = transformers.AutoConfig.for_model(**json.loads(json.dumps(values)))
@@ -398,6 +406,7 @@ def test_sizes_are_those_of_the_transformers_library(monkeypatch):
                 ("output_patch_embedding.", "contact_head.", "embedding_proj_layer.", "ctc_head.")
             )  # heads
             and not path.startswith("vision_encoder.neck.")  # SAM's, a part of the head
+            and (metadata["family"] != "rt_detr" or _IN_BACKBONE.match(path))
             and path not in ("embeddings.mask_token", "mask_emb")  # of masked pre-training
             # Of T5Gemma 2's images, which are not read.
             and not path.startswith(("model.encoder.vision_", "model.encoder.multi_modal_"))
@@ -409,9 +418,12 @@ def test_sizes_are_those_of_the_transformers_library(monkeypatch):
         count += sum(
             buffer.numel()
             for path, buffer in model.named_buffers()
-            if ".running_" in path
-            or ".normalization." in path  # of a frozen batch norm
-            or path.endswith((".e_score_correction_bias", ".expert_bias", ".layer_scalar"))
+            if (metadata["family"] != "rt_detr" or _IN_BACKBONE.match(path))
+            and (
+                ".running_" in path
+                or ".normalization." in path  # of a frozen batch norm
+                or path.endswith((".e_score_correction_bias", ".expert_bias", ".layer_scalar"))
+            )
         )
         pooled = any("pooler" in path for path, _ in model.named_parameters())
         if config.kind == "encoder" and pooled and not (config.pooler or config.mean_pooler):

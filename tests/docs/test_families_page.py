@@ -118,7 +118,7 @@ def test_a_type_has_a_family_or_a_reason(maker, monkeypatch):
     loaded = sys.modules["loaded_types"]
     for changed, message in (
         ({"bert": "No."}, "bert has a family and a reason"),
-        ({"rt_detr": None}, "rt_detr has no family: state"),
+        ({"owlv2": None}, "owlv2 has no family: state"),
     ):
         monkeypatch.setattr(loaded, "LOADED_TYPES", loaded.LOADED_TYPES | changed)
         with pytest.raises(ValueError, match=message):

@@ -161,6 +161,7 @@ from keras_transformer.checkpoints.families.vision.qwen3_vl import (
     QWEN3_VL,
     QWEN3_VL_MOE,
 )
+from keras_transformer.checkpoints.families.vision.rt_detr import RT_DETR
 from keras_transformer.checkpoints.families.vision.sam import SAM
 from keras_transformer.checkpoints.families.vision.segformer import SEGFORMER
 from keras_transformer.checkpoints.families.vision.siglip import SIGLIP, SIGLIP_TEXT, SIGLIP_VISION
@@ -302,6 +303,7 @@ FAMILIES = {
         DPT,
         YOLOS,
         DETR,
+        RT_DETR,
         SAM,
         SEGFORMER,
         SWIN,

@@ -2,6 +2,7 @@
 
 import collections
 import dataclasses
+import fnmatch
 import os
 from collections.abc import Iterable, Mapping
 from typing import Any, Literal
@@ -101,15 +102,17 @@ def check_weights(
     read_preset(source, lambda preset: check(preset, config, head, task))
 
 
-def check(preset: Preset, config: TransformerConfig, head=None, task=None) -> None:
-    """Check the weights of an open preset, see `check_weights`."""
+def check(
+    preset: Preset, config: TransformerConfig, head=None, task=None, fresh: Iterable[str] = ()
+) -> None:
+    """Check the weights of an open preset, see `check_weights`; `fresh` as in `fill`."""
     layers = sum(side.num_layers for side in config.sides)
     if layers > len(preset.checkpoint):  # before names for that many layers are made
         raise ValueError(
             f"The config of {preset.name!r} declares {layers:,} layers, but its weights in "
             f"{preset.weights.directory} have only {len(preset.checkpoint):,} tensors."
         )
-    _plan(preset, config, variable_shapes(config), head, task)
+    _plan(preset, config, variable_shapes(config), head, task, fresh)
     _check_quantized(preset)
 
 
@@ -174,16 +177,18 @@ def fill(
     task: str | None = None,
     quantized: Literal["kept", "unpacked"] = "unpacked",
     layers: LayerByLayer | None = None,
+    fresh: Iterable[str] = (),
 ) -> LoadReport:
     """Load the weights of an open preset into a model of its config, see `load_weights`.
 
     `quantized` says what becomes of quantized matrices that a layer can compute with as they are
     stored. All others are unpacked to the dtype of the model. `layers` quantizes each layer of the
-    backbone as soon as it is loaded.
+    backbone as soon as it is loaded. `fresh` are patterns of the head's variables that the preset
+    has for other classes, and that `head` leaves out.
     """
     variables = backbone_variables(backbone)
     shapes = {path: variable.shape for path, variable in variables.items()}
-    plan, head_plan = _plan(preset, backbone.config, shapes, head, task)
+    plan, head_plan = _plan(preset, backbone.config, shapes, head, task, fresh)
     # One tensor may hold several variables: it is read once.
     _check_the_rest(preset, backbone.config, [*plan.values(), *head_plan.values()])
     places: Places = {}
@@ -205,8 +210,8 @@ def fill(
         release_memory()
     else:
         layers.release()
-    fresh = tuple(path for path in head or () if path not in head_plan)
-    return LoadReport((*plan, *(HEAD_PREFIX + path for path in head_plan)), fresh)
+    missing = tuple(path for path in head or () if path not in head_plan)
+    return LoadReport((*plan, *(HEAD_PREFIX + path for path in head_plan)), missing)
 
 
 def _keep(preset: Preset, backbone: keras.Model, places: Places) -> None:
@@ -247,6 +252,11 @@ def _check_the_rest(
             check_computed(config, canonical, name, checkpoint)
 
 
+def matches(path: str, patterns: Iterable[str]) -> bool:
+    """Return whether a path is that of a variable which one of the patterns names."""
+    return any(fnmatch.fnmatchcase(path, pattern) for pattern in patterns)
+
+
 def backbone_variables(backbone: keras.Model) -> dict[str, keras.Variable]:
     """Return a backbone's weights by path relative to it, as named in the weight tables."""
     prefix = backbone.path + "/"
@@ -285,6 +295,7 @@ def _plan(
     shapes: Shapes,
     head: Mapping[str, Any] | None,
     task: str | None,
+    fresh: Iterable[str] = (),
 ) -> tuple[Plan, Plan]:
     """Return which tensor each variable of backbone and head is loaded from."""
     checkpoint, weights = preset.checkpoint, preset.weights
@@ -311,10 +322,14 @@ def _plan(
         saved = (weights.config.get("task") or {}).get("name")
         required = task is not None and saved is not None and head_name(saved) == head_name(task)
         head_lines = [WeightLine(path, HEAD_PREFIX + path) for path in head or () if required]
+        paths = [n.removeprefix(HEAD_PREFIX) for n in checkpoint if n.startswith(HEAD_PREFIX)]
+        head_lines += [WeightLine(n, HEAD_PREFIX + n) for n in paths if matches(n, fresh)]
     plan = match(lines, shapes, checkpoint, names, where)
     theirs = {names.canonical(name) for name in checkpoint}
     seen = any(name in theirs for line in head_lines for name in line.names)
     if not head or not (required or seen):
         return plan, {}
     head_shapes = {path: tuple(getattr(v, "shape", v)) for path, v in head.items()}
+    lines = [*lines, *(line for line in head_lines if matches(line.ours, fresh))]
+    head_lines = [line for line in head_lines if not matches(line.ours, fresh)]
     return plan, match(head_lines, head_shapes, checkpoint, names, where, around=lines)

@@ -117,7 +117,8 @@ def load_task(
     """Build a task from a preset, see `from_preset` of a task class.
 
     A head that the preset lacks, or has for another number of classes, is initialized, with a
-    warning. Without tokenizer files the task takes only ids.
+    warning; of an `ObjectDetector` only the layers that depend on the classes. Without tokenizer
+    files the task takes only ids.
 
     Args:
         task_class: the class, e.g. `TextClassifier`; `Task` or None use the class that the preset
@@ -180,7 +181,8 @@ def _load_task(
     given = {name: value for name, value in options.items() if name in parameters}
     head = SavedHead(preset, task_class, saved, given, parameters)
     if load_weights:
-        check(preset, config, head.shapes(config), name)
+        shapes = head.shapes(config)
+        check(preset, config, shapes, name, head.fresh)
     processor = _processor(preset, task_class.processor_class, load_weights)
     backbone, quantized = _build(config, metadata, dtype, load_weights)
     with head.naming_values():
@@ -189,9 +191,10 @@ def _load_task(
         except TypeError as error:  # values of wrong types, from the file or from the caller
             raise ValueError(f"The values {head.options} do not fit {name}: {error}") from error
     if load_weights:
-        values = task.head if head.kept else None
+        values = head.without_fresh(task.head) if head.used else None
         layers = None if quantized is None else LayerByLayer(backbone, quantized, owner=task)
-        head.tell(task, fill(preset, backbone, values, name, _quantized(dtype), layers))
+        dtype_of = _quantized(dtype)
+        head.tell(task, fill(preset, backbone, values, name, dtype_of, layers, head.fresh))
     elif quantized is not None:
         backbone.quantize(config=quantization_of(quantized))
     if hasattr(task, "generator"):

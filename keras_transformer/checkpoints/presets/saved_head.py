@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from keras_transformer.checkpoints.heads import head_name
-from keras_transformer.checkpoints.presets.assignment import LoadReport
+from keras_transformer.checkpoints.presets.assignment import LoadReport, matches
 from keras_transformer.checkpoints.presets.preset import CONFIG_FILE, Preset
 from keras_transformer.config import TransformerConfig
 from keras_transformer.support.checking import check_int, shorten
@@ -41,6 +41,9 @@ class SavedHead:
         self.renamed = same_task and _other_names(self.labels, given.get("labels"))
         # Whether the preset's head, and so its weights, can be used.
         self.kept = same_task and _same_classes(values, given) and not self.renamed
+        # Patterns of variables that are new for other classes, if the others can be used.
+        self.fresh: tuple[str, ...] = ()
+        self._of_classes = task_class.head_class.of_classes if same_task else ()
         if not self.kept:
             values = {k: v for k, v in values.items() if k not in ("num_classes", "labels")}
         self.values = values
@@ -65,26 +68,47 @@ class SavedHead:
         return {**{k: v for k, v in self.values.items() if k not in unused}, **self.given}
 
     def shapes(self, config: TransformerConfig) -> dict[str, tuple[int, ...]] | None:
-        """Return the shapes of the head's weights, or None if the preset's head is not used."""
-        if not self.kept:
+        """Return the shapes of the head's weights that are loaded; None if the head is new."""
+        if self.kept:
+            self._check(config)
+        elif self._of_classes and not self._changed(config):
+            self.fresh = self._of_classes
+        else:
             return None
-        self._check(config)
+        options, labels = self.options, self.given.get("labels")
+        if options.get("num_classes") is None and isinstance(labels, (list, tuple)):
+            options["num_classes"] = len(labels)
         with self.naming_values():
-            return self.task_class.head_shapes(config, self.options)
+            shapes = self.task_class.head_shapes(config, options)
+        return self.without_fresh(shapes)
+
+    def without_fresh(self, head: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the variables of a head that are loaded, by path."""
+        return {path: each for path, each in head.items() if not matches(path, self.fresh)}
+
+    @property
+    def used(self) -> bool:
+        """Whether weights of the preset's head are loaded; known after `shapes`."""
+        return self.kept or bool(self.fresh)
 
     def tell(self, task: Any, report: LoadReport) -> None:
         """Log what a user must know about the head of a loaded task."""
-        if task.head and not (self.kept and report.head_loaded):
+        if self.fresh and report.head_loaded:
+            warn_once(
+                _LOGGER,
+                "The head of the preset %r knows other classes: the layers that depend on them "
+                "are newly initialized. Train them first.%s",
+                self.preset.name,
+                self._renaming,
+            )
+        elif task.head and not (self.kept and report.head_loaded):
             warn_once(
                 _LOGGER,
                 "The preset %r has no weights for this head of %s: it is newly initialized. "
                 "Train it first.%s",
                 self.preset.name,
                 self.task_class.__name__,
-                f" Its own head knows the classes {shorten(self.labels)}. If these are other "
-                "names for them, load it without `labels` and assign them: task.labels = [...]."
-                if self.renamed
-                else "",
+                self._renaming,
             )
         elif self.kept and self.given.get("labels") and not _names(self.labels):
             warn_once(
@@ -94,6 +118,16 @@ class SavedHead:
                 self.preset.name,
                 shorten(list(self.given["labels"])),
             )
+
+    @property
+    def _renaming(self) -> str:
+        """The end of a message for classes with other names, empty for others."""
+        if not self.renamed:
+            return ""
+        return (
+            f" Its own head knows the classes {shorten(self.labels)}. If these are other names for "
+            "them, load it without `labels` and assign them: task.labels = [...]."
+        )
 
     @contextlib.contextmanager
     def naming_values(self) -> Iterator[None]:
@@ -107,13 +141,16 @@ class SavedHead:
             said = f"{error} The values of the task in {path} are {self.values}."
             raise ValueError(said) from error
 
-    def _check(self, config: TransformerConfig) -> None:
-        name = self.task_class.__name__
+    def _changed(self, config: TransformerConfig) -> list[str]:
+        """Return the values of the head's weights that the caller changes, as texts."""
         mine = self.task_class.head_values(config, self.values)
         asked = self.task_class.head_values(config, self.options)
-        wrong = [
+        return [
             f"{n}={mine[n]!r}, received {repr(asked[n])[:80]}" for n in mine if asked[n] != mine[n]
         ]
+
+    def _check(self, config: TransformerConfig) -> None:
+        name, wrong = self.task_class.__name__, self._changed(config)
         labels = self.given.get("labels")
         moved = _moved(self.labels, labels)
         if moved:

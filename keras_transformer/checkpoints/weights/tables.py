@@ -318,7 +318,7 @@ def match(
             if not names.ignores(c) and not is_computed(c, checkpoint[n].shape)
         ]
     else:
-        of_model = {name for line in around for name in line.names}
+        of_model = {name for line in around for name in (*line.names, line.counter)}
         taken = {c for c, n in actual.items() if c in has_place}
         table = {name for line in lines.values() for name in line.names}
         left = {c: n for c, n in left.items() if c not in of_model}

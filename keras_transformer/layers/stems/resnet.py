@@ -7,6 +7,8 @@ import numpy as np
 from keras import ops
 
 from keras_transformer.config import TransformerConfig
+from keras_transformer.kernels.convolution import centered_convolution, halved_maximum
+from keras_transformer.layers.fusion import batch_norm_layer
 from keras_transformer.layers.initializers import kernel_initializer
 from keras_transformer.layers.remat import no_inner_remat
 from keras_transformer.layers.stems.images import ImageStem
@@ -56,7 +58,7 @@ class FrozenBatchNormalization(keras.layers.Layer):
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
 class ResNetStem(ImageStem):
-    """A ResNet of bottlenecks, whose last map is projected to the states.
+    """A ResNet, whose last map is projected to the states.
 
     Args:
         config: `TransformerConfig` of a side whose `stem` is a `ResNetStemConfig`.
@@ -67,19 +69,20 @@ class ResNetStem(ImageStem):
     Call arguments:
         inputs: dict of `images`, float `(batch, height, width, channels)`, and optionally
             `padding_mask`, bool `(batch, height, width)`, True for the pixels of an image; padding
-            is below it and to its right.
+            is below it and to its right. Not with positions of `"counts"`.
 
     Returns:
         `Embedded`: a state for each place of the last map, row by row, with its position for each
         attention: sines and cosines of its row in the first half of the features, of its column in
-        the second, both as shares of the image without its padding.
+        the second; and the config's `num_maps`.
 
     Raises:
         ValueError: if the mask is not that of the images.
 
     Source: He et al. 2016, "Deep Residual Learning for Image Recognition", section 4.1, with the
-    stride in the middle of a bottleneck; positions: Carion et al. 2020, "End-to-End Object
-    Detection with Transformers", appendix A.4.
+    stride in the middle of a bottleneck; the variants: He et al. 2019, "Bag of Tricks for Image
+    Classification with Convolutional Neural Networks", section 4; positions: Carion et al. 2020,
+    "End-to-End Object Detection with Transformers", appendix A.4.
     """
 
     def __init__(self, config: TransformerConfig, initializer=None, **kwargs):
@@ -102,14 +105,20 @@ class ResNetStem(ImageStem):
                 )
             self.projection = keras.layers.Dense(
                 config.embedding_dim,
+                use_bias=not config.stem.projection_norm,
                 kernel_initializer=kernel_initializer(config, initializer),
                 name="input_projection",
                 dtype=self.dtype_policy,
             )
+        self.projection_norm = None
+        if config.stem.projection_norm:
+            self.projection_norm = batch_norm_layer("input_projection_norm", self.dtype_policy)
         self.make_rest(initializer)
 
     @property
     def inputs(self):
+        if self.config.stem.positions == "counts":
+            return super().inputs
         mask = Input("padding_mask", "bool", (None, None), of_tokens=False)
         return (*super().inputs, mask)
 
@@ -119,6 +128,8 @@ class ResNetStem(ImageStem):
             self.convolutions[each.name].build((None, None, None, each.inputs))
             self.norms[each.name].build((None, None, None, each.outputs))
         self.projection.build((None, None, stem.widths[-1]))
+        if self.projection_norm is not None:
+            self.projection_norm.build((None, None, self.config.embedding_dim))
         super().build(input_shape)
 
     def states_shape(self, inputs):
@@ -144,35 +155,43 @@ class ResNetStem(ImageStem):
                 "`padding_mask` must be of shape (batch, height, width) like the images, "
                 f"{tuple(images.shape)}, received {tuple(mask.shape)}."
             )
-        x = self._features(images)
+        *maps, x = self._maps(images)
         rows, columns = self.config.stem.grid(size)
-        x = ops.reshape(x, (-1, rows * columns, x.shape[-1]))
-        states = self.finished(self.projection(x), training)
+        x = self.projection(ops.reshape(x, (-1, rows * columns, x.shape[-1])))
+        x = x if self.projection_norm is None else self.projection_norm(x, training=training)
+        states = self.finished(x, training)
         real = None if mask is None else self._mask_on_grid(mask, size)
         positions = ops.cast(self._positions(real, (rows, columns)), states.dtype)
         seen = None if real is None else ops.reshape(real, (-1, rows * columns))
-        return Embedded(states, padding_mask=seen, attention_positions=positions)
+        read = tuple(maps[len(maps) - self.config.stem.num_maps :])
+        return Embedded(states, padding_mask=seen, attention_positions=positions, maps=read)
 
-    def _features(self, images):
-        """Return the last map of the network, `(batch, rows, columns, features)`."""
-        stem = self.config.stem
-        x = ops.relu(self._convolved("input_convolution", images))
-        x = ops.pad(x, ((0, 0), (1, 1), (1, 1), (0, 0)))  # no value is below 0
-        x = ops.max_pool(x, 3, 2, "valid", data_format="channels_last")
+    def _maps(self, images):
+        """Return the map of each stage, `(batch, rows, columns, features)`."""
+        stem, x, found = self.config.stem, images, []
+        for each in stem.first_convolutions:
+            x = ops.relu(self._convolved(each.name, x))
+        x = halved_maximum(x)
+        last = 1 if stem.block == "basic" else 2
         for stage, depth in enumerate(stem.depths):
             for block in range(depth):
                 name, shortcut = f"input_stage_{stage}_block_{block}", x
-                for i in range(3):
+                for i in range(last + 1):
                     x = self._convolved(f"{name}_convolution_{i}", x)
-                    x = x if i == 2 else ops.relu(x)
+                    x = x if i == last else ops.relu(x)
                 if f"{name}_shortcut" in self.convolutions:
+                    if stem.variant == "d" and stage and not block:
+                        shortcut = _halved(shortcut)
                     shortcut = self._convolved(f"{name}_shortcut", shortcut)
                 x = ops.relu(x + shortcut)
-        return x
+            found.append(x)
+        return found
 
     def _convolved(self, name: str, x):
         """Apply a convolution, centred at each place, and its norm."""
         layer = self.convolutions[name]
+        if self.config.stem.variant == "d":
+            return self.norms[name](centered_convolution(layer, x))
         side = layer.kernel_size[0] // 2
         x = ops.pad(x, ((0, 0), (side, side), (side, side), (0, 0))) if side else x
         return self.norms[name](layer(x))
@@ -189,6 +208,8 @@ class ResNetStem(ImageStem):
 
     def _positions(self, real, grid: tuple[int, int]):
         """Return the positions of the states, float32 `(batch or 1, rows * columns, width)`."""
+        if self.config.stem.positions == "counts":
+            return ops.convert_to_tensor(self._counted(grid), "float32")
         real = ops.ones((1, *grid)) if real is None else ops.cast(real, "float32")
         half = self.config.embedding_dim // 2
         waves = _BASE ** (2 * (np.arange(half) // 2) / half)
@@ -200,3 +221,20 @@ class ResNetStem(ImageStem):
             pairs = ops.stack([ops.sin(angles[..., 0::2]), ops.cos(angles[..., 1::2])], axis=-1)
             halves.append(ops.reshape(pairs, (-1, grid[0] * grid[1], half)))
         return ops.concatenate(halves, axis=-1)
+
+    def _counted(self, grid: tuple[int, int]) -> np.ndarray:
+        """Return the positions of places whose rows and columns are counted, float32."""
+        quarter = self.config.embedding_dim // 4
+        waves = _BASE ** -(np.arange(quarter) / quarter)
+        angles = [places[..., None] * waves for places in np.indices(grid).astype("float64")]
+        found = [function(each) for each in angles for function in (np.sin, np.cos)]
+        found = np.concatenate(found, axis=-1).astype("float32")
+        return found.reshape(1, grid[0] * grid[1], -1)
+
+
+def _halved(x):
+    """Average maps over two by two places, at an odd end over those that there are."""
+    odd = [n % 2 for n in x.shape[1:3]]
+    if any(odd):
+        x = ops.pad(x, ((0, 0), (0, odd[0]), (0, odd[1]), (0, 0)), "symmetric")
+    return ops.average_pool(x, 2, 2, "valid", data_format="channels_last")

@@ -45,6 +45,9 @@ class Head(Mapping):
     published_as: ClassVar[tuple[str, ...]] = ()  # suffixes of published class names
     published_head: ClassVar[tuple[Conversion, ...]] = ()  # conversions for configs with a head
     published_options: ClassVar[tuple[Conversion, ...]] = ()  # conversions for any config
+    # Patterns of the paths of variables that depend on the classes, if all others do not: these are
+    # loaded for other classes too.
+    of_classes: ClassVar[tuple[str, ...]] = ()
     reads_pooler: ClassVar[bool] = False  # whether it reads the pooler's output, if any
     predicts_tokens: ClassVar[bool] = False  # whether its outputs are vocabulary logits
 
@@ -71,6 +74,8 @@ class Head(Mapping):
     first_only: bool = False  # whether it reads only the state of the first token
     # If it reads the outputs of several blocks in place of the last states: their numbers, from 1.
     layers: tuple[int, ...] | None = None
+    # Whether it reads the maps of earlier stages of a convolutional network before the states.
+    reads_maps: bool = False
 
     def __init__(self, task: keras.Model):
         self._task = weakref.ref(task)

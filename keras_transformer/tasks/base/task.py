@@ -287,6 +287,10 @@ class Task(Runtime):
             _, collected = self.backbone(inputs, collect=collect, training=training)
             outputs = collected.pop("block_outputs")
             return [outputs[i - 1] for i in self.head.layers], collected
+        if self.head.reads_maps:
+            collect = (*collect, "maps")
+            states, collected = self.backbone(inputs, collect=collect, training=training)
+            return [*collected.pop("maps"), states], collected
         if not collect:
             if training and not self.head.reads_padding:
                 inputs = self.backbone.without_unseen_padding(inputs)

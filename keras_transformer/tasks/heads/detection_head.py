@@ -8,12 +8,16 @@ from keras import ops
 
 from keras_transformer.checkpoints.heads import LABELS, Conversion, Values
 from keras_transformer.config import TransformerConfig
+from keras_transformer.config.box_decoder import BoxDecoder
 from keras_transformer.config.structure import shapes_of
 from keras_transformer.config.weight import Weight, dense_of
-from keras_transformer.support.checking import check_int
+from keras_transformer.layers.merging import as_map
+from keras_transformer.layers.pyramid import MapPyramid
+from keras_transformer.layers.refining_decoder import RefiningDecoder
+from keras_transformer.support.checking import check_int, shorten
 from keras_transformer.tasks.heads.class_head import ClassHead
 from keras_transformer.training import FineTuningAdamW
-from keras_transformer.training.losses.detection_loss import DetectionLoss
+from keras_transformer.training.losses.detection_loss import DetectionLoss, VarifocalDetectionLoss
 
 _BOX_LAYERS = 3
 
@@ -30,14 +34,20 @@ def _read_labels(values: Values) -> dict[str, Any]:
 class DetectionHead(ClassHead):
     """Perceptrons on the states of detection tokens or queries: logits of classes, and boxes.
 
+    On an `Encoder` of the last map of a ResNet it is a `MapPyramid` of the maps, and a
+    `RefiningDecoder`, with a probability of each class by itself.
+
     Args:
         task: as for `Head`.
         num_classes, labels: as for `ClassHead`.
-        class_layers: int, linear layers from a state to its logits, with a ReLU between two.
+        class_layers: int, linear layers from a state to its logits, with a ReLU between two. One
+            on maps.
+        box_decoder: dict of the values of `config.box_decoder.BoxDecoder`, for maps.
     """
 
-    options = ("num_classes", "labels", "class_layers")
+    options = ("num_classes", "labels", "class_layers", "box_decoder")
     compile_options = ()
+    of_classes = ("class_*", "decoder/classes_*", "decoder/proposal_classes/*")
     published_as = ("ForObjectDetection",)
     published_head = (Conversion(_read_labels, LABELS.write),)
     learned = ("objects", "annotations")
@@ -50,16 +60,38 @@ class DetectionHead(ClassHead):
         num_classes: int | None = None,
         labels: list[str] | None = None,
         class_layers: int = 3,
+        box_decoder: Mapping[str, Any] | None = None,
     ):
         several = isinstance(labels, (list, tuple)) and num_classes is None
         super().__init__(task, len(labels) if several else num_classes, labels, dropout=0.0)
         self.class_layers = check_int("class_layers", class_layers, 1, 16)
-        self.count = _tokens_of(task.backbone.config)
-        width = task.backbone.config.hidden_dim
+        config = task.backbone.config
+        values = _decoder_of(config, {"box_decoder": box_decoder})
+        self.reads_maps = values is not None
+        self.box_decoder = values and values.values()
+        if values is not None:
+            self.count = values.num_queries
+            self._make_decoder(values)
+            return
+        self.count = _tokens_of(config)
+        width = config.hidden_dim
         for name, depth, outputs in self._perceptrons():
             units = [width] * (depth - 1) + [outputs]
             layers = [self.make_dense(n, f"{name}_{i}") for i, n in enumerate(units)]
             self.keep(**{f"{name}_{i}": layer for i, layer in enumerate(layers)})
+
+    def _make_decoder(self, values: BoxDecoder) -> None:
+        """Make the layers that find objects in maps."""
+        config, dtype = self.task.backbone.config, self.task.dtype_policy
+        widths, features = config.stem.map_widths, config.hidden_dim
+        sizes = (len(widths) + 1, features, self.num_classes)
+        options = {"dropout": config.dropout, "name": "decoder", "dtype": dtype}
+        self.keep(
+            pyramid_layer=MapPyramid(values, widths, features, name="pyramid", dtype=dtype),
+            decoder_layer=RefiningDecoder(values, *sizes, **options),
+        )
+        for layer in (self.pyramid_layer, self.decoder_layer):
+            layer.build()
 
     def _perceptrons(self) -> tuple[tuple[str, int, int], ...]:
         """Return the name, the number of layers and the outputs of both perceptrons."""
@@ -76,6 +108,8 @@ class DetectionHead(ClassHead):
         return None  # targets are boxes and classes in one array
 
     def __call__(self, states, inputs, training: bool = False):
+        if self.reads_maps:
+            return self._found_in_maps(states, inputs, training)
         found = {}
         for name, depth, _ in self._perceptrons():
             x = states[:, -self.count :]
@@ -85,11 +119,26 @@ class DetectionHead(ClassHead):
             found[name] = x
         return ops.concatenate([ops.sigmoid(found["box"]), found["class"]], axis=-1)
 
+    def _found_in_maps(self, maps, inputs, training: bool):
+        """Return the outputs for the maps of the stages, the last of which are states."""
+        stem = self.task.backbone.stem
+        grid = stem.config.stem.grid(stem.image_size(inputs["images"]))
+        maps = self.pyramid_layer([*maps[:-1], as_map(maps[-1], grid)], training=training)
+        return self.decoder_layer(maps, training=training)
+
     def usual(self) -> dict[str, Any]:
-        return {"optimizer": FineTuningAdamW(), "loss": DetectionLoss(), "metrics": []}
+        loss = VarifocalDetectionLoss() if self.reads_maps else DetectionLoss()
+        return {"optimizer": FineTuningAdamW(), "loss": loss, "metrics": []}
+
+    def found_objects(self, outputs: np.ndarray, size: tuple[int, int]) -> tuple[np.ndarray, ...]:
+        """Return the boxes, classes and scores of an image, see `found_objects`."""
+        return found_objects(outputs, size, exclusive=not self.reads_maps)
 
     @classmethod
     def weight_values(cls, config: TransformerConfig, values: Mapping[str, Any]) -> dict[str, Any]:
+        decoder = _decoder_of(config, values)
+        if decoder is not None:
+            return {"box_decoder": decoder.values()}
         return {"class_layers": values.get("class_layers", 3)}
 
     @classmethod
@@ -99,6 +148,9 @@ class DetectionHead(ClassHead):
         classes, depth = values.get("num_classes"), values.get("class_layers", 3)
         if not isinstance(classes, int):
             raise ValueError(f"`num_classes` must be an integer, received {classes!r}.")
+        decoder = _decoder_of(config, values)
+        if decoder is not None:
+            return decoder.shapes(config.stem.map_widths, config.hidden_dim, classes)
         _tokens_of(config)
         weights: tuple[Weight, ...] = ()
         check_int("class_layers", depth, 1, 16)
@@ -110,25 +162,43 @@ class DetectionHead(ClassHead):
         return shapes_of(weights, config, num_outputs=classes + 1, box=4, hidden_dim=width)
 
 
+def _decoder_of(config: TransformerConfig, values: Mapping[str, Any]) -> BoxDecoder | None:
+    """Return the values of the decoder of maps, or None if the backbone has tokens or queries."""
+    given = values.get("box_decoder")
+    if config.kind == "encoder" and getattr(config.stem, "kind", None) == "resnet":
+        return BoxDecoder.of(given)
+    if given is not None:
+        raise ValueError(
+            "`box_decoder` is for an Encoder whose `stem` is a 'resnet', whose maps it reads, "
+            f"received {shorten(given)}."
+        )
+    return None
+
+
 def _tokens_of(config: TransformerConfig) -> int:
     """Return the number of detection tokens or object queries. Raises ValueError without any."""
     stem = config.sides[-1].stem
     count = getattr(stem, "num_queries", 0) or getattr(stem, "num_detection_tokens", 0)
     if not count:
         raise ValueError(
-            "An ObjectDetector needs a backbone with detection tokens or object queries: give the "
-            "config a `stem` with `num_detection_tokens`, such as 100, or the decoder of "
-            "kind='seq2seq' a `stem` of the kind 'queries'."
+            "An ObjectDetector needs a backbone with detection tokens, object queries or maps: "
+            "give the config a `stem` with `num_detection_tokens`, such as 100, or of the kind "
+            "'resnet', or the decoder of kind='seq2seq' a `stem` of the kind 'queries'."
         )
     return count
 
 
-def found_objects(outputs: np.ndarray, size: tuple[int, int]) -> tuple[np.ndarray, ...]:
+def found_objects(
+    outputs: np.ndarray, size: tuple[int, int], exclusive: bool = True
+) -> tuple[np.ndarray, ...]:
     """Return the likeliest class of each prediction of an image, its score and its box.
 
     Args:
-        outputs: float `(predictions, 4 + classes + 1)`, the outputs of the head for an image.
+        outputs: float `(predictions, 4 + logits)`, the outputs of the head for an image.
         size: ints, height and width of the image.
+        exclusive: bool, whether a prediction has one class, or none, which has the last logit.
+            Otherwise each class has a probability of its own, and the results are the likeliest
+            pairs of a prediction and a class.
 
     Returns:
         Float32 boxes `(predictions, 4)`, x_min, y_min, x_max and y_max in pixels; int classes and
@@ -136,8 +206,13 @@ def found_objects(outputs: np.ndarray, size: tuple[int, int]) -> tuple[np.ndarra
     """
     outputs = outputs.astype("float32")
     centers, halves, logits = outputs[:, :2], outputs[:, 2:4] / 2, outputs[:, 4:]
-    exponentials = np.exp(logits - logits.max(axis=-1, keepdims=True))
-    shares = (exponentials / exponentials.sum(axis=-1, keepdims=True))[:, :-1]
     boxes = np.concatenate([centers - halves, centers + halves], axis=-1)
     boxes = boxes * np.array([size[1], size[0]] * 2, "float32")
+    if not exclusive:
+        scores = 1 / (1 + np.exp(-np.clip(logits, -80, 80)))
+        likeliest = np.argsort(-scores.reshape(-1), kind="stable")[: len(outputs)]
+        predictions, classes = np.divmod(likeliest, logits.shape[1])
+        return boxes[predictions], classes, scores.reshape(-1)[likeliest]
+    exponentials = np.exp(logits - logits.max(axis=-1, keepdims=True))
+    shares = (exponentials / exponentials.sum(axis=-1, keepdims=True))[:, :-1]
     return boxes, shares.argmax(axis=-1), shares.max(axis=-1)

@@ -14,7 +14,7 @@ from keras_transformer.models.runtime.read_write_lock import reads
 from keras_transformer.processors import ImageProcessor
 from keras_transformer.processors.image_files import image_size
 from keras_transformer.support.checking import check_number
-from keras_transformer.tasks.heads.detection_head import DetectionHead, found_objects
+from keras_transformer.tasks.heads.detection_head import DetectionHead
 from keras_transformer.tasks.images.located import LocatedTask, Targets
 from keras_transformer.tasks.images.map_plots import draw_objects
 from keras_transformer.tasks.images.objects import read_objects
@@ -88,7 +88,7 @@ class Objects(Targets):
             if len(read[0]) > count:
                 raise ValueError(
                     f"`y[{i}]` has {len(read[0])} objects, but this model finds at most {count}, "
-                    "its `num_detection_tokens`."
+                    "its `num_detection_tokens` or `num_queries`."
                 )
             found.append((size, *read))
         most = max(len(boxes) for _, boxes, _ in found)
@@ -130,10 +130,12 @@ class Objects(Targets):
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
 class ObjectDetector(LocatedTask):
-    """A vision transformer with detection tokens (YOLOS) or object queries (DETR).
+    """A vision transformer with detection tokens (YOLOS) or object queries (DETR, RT-DETR).
 
     Each token or query may find an object. Two perceptrons on its state give the logits of its
-    class, one of which is "no object", and its box.
+    class, one of which is "no object", and its box. On an `Encoder` of the last map of a ResNet,
+    queries are chosen among the places of the maps, each layer of a decoder refines their boxes,
+    and each class has a probability of its own (RT-DETR).
 
     `fit` takes images and for each a dict of its objects: `boxes`, a list of (x_min, y_min, x_max,
     y_max) in pixels, and `labels`, a list of names or numbers of classes. With `bbox` the boxes are
@@ -141,7 +143,8 @@ class ObjectDetector(LocatedTask):
     have no object. `processors.read_coco` and `processors.read_voc` read folders, and a table of
     `datasets` needs the columns `image` and `objects`.
 
-    Compiled with AdamW (5e-5) and `training.DetectionLoss`; SciPy pairs predictions with objects.
+    Compiled with AdamW (5e-5) and `training.DetectionLoss`, for maps
+    `training.VarifocalDetectionLoss`; SciPy pairs predictions with objects.
     `compile` changes this, and takes an `augmentation`, which moves images and boxes alike, such as
     `keras.layers.RandomFlip()` and `RandomCrop`. On TensorFlow steps are not compiled by XLA, which
     cannot call SciPy.
@@ -149,11 +152,14 @@ class ObjectDetector(LocatedTask):
     Args:
         backbone: an `Encoder` whose config has a `stem` of patches with `num_detection_tokens`; or
             a `Seq2Seq` whose encoder reads images, with a stem of the kind `"resnet"` or
-            `"patches"`, and whose decoder has a stem of the kind `"queries"`.
+            `"patches"`, and whose decoder has a stem of the kind `"queries"`; or an `Encoder` with
+            a stem of the kind `"resnet"`.
         processor: `processors.ImageProcessor`, or None if the task only takes arrays.
         num_classes: int. Defaults to the number of `labels`.
         labels: list of class names, in the order of the class numbers.
-        class_layers: int, linear layers from a state to its logits.
+        class_layers: int, linear layers from a state to its logits; one on maps.
+        box_decoder: dict, for the maps of a ResNet: values that differ from those of
+            `config.box_decoder.BoxDecoder`, such as `num_queries`.
         name: str.
 
     Call arguments:
@@ -164,7 +170,8 @@ class ObjectDetector(LocatedTask):
     Returns:
         Float `(batch, predictions, 4 + num_classes + 1)`, one for each token or query: center x,
         center y, width and height of a box as shares of the image, then logits, the last one of
-        "no object".
+        "no object", which there is not on maps. Training on maps computes `(batch, layers,
+        predictions, ...)`: outputs of the chosen places, and of each layer of the decoder.
 
     Raises:
         ValueError: if the backbone has neither detection tokens nor queries, the number of classes
@@ -193,7 +200,8 @@ class ObjectDetector(LocatedTask):
 
     Source: Fang et al. 2021, "You Only Look at One Sequence: Rethinking Transformer in Vision
     through Object Detection", section 3; with queries: Carion et al. 2020, "End-to-End Object
-    Detection with Transformers", section 3.
+    Detection with Transformers", section 3; on maps: Zhao et al. 2023, "DETRs Beat YOLOs on
+    Real-time Object Detection", section 4.
     """
 
     alias = "object_detection"
@@ -207,6 +215,7 @@ class ObjectDetector(LocatedTask):
     num_classes: int
     labels: list[str] | None
     class_layers: int
+    box_decoder: dict | None
 
     def __init__(
         self,
@@ -216,8 +225,10 @@ class ObjectDetector(LocatedTask):
         labels: list[str] | None = None,
         class_layers: int = 3,
         name: str | None = None,
+        box_decoder: dict | None = None,
     ):
         options = {"num_classes": num_classes, "labels": labels, "class_layers": class_layers}
+        options["box_decoder"] = box_decoder
         super().__init__(backbone, processor, name=name, **options)
 
     @property
@@ -261,7 +272,7 @@ class ObjectDetector(LocatedTask):
         rows: Sequence = [images] if alone else images
         found, names = [], self.label_names
         for image, (size, outputs) in zip(rows, self.outputs_of(rows, batch_size), strict=True):
-            boxes, classes, scores = found_objects(outputs, size)
+            boxes, classes, scores = self.head.found_objects(outputs, size)
             order = np.argsort(-scores, kind="stable")
             order = order[scores[order] > threshold]
             labels = [names[n] for n in classes[order]]

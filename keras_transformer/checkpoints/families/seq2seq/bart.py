@@ -50,8 +50,14 @@ _FEED_FORWARD = {
 }
 
 
-def _stack(name: str) -> tuple[WeightLine, ...]:
-    ours, theirs = f"{name}/layer_{{i}}/", f"{name}.layers.{{i}}."
+def stack(name: str, layers_of: str | None = None) -> tuple[WeightLine, ...]:
+    """Return the lines of the blocks of a side, without cross-attention.
+
+    Args:
+        name: the side.
+        layers_of: prefix of the published numbers of layers. Defaults to that of the side.
+    """
+    ours, theirs = f"{name}/layer_{{i}}/", f"{layers_of or f'{name}.layers.'}{{i}}."
     return (
         *layers(_ATTENTION, f"{ours}self_", f"{theirs}self_"),
         *layers(_FEED_FORWARD, ours, theirs),
@@ -91,8 +97,8 @@ TIES = Conversion(
     lambda values: {"share_embeddings": values.get("tie_word_embeddings", True)}, lambda config: {}
 )
 BLOCKS = (
-    *_stack("encoder"),
-    *_stack("decoder"),
+    *stack("encoder"),
+    *stack("decoder"),
     *layers(_ATTENTION, "decoder/layer_{i}/cross_", "decoder.layers.{i}.encoder_"),
 )
 WEIGHTS = (

@@ -22,8 +22,8 @@ from keras_transformer.support.checking import shorten
 
 _BACKBONE = "backbone_config"
 # Bottlenecks of each stage, by the names of timm's models.
-_DEPTHS = {"resnet50": (3, 4, 6, 3), "resnet101": (3, 4, 23, 3), "resnet152": (3, 8, 36, 3)}
-_WIDTHS = (256, 512, 1024, 2048)
+DEPTHS = {"resnet50": (3, 4, 6, 3), "resnet101": (3, 4, 23, 3), "resnet152": (3, 8, 36, 3)}
+WIDTHS = (256, 512, 1024, 2048)
 # Values of a ResNet that checkpoints of this family share.
 _SUPPORTED = {
     "layer_type": "bottleneck",
@@ -31,18 +31,20 @@ _SUPPORTED = {
     "downsample_in_first_stage": False,
     "downsample_in_bottleneck": False,
 }
+_FOLDER = "backbone.conv_encoder.model."
 _SIDES = sides(attention_heads=("num_heads", 8), ffn_dim=("intermediate_dim", 2048))
 
 
 def _read_timm(name: Any, channels: int) -> dict[str, Any]:
     """Return the stem of a ResNet that timm's name describes."""
-    if not isinstance(name, str) or name not in _DEPTHS:
-        known = ", ".join(map(repr, _DEPTHS))
+    if not isinstance(name, str) or name not in DEPTHS:
+        known = ", ".join(map(repr, DEPTHS))
         raise ValueError(f"backbone={shorten(name)} is not supported, only {known}.")
-    return {"num_channels": channels, "depths": _DEPTHS[name]}
+    return {"num_channels": channels, "depths": DEPTHS[name]}
 
 
-def _numbers(network: Values, name: str, usual: tuple[int, ...]) -> tuple:
+def numbers(network: Values, name: str, usual: tuple[int, ...]) -> tuple:
+    """Return a list of a network's config. Raises ValueError if it is something else."""
     given = network.get(name, usual)
     if not isinstance(given, (list, tuple)):
         raise ValueError(f"{_BACKBONE}.{name} must be a list of numbers, received {given!r}.")
@@ -65,7 +67,7 @@ def _read_stem(values: Values) -> dict[str, Any]:
             raise ValueError(
                 f"{_BACKBONE}.{name}={shorten(network[name])} is not supported, only {supported!r}."
             )
-    depths = _numbers(network, "depths", _DEPTHS["resnet50"])
+    depths = numbers(network, "depths", DEPTHS["resnet50"])
     last = [f"stage{len(depths)}"]
     if network.get("out_features") not in (None, last):
         raise ValueError(
@@ -75,7 +77,7 @@ def _read_stem(values: Values) -> dict[str, Any]:
     return {
         "num_channels": number(network, "num_channels", channels),
         "filters": number(network, "embedding_size", 64),
-        "widths": _numbers(network, "hidden_sizes", _WIDTHS),
+        "widths": numbers(network, "hidden_sizes", WIDTHS),
         "depths": depths,
     }
 
@@ -117,59 +119,77 @@ def _write(config: TransformerConfig) -> dict[str, Any]:
     }
 
 
-def _convolution(ours: str, theirs: tuple[str, str], timm: tuple[str, str]) -> list[WeightLine]:
+def _convolution(
+    ours: str, theirs: tuple[str, str], timm: tuple[str, str] | None, folder: str
+) -> list[WeightLine]:
     """Return the lines of a convolution and its norm; `theirs` are their names, as are `timm`."""
-    folder = "backbone.conv_encoder.model."
-    (kernel, norm), (also, also_norm) = theirs, timm
     names = {
         "gamma": "weight",
         "beta": "bias",
         "moving_mean": "running_mean",
         "moving_variance": "running_var",
     }
+    (kernel, norm), (also, also_norm) = theirs, timm or ("", "")
+
+    def others(name: str) -> tuple[str, ...]:
+        return () if timm is None else (folder + name,)
+
     return [
         WeightLine(
             f"encoder/{ours}/kernel",
             f"{folder}{kernel}.weight",
             convolution=True,
-            also=(f"{folder}{also}.weight",),
+            also=others(f"{also}.weight"),
         ),
         *(
             WeightLine(
                 f"encoder/{ours}_frozen_norm/{mine}",
                 f"{folder}{norm}.{its}",
-                also=(f"{folder}{also_norm}.{its}",),
+                also=others(f"{also_norm}.{its}"),
             )
             for mine, its in names.items()
         ),
     ]
 
 
-def _network(config: TransformerConfig) -> tuple[WeightLine, ...]:
-    """Return the lines of the ResNet, with Transformers' names and timm's."""
+def network_lines(
+    config: TransformerConfig, folder: str, timm: bool = False
+) -> tuple[WeightLine, ...]:
+    """Return the lines of a ResNet with Transformers' names, and with timm's names if wanted.
+
+    Args:
+        config: the whole config, whose encoder may have another stem: then there are no lines.
+        folder: prefix of the names.
+        timm: bool, whether files may have timm's names.
+    """
     stem = config.encoder and config.encoder.input
     if getattr(stem, "kind", None) != "resnet":
         return ()
-    named = "embedder.embedder."
-    named = f"{named}convolution", f"{named}normalization"
-    lines = _convolution("input_convolution", named, ("conv1", "bn1"))
+    lines: list[WeightLine] = []
+
+    def add(ours: str, theirs: str, *names: str) -> None:
+        both = (f"{theirs}convolution", f"{theirs}normalization")
+        lines.extend(_convolution(ours, both, names if timm else None, folder))
+
+    firsts = stem.first_convolutions
+    for i, each in enumerate(firsts):
+        own = f"embedder.embedder.{i}." if len(firsts) > 1 else "embedder.embedder."
+        add(each.name, own, "conv1", "bn1")
     for stage, depth in enumerate(stem.depths):
         for block in range(depth):
             ours = f"input_stage_{stage}_block_{block}"
             theirs = f"encoder.stages.{stage}.layers.{block}."
-            timm = f"layer{stage + 1}.{block}."
+            its = f"layer{stage + 1}.{block}."
             for i in range(3):
-                layer = f"{theirs}layer.{i}."
-                lines += _convolution(
+                add(
                     f"{ours}_convolution_{i}",
-                    (f"{layer}convolution", f"{layer}normalization"),
-                    (f"{timm}conv{i + 1}", f"{timm}bn{i + 1}"),
+                    f"{theirs}layer.{i}.",
+                    f"{its}conv{i + 1}",
+                    f"{its}bn{i + 1}",
                 )
-            lines += _convolution(
-                f"{ours}_shortcut",
-                (f"{theirs}shortcut.convolution", f"{theirs}shortcut.normalization"),
-                (f"{timm}downsample.0", f"{timm}downsample.1"),
-            )
+            pooled = stem.variant == "d" and stage and not block
+            shortcut = f"{theirs}shortcut.{'1.' if pooled else ''}"
+            add(f"{ours}_shortcut", shortcut, f"{its}downsample.0", f"{its}downsample.1")
     return tuple(lines)
 
 
@@ -203,7 +223,7 @@ DETR = Family(
         *BLOCKS,
         *layers({"decoder/final_norm": "decoder.layernorm"}),
     ),
-    of_config=_network,
+    of_config=lambda config: network_lines(config, _FOLDER, timm=True),
     heads={
         "ObjectDetector": PublishedHead(
             weights=layers(

@@ -20,8 +20,8 @@ _COUNT = len(SCALES)
 _UNITS = (("skip", 1), ("residual", 2))
 
 
-def norm_lines(ours: str, theirs: str) -> tuple[WeightLine, ...]:
-    """Return the lines of a batch norm."""
+def norm_lines(ours: str, theirs: str, outside: bool = True) -> tuple[WeightLine, ...]:
+    """Return the lines of a batch norm, by default outside of the bare model."""
     pairs = {
         "gamma": "weight",
         "beta": "bias",
@@ -33,7 +33,7 @@ def norm_lines(ours: str, theirs: str) -> tuple[WeightLine, ...]:
         WeightLine(
             f"{ours}/{mine}",
             f"{theirs}.{its}",
-            outside=True,
+            outside=outside,
             counter=counter if mine == "moving_mean" else None,
         )
         for mine, its in pairs.items()

@@ -1,0 +1,338 @@
+"""RT-DETR: Zhao et al. 2023, https://arxiv.org/abs/2304.08069.
+
+A ResNet, an encoder of the places of its last map, and a head: convolutions that join the maps of
+several stages, and a decoder whose queries are chosen among their places.
+"""
+
+from typing import Any
+
+from keras_transformer.checkpoints.families.base.family import (
+    ACTIVATIONS,
+    ConfigField,
+    Conversion,
+    Family,
+    PublishedHead,
+    Values,
+)
+from keras_transformer.checkpoints.families.base.placed import nested
+from keras_transformer.checkpoints.families.base.shared import flag, number
+from keras_transformer.checkpoints.families.seq2seq.bart import stack
+from keras_transformer.checkpoints.families.vision.detr import (
+    DEPTHS,
+    WIDTHS,
+    network_lines,
+    numbers,
+)
+from keras_transformer.checkpoints.families.vision.dpt import norm_lines
+from keras_transformer.checkpoints.weights.tables import Names, WeightLine, attention, layers
+from keras_transformer.config import TransformerConfig
+from keras_transformer.config.box_decoder import BLOCKS, MOST_LAYERS
+from keras_transformer.config.prompted import names_of_linear
+from keras_transformer.support.checking import shorten
+
+_BACKBONE = "backbone_config"
+# Values of a ResNet that checkpoints of this family share.
+_SUPPORTED = {
+    "hidden_act": "relu",
+    "downsample_in_first_stage": False,
+    "downsample_in_bottleneck": False,
+}
+# More maps than a network has stages, most of whose tensors have lines here.
+_MOST_MAPS = 8
+_SIZE = (640, 640)
+
+
+def _read_stem(values: Values) -> dict[str, Any]:
+    network = nested(values, _BACKBONE) or {"out_indices": (2, 3, 4)}
+    kind = network.get("model_type", "rt_detr_resnet")
+    if kind != "rt_detr_resnet" or flag(values, "use_timm_backbone"):
+        raise ValueError(
+            f"A {_BACKBONE} of model_type {shorten(kind)} is not supported, only "
+            "'rt_detr_resnet' without timm."
+        )
+    for name, supported in _SUPPORTED.items():
+        if network.get(name, supported) != supported:
+            raise ValueError(
+                f"{_BACKBONE}.{name}={shorten(network[name])} is not supported, only {supported!r}."
+            )
+    depths = numbers(network, "depths", DEPTHS["resnet50"])
+    widths = numbers(network, "hidden_sizes", WIDTHS)
+    block, filters = network.get("layer_type", "bottleneck"), number(network, "embedding_size", 64)
+    count = len(depths)
+    if block == "basic" and not [filters, *widths] == [widths[0], *sorted(set(widths))]:
+        raise ValueError(
+            f"{_BACKBONE}.layer_type='basic' needs an embedding_size equal to the first of "
+            f"hidden_sizes, which must grow, received {filters} and {shorten(widths)}."
+        )
+    return {
+        "image_size": _SIZE,
+        "num_channels": number(network, "num_channels", 3),
+        "filters": filters,
+        "widths": widths,
+        "depths": depths,
+        "block": block,
+        "variant": "d",
+        "num_maps": _read_maps(values, network, count) - 1,
+        "projection_norm": True,
+        "positions": "counts",
+    }
+
+
+def _read_maps(values: Values, network: Values, count: int) -> int:
+    """Return how many maps are read. Raises ValueError unless they are those of the last stages."""
+    given = network.get("out_indices")
+    if given is None:
+        named = network.get("out_features") or [f"stage{count}"]
+        stages = [f"stage{i}" for i in range(count + 1)]
+        given = [stages.index(name) if name in stages else None for name in named]
+    given = [i + count + 1 if type(i) is int and i < 0 else i for i in given]
+    levels = len(given)
+    if given != list(range(count + 1 - levels, count + 1)) or levels > count:
+        raise ValueError(
+            f"{_BACKBONE}.out_indices={shorten(given)} is not supported, only the last stages of "
+            f"{count}."
+        )
+    width = number(values, "encoder_hidden_dim", 256)
+    widths = list(numbers(network, "hidden_sizes", WIDTHS))[count - levels :]
+    wanted = {
+        "encoder_in_channels": widths,
+        "decoder_in_channels": [width] * levels,
+        "encode_proj_layers": [levels - 1],
+        "num_feature_levels": levels,
+    }
+    usual = {
+        "encoder_in_channels": (512, 1024, 2048),
+        "decoder_in_channels": (256, 256, 256),
+        "encode_proj_layers": (2,),
+        "num_feature_levels": 3,
+    }
+    for name, supported in wanted.items():
+        found = values.get(name, usual[name])
+        found = list(found) if isinstance(found, tuple) else found
+        if found != supported:
+            raise ValueError(
+                f"{name}={shorten(found)} is not supported with {levels} maps of the network, only "
+                f"{supported}."
+            )
+    return levels
+
+
+def _read(values: Values) -> dict[str, Any]:
+    dropout = number(values, "dropout", 0.0, float)
+    return {
+        "stem": {"kind": "resnet", **_read_stem(values)},
+        "dropout": dropout,
+        "attention_dropout": dropout,
+    }
+
+
+def _write(config: TransformerConfig) -> dict[str, Any]:
+    stem = config.stem
+    if getattr(stem, "kind", None) != "resnet":
+        raise ValueError("A checkpoint of this family needs a stem of the kind 'resnet'.")
+    levels, count = stem.num_maps + 1, len(stem.depths)
+    last = range(count + 1 - levels, count + 1)
+    network = {
+        "model_type": "rt_detr_resnet",
+        "num_channels": stem.num_channels,
+        "embedding_size": stem.filters,
+        "hidden_sizes": list(stem.widths),
+        "depths": list(stem.depths),
+        "layer_type": stem.block,
+        "out_features": [f"stage{i}" for i in last],
+        "out_indices": list(last),
+        **_SUPPORTED,
+    }
+    return {
+        _BACKBONE: network,
+        "encoder_in_channels": [*stem.map_widths, stem.widths[-1]],
+        "decoder_in_channels": [config.hidden_dim] * levels,
+        "encode_proj_layers": [levels - 1],
+        "feat_strides": [2 ** (i + 1) for i in last],
+        "num_feature_levels": levels,
+        "dropout": config.dropout,
+    }
+
+
+def _activation(values: Values, name: str, usual: str) -> str:
+    given = values.get(name, usual)
+    if not isinstance(given, str) or given not in ACTIVATIONS:
+        raise ValueError(f"{name}={shorten(given)} is not supported.")
+    return ACTIVATIONS[given]
+
+
+# Published numbers of the decoder, ours, and their defaults.
+_NUMBERS = {
+    "num_queries": ("num_queries", 300),
+    "d_model": ("width", 256),
+    "decoder_layers": ("num_layers", 6),
+    "decoder_attention_heads": ("num_heads", 8),
+    "decoder_n_points": ("num_points", 4),
+    "decoder_ffn_dim": ("intermediate_dim", 1024),
+}
+
+
+def _read_task(values: Values) -> dict[str, Any]:
+    decoder = {ours: number(values, name, usual) for name, (ours, usual) in _NUMBERS.items()}
+    decoder |= {
+        "activation": _activation(values, "decoder_activation_function", "relu"),
+        "expansion": number(values, "hidden_expansion", 1.0, float),
+        "map_activation": _activation(values, "activation_function", "silu"),
+    }
+    return {"box_decoder": decoder}
+
+
+def _write_task(task: Values) -> dict[str, Any]:
+    decoder, names = task["box_decoder"], {v: k for k, v in reversed(ACTIVATIONS.items())}
+    return {
+        **{name: decoder[ours] for name, (ours, _) in _NUMBERS.items()},
+        "decoder_activation_function": names[decoder["activation"]],
+        "hidden_expansion": decoder["expansion"],
+        "activation_function": names[decoder["map_activation"]],
+        "num_denoising": 0,  # its queries, and the embedding of their classes, are not kept
+    }
+
+
+def _normed(ours: str, kernel: str, norm: str) -> tuple[WeightLine, ...]:
+    """Return the lines of a convolution without bias and of its batch norm."""
+    return (
+        WeightLine(f"{ours}/convolution/kernel", f"{kernel}.weight", convolution=True),
+        *norm_lines(f"{ours}/norm", norm, outside=False),
+    )
+
+
+def _linear(ours: str, theirs: str, depth: int) -> tuple[WeightLine, ...]:
+    """Return the lines of linear layers behind each other."""
+    names = enumerate(names_of_linear(depth))
+    return layers({f"{ours}/{name}": f"{theirs}.layers.{i}" for i, name in names})
+
+
+def _norm(ours: str, theirs: str) -> tuple[WeightLine, ...]:
+    pairs = (("gamma", "weight"), ("beta", "bias"))
+    return tuple(WeightLine(f"{ours}/{mine}", f"{theirs}.{its}") for mine, its in pairs)
+
+
+def _pyramid() -> tuple[WeightLine, ...]:
+    lines: tuple[WeightLine, ...] = ()
+    for i in range(_MOST_MAPS):
+        its = f"encoder_input_proj.{i}."
+        lines += _normed(f"pyramid/project_{i}", f"{its}0", f"{its}1")
+        for ours, theirs in (("lateral", "lateral_convs"), ("downsample", "downsample_convs")):
+            its = f"encoder.{theirs}.{i}."
+            lines += _normed(f"pyramid/{ours}_{i}", f"{its}conv", f"{its}norm")
+        for ours, theirs in (("top_down", "fpn_blocks"), ("bottom_up", "pan_blocks")):
+            its, mine = f"encoder.{theirs}.{i}.", f"pyramid/{ours}_{i}/"
+            table = {"first": "conv1", "second": "conv2", "output": "conv3"}
+            for j in range(BLOCKS):
+                table |= {f"block_{j}/wide": f"bottlenecks.{j}.conv1"}
+                table |= {f"block_{j}/narrow": f"bottlenecks.{j}.conv2"}
+            for part, name in table.items():
+                lines += _normed(f"{mine}{part}", f"{its}{name}.conv", f"{its}{name}.norm")
+    return lines
+
+
+_LAYER = {
+    **attention("self_attn.{}_proj", "q", "k", "v", "out"),
+    "cross_attention/offsets": "encoder_attn.sampling_offsets",
+    "cross_attention/weights": "encoder_attn.attention_weights",
+    "cross_attention/value": "encoder_attn.value_proj",
+    "cross_attention/output": "encoder_attn.output_proj",
+    "intermediate": "fc1",
+    "output": "fc2",
+}
+_NORMS = {
+    "self_attention_norm": "self_attn_layer_norm",
+    "cross_attention_norm": "encoder_attn_layer_norm",
+    "feed_forward_norm": "final_layer_norm",
+}
+
+
+def _decoder() -> tuple[WeightLine, ...]:
+    lines: tuple[WeightLine, ...] = ()
+    for i in range(_MOST_MAPS + 1):
+        its = f"decoder_input_proj.{i}."
+        lines += _normed(f"decoder/input_{i}", f"{its}0", f"{its}1")
+    lines += (
+        *layers({"decoder/proposal": "enc_output.0", "decoder/proposal_classes": "enc_score_head"}),
+        *_norm("decoder/proposal_norm", "enc_output.1"),
+        *_linear("decoder/proposal_boxes", "enc_bbox_head", 3),
+        *_linear("decoder/query_positions", "decoder.query_pos_head", 2),
+    )
+    for i in range(MOST_LAYERS):
+        ours, theirs = f"decoder/layer_{i}/", f"decoder.layers.{i}."
+        lines += layers(_LAYER, ours, theirs)
+        for mine, its in _NORMS.items():
+            lines += _norm(f"{ours}{mine}", f"{theirs}{its}")
+        lines += layers({f"decoder/classes_{i}": f"decoder.class_embed.{i}"})
+        lines += _linear(f"decoder/boxes_{i}", f"decoder.bbox_embed.{i}", 3)
+    return lines
+
+
+def _projection(config: TransformerConfig) -> tuple[WeightLine, ...]:
+    """Return the lines of the ResNet, and of the projection of its last map."""
+    lines = network_lines(config, "backbone.model.")
+    if not lines:
+        return ()
+    ours, theirs = "encoder/input_projection", f"encoder_input_proj.{config.stem.num_maps}."
+    norm = norm_lines(f"{ours}_norm", f"{theirs}1", outside=False)
+    kernel = WeightLine(f"{ours}/kernel", f"{theirs}0.weight", transpose=True, column=2)
+    return (*lines, kernel, *norm)
+
+
+RT_DETR = Family(
+    model_type="rt_detr",
+    architecture="RTDetrModel",
+    bare=False,
+    fields={
+        "encoder_hidden_dim": ConfigField("hidden_dim", 256),
+        "encoder_layers": ConfigField("num_layers", 1),
+        "encoder_attention_heads": ConfigField("num_heads", 8),
+        "encoder_ffn_dim": ConfigField("intermediate_dim", 1024),
+        "encoder_activation_function": ConfigField("activation", "gelu"),
+        "initializer_range": ConfigField("initializer_range", 0.01),
+    },
+    constants={
+        "kind": "encoder",
+        "vocabulary_size": 0,
+        "position": "none",
+        "normalize_first": False,
+        "normalization_epsilon": 1e-5,
+    },
+    conversions=(Conversion(_read, _write),),
+    required={
+        "normalize_before": False,
+        "eval_size": None,
+        "learn_initial_query": False,
+        "layer_norm_eps": 1e-5,
+        "batch_norm_eps": 1e-5,
+        "positional_encoding_temperature": 10000,
+        "activation_dropout": 0.0,
+        "attention_dropout": 0.0,
+    },
+    weights=stack("encoder", "encoder.encoder.0.layers."),
+    of_config=_projection,
+    heads={
+        "ObjectDetector": PublishedHead(
+            weights=(*_pyramid(), *_decoder()),
+            values={"class_layers": 1},
+            options=(Conversion(_read_task, _write_task),),
+        )
+    },
+    names=Names(
+        prefixes=("model.",),
+        ignored=(
+            "encoder.lateral_convs.*",
+            "encoder.downsample_convs.*",
+            "encoder.fpn_blocks.*",
+            "encoder.pan_blocks.*",
+            "encoder_input_proj.*",
+            "decoder_input_proj.*",
+            "decoder.*",
+            "enc_output.*",
+            "enc_score_head.*",
+            "enc_bbox_head.*",
+            "denoising_class_embed.weight",  # of noisy objects in training
+            "backbone.model.*.num_batches_tracked",
+        ),
+    ),
+)

@@ -1,0 +1,173 @@
+"""Values and weights of the layers that find objects in the maps of a convolutional network."""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from keras_transformer.config.feed_forward import ACTIVATIONS
+from keras_transformer.config.fusion import batch_norm, convolution
+from keras_transformer.config.prompted import linear_layers
+from keras_transformer.config.weight import Shapes
+from keras_transformer.support.checking import (
+    check_choice,
+    check_int,
+    check_number,
+    shorten,
+)
+
+# Blocks of two parallel convolutions in each layer that joins two maps.
+BLOCKS = 3
+# More layers than published models have: their tensors have lines in a family's table.
+MOST_LAYERS = 16
+
+
+@dataclasses.dataclass(frozen=True)
+class BoxDecoder:
+    """Values of the layers in `layers.pyramid` and `layers.refining_decoder` (RT-DETR).
+
+    Args:
+        num_queries: int, places of the maps that become queries, each of which may find an object.
+        width: int, features of the states of the decoder.
+        num_layers: int, layers of the decoder, each of which refines the boxes.
+        num_heads: int, heads of its attentions.
+        num_points: int, places that a head reads in each map.
+        intermediate_dim: int, the inner width of its feed-forward layers.
+        activation: str, of its feed-forward layers.
+        expansion: float, inner features of the layers that join two maps, as a share of a map's.
+        map_activation: str, of the convolutions of maps.
+
+    Raises:
+        ValueError: if a value is out of range.
+
+    Source: Zhao et al. 2023, "DETRs Beat YOLOs on Real-time Object Detection", section 4.
+    """
+
+    num_queries: int = 300
+    width: int = 256
+    num_layers: int = 6
+    num_heads: int = 8
+    num_points: int = 4
+    intermediate_dim: int = 1024
+    activation: str = "relu"
+    expansion: float = 1.0
+    map_activation: str = "silu"
+
+    def __post_init__(self):
+        for name in ("num_queries", "width", "num_heads", "intermediate_dim"):
+            check_int(name, getattr(self, name), 1, 2**16)
+        check_int("num_layers", self.num_layers, 1, MOST_LAYERS)
+        check_int("num_points", self.num_points, 1, 2**8)
+        check_number("expansion", self.expansion, above=0, at_most=16)
+        for name in ("activation", "map_activation"):
+            check_choice(name, getattr(self, name), ACTIVATIONS)
+        if self.width % self.num_heads:
+            raise ValueError(
+                "`width` of the `box_decoder` must be a multiple of `num_heads`, received "
+                f"{self.width} and {self.num_heads}."
+            )
+
+    @classmethod
+    def of(cls, given: Mapping[str, Any] | None) -> "BoxDecoder":
+        """Return the values of a mapping; those that are missing are the published ones.
+
+        Raises:
+            ValueError: if a value is unknown or out of range.
+        """
+        known = [field.name for field in dataclasses.fields(cls)]
+        if given is not None and (not isinstance(given, Mapping) or set(given) - set(known)):
+            raise ValueError(
+                f"`box_decoder` must be a dict with keys among {', '.join(map(repr, known))}, "
+                f"received {shorten(given)}."
+            )
+        return cls(**given or {})
+
+    def values(self) -> dict[str, Any]:
+        """Return the values as a dict for files."""
+        return dataclasses.asdict(self)
+
+    def inner(self, features: int) -> int:
+        """Return the inner features of the layers that join two maps of `features`."""
+        return max(int(features * self.expansion), 1)
+
+    def shapes(self, widths: Sequence[int], features: int, classes: int) -> Shapes:
+        """Return the shapes of all variables.
+
+        Args:
+            widths: ints, features of the maps before the states, the largest map first.
+            features: int, features of the states of the encoder.
+            classes: int, number of classes.
+        """
+        pyramid = self.pyramid_shapes(widths, features)
+        decoder = self.decoder_shapes(len(widths) + 1, features, classes)
+        return {
+            **{f"pyramid/{path}": shape for path, shape in pyramid.items()},
+            **{f"decoder/{path}": shape for path, shape in decoder.items()},
+        }
+
+    def pyramid_shapes(self, widths: Sequence[int], features: int) -> Shapes:
+        """Return the shapes of the variables of `MapPyramid`."""
+        made: Shapes = {}
+        for i, width in enumerate(widths):
+            made |= normed_convolution(f"project_{i}", 1, width, features)
+            made |= normed_convolution(f"lateral_{i}", 1, features, features)
+            made |= normed_convolution(f"downsample_{i}", 3, features, features)
+            for join in ("top_down", "bottom_up"):
+                made |= self._join(f"{join}_{i}", features)
+        return made
+
+    def _join(self, name: str, features: int) -> Shapes:
+        inner = self.inner(features)
+        made: Shapes = {}
+        for part in ("first", "second"):
+            made |= normed_convolution(f"{name}/{part}", 1, 2 * features, inner)
+        for i in range(BLOCKS):
+            made |= normed_convolution(f"{name}/block_{i}/wide", 3, inner, inner)
+            made |= normed_convolution(f"{name}/block_{i}/narrow", 1, inner, inner)
+        if inner != features:
+            made |= normed_convolution(f"{name}/output", 1, inner, features)
+        return made
+
+    def decoder_shapes(self, levels: int, features: int, classes: int) -> Shapes:
+        """Return the shapes of the variables of `RefiningDecoder` for `levels` maps."""
+        width, boxes = self.width, [self.width, self.width, self.width, 4]
+        made: Shapes = {}
+        for i in range(levels):
+            made |= normed_convolution(f"input_{i}", 1, features, width)
+        made |= {
+            **convolution("proposal", 0, width, width),
+            **_norm("proposal_norm", width),
+            **convolution("proposal_classes", 0, width, classes),
+            **linear_layers("proposal_boxes", boxes),
+            **linear_layers("query_positions", [4, 2 * width, width]),
+        }
+        points = self.num_heads * levels * self.num_points
+        for i in range(self.num_layers):
+            name = f"layer_{i}"
+            for part in ("query", "key", "value", "output"):
+                made |= convolution(f"{name}/self_attention/{part}", 0, width, width)
+            attention = f"{name}/cross_attention"
+            made |= {
+                **convolution(f"{attention}/offsets", 0, width, 2 * points),
+                **convolution(f"{attention}/weights", 0, width, points),
+                **convolution(f"{attention}/value", 0, width, width),
+                **convolution(f"{attention}/output", 0, width, width),
+                **convolution(f"{name}/intermediate", 0, width, self.intermediate_dim),
+                **convolution(f"{name}/output", 0, self.intermediate_dim, width),
+            }
+            for norm in ("self_attention", "cross_attention", "feed_forward"):
+                made |= _norm(f"{name}/{norm}_norm", width)
+            made |= convolution(f"classes_{i}", 0, width, classes)
+            made |= linear_layers(f"boxes_{i}", boxes)
+        return made
+
+
+def normed_convolution(name: str, size: int, inputs: int, outputs: int) -> Shapes:
+    """Return the shapes of the variables of a convolution without bias and of its batch norm."""
+    return {
+        **convolution(f"{name}/convolution", size, inputs, outputs, bias=False),
+        **batch_norm(f"{name}/norm", outputs),
+    }
+
+
+def _norm(name: str, features: int) -> Shapes:
+    return {f"{name}/gamma": (features,), f"{name}/beta": (features,)}

@@ -1,0 +1,225 @@
+"""A decoder of objects whose queries are chosen among the places of maps, and refine boxes."""
+
+import math
+from collections.abc import Sequence
+
+import keras
+import numpy as np
+from keras import ops
+
+from keras_transformer.config.box_decoder import BoxDecoder
+from keras_transformer.kernels.indexing import of_rows
+from keras_transformer.layers.attention.deformable import DeformableAttention
+from keras_transformer.layers.attention.multi_head_attention import MultiHeadAttention
+from keras_transformer.layers.dense import Dense
+from keras_transformer.layers.dropout import Dropout
+from keras_transformer.layers.feed_forward import get_activation
+from keras_transformer.layers.mask_decoder import HeadLayer, LinearLayers
+from keras_transformer.layers.merging import as_states
+from keras_transformer.layers.normalization import make_normalization
+from keras_transformer.layers.pyramid import NormedConvolution
+from keras_transformer.layers.remat import no_inner_remat
+
+_EPSILON = 1e-5
+# The side of the first box of each place of the largest map; it doubles from map to map.
+_SIDE = 0.05
+# Places whose first box begins or ends this near to the edge of the image have none.
+_MARGIN = 1e-2
+# Boxes are as far as this from 0 and 1, where they are turned into logits.
+_LEAST = 1e-5
+_SUBLAYERS = ("self_attention", "cross_attention", "feed_forward")
+
+
+class _Layer(HeadLayer):
+    """A layer of the decoder: attention among queries, attention to maps, a feed-forward layer."""
+
+    def __init__(self, values: BoxDecoder, levels: int, dropout: float, **kwargs):
+        super().__init__(**kwargs)
+        width, dtype = values.width, self.dtype_policy
+        self.values = values
+        self.activation = get_activation(values.activation)
+        with no_inner_remat():
+            self.self_attention = MultiHeadAttention(
+                num_heads=values.num_heads,
+                head_dim=width // values.num_heads,
+                output_dim=width,
+                name="self_attention",
+                dtype=dtype,
+            )
+            self.cross_attention = DeformableAttention(
+                width,
+                values.num_heads,
+                levels,
+                values.num_points,
+                name="cross_attention",
+                dtype=dtype,
+            )
+            self.intermediate = Dense(values.intermediate_dim, name="intermediate", dtype=dtype)
+            self.output_dense = Dense(width, name="output", dtype=dtype)
+            self.norms = [
+                make_normalization("layer_norm", _EPSILON, name=f"{name}_norm", dtype=dtype)
+                for name in _SUBLAYERS
+            ]
+            self.dropout = Dropout(dropout, dtype=dtype)
+
+    def build(self, *shapes, **named):
+        shape = (None, None, self.values.width)
+        self.self_attention.build(shape, shape, shape)
+        self.cross_attention.build()
+        self.intermediate.build(shape)
+        self.output_dense.build((None, None, self.values.intermediate_dim))
+        for norm in self.norms:
+            norm.build(shape)
+        self.built = True
+
+    def call(self, x, states, boxes, positions, grids, training: bool = False):
+        def attend(x):
+            query = x + positions
+            return self.self_attention(query, value=x, key=query)
+
+        def read(x):
+            return self.cross_attention(x + positions, states, boxes, grids=grids)
+
+        def feed_forward(x):
+            return self.output_dense(self.activation(self.intermediate(x)))
+
+        for function, norm in zip((attend, read, feed_forward), self.norms, strict=True):
+            x = norm(x + self.dropout(function(x), training=training))
+        return x
+
+
+class RefiningDecoder(HeadLayer):
+    """Choose the likeliest places of maps as queries, and refine the box of each layer by layer.
+
+    Each place of a map proposes a box and has logits of the classes. The places with the largest
+    logits become queries: their states, and their boxes, whose position is added in each
+    attention. Each layer of the decoder changes the boxes that the next one reads around.
+
+    Args:
+        values: `BoxDecoder`.
+        levels: int, number of maps.
+        features: int, features of the maps.
+        classes: int, number of classes.
+        dropout: float, rate on the output of each sub-layer.
+        **kwargs: as in `keras.layers.Layer`.
+
+    Call arguments:
+        maps: list of float arrays `(batch, rows, columns, features)`, the largest first.
+        training: bool.
+
+    Returns:
+        Float32 `(batch, num_queries, 4 + classes)`: center x, center y, width and height of a box
+        as shares of the image, and logits. With `training` `(batch, 1 + num_layers, num_queries, 4
+        + classes)`: the proposals and the outputs of each layer.
+
+    Raises:
+        ValueError: if the maps have fewer places than there are queries.
+
+    Source: Zhao et al. 2023, "DETRs Beat YOLOs on Real-time Object Detection", section 4.3; boxes
+    that are refined: Zhu et al. 2020, "Deformable DETR", section 4.2 and appendix A.4.
+    """
+
+    def __init__(
+        self,
+        values: BoxDecoder,
+        levels: int,
+        features: int,
+        classes: int,
+        dropout: float = 0.0,
+        **kwargs,
+    ):
+        super().__init__(**kwargs)
+        self.values, width, dtype = values, values.width, self.dtype_policy
+        self.input_convolutions = [
+            NormedConvolution(features, width, name=f"input_{i}", dtype=dtype)
+            for i in range(levels)
+        ]
+        # As many classes are found at first as if one of all, and none, were as likely.
+        prior = keras.initializers.Constant(-math.log(classes))
+
+        def of_classes(name: str) -> Dense:
+            return Dense(classes, bias_initializer=prior.clone(), name=name, dtype=dtype)
+
+        boxes = [width, width, width, 4]
+        with no_inner_remat():
+            self.proposal = Dense(width, name="proposal", dtype=dtype)
+            self.proposal_norm = make_normalization(
+                "layer_norm", _EPSILON, name="proposal_norm", dtype=dtype
+            )
+            self.proposal_classes = of_classes("proposal_classes")
+            self.classes = [of_classes(f"classes_{i}") for i in range(values.num_layers)]
+        self.proposal_boxes = LinearLayers(boxes, name="proposal_boxes", dtype=dtype)
+        self.query_positions = LinearLayers(
+            [4, 2 * width, width], name="query_positions", dtype=dtype
+        )
+        self.blocks = [
+            _Layer(values, levels, dropout, name=f"layer_{i}", dtype=dtype)
+            for i in range(values.num_layers)
+        ]
+        self.boxes = [
+            LinearLayers(boxes, last="zeros", name=f"boxes_{i}", dtype=dtype)
+            for i in range(values.num_layers)
+        ]
+
+    def build(self, shape=None):
+        width = self.values.width
+        for layer in (*self.input_convolutions, *self.blocks, self.proposal_boxes, *self.boxes):
+            layer.build()
+        self.query_positions.build()
+        for dense in (self.proposal, self.proposal_classes, *self.classes):
+            dense.build((None, None, width))
+        self.proposal_norm.build((None, None, width))
+        self.built = True
+
+    def call(self, maps, training: bool = False):
+        grids = tuple(tuple(each.shape[1:3]) for each in maps)
+        places, count = sum(math.prod(grid) for grid in grids), self.values.num_queries
+        if places < count:
+            raise ValueError(
+                f"An image has {places} places in its maps, but {count} of them become queries: "
+                "give larger images, or a `box_decoder` with fewer `num_queries`."
+            )
+        both = zip(self.input_convolutions, maps, strict=True)
+        states = [as_states(layer(each, training=training)) for layer, each in both]
+        states = ops.concatenate(states, axis=1)
+        first, has_box = map(ops.convert_to_tensor, _first_boxes(grids))
+        proposed = self.proposal_norm(self.proposal(states * ops.cast(has_box, states.dtype)))
+        logits = ops.cast(self.proposal_classes(proposed), "float32")
+        offsets = ops.cast(self.proposal_boxes(proposed), "float32") + first
+        chosen = ops.top_k(ops.stop_gradient(ops.max(logits, axis=-1)), count)[1]
+        logits, offsets = of_rows(logits, chosen), of_rows(offsets, chosen)
+        boxes = ops.sigmoid(offsets)
+        found = [ops.concatenate([boxes, logits], axis=-1)]
+        x = ops.stop_gradient(of_rows(proposed, chosen))
+        for i, layer in enumerate(self.blocks):
+            boxes = ops.stop_gradient(boxes)
+            positions = self.query_positions(ops.cast(boxes, x.dtype))
+            x = layer(x, states, boxes, positions, grids=grids, training=training)
+            boxes = ops.sigmoid(ops.cast(self.boxes[i](x), "float32") + _logit(boxes))
+            if training or i == self.values.num_layers - 1:
+                logits = ops.cast(self.classes[i](x), "float32")
+                found.append(ops.concatenate([boxes, logits], axis=-1))
+        return ops.stack(found, axis=1) if training else found[-1]
+
+
+def _logit(boxes):
+    """Return the logits of shares from 0 to 1, with a margin."""
+    return ops.log(ops.maximum(boxes, _LEAST)) - ops.log(ops.maximum(1 - boxes, _LEAST))
+
+
+def _first_boxes(grids: Sequence[tuple[int, int]]) -> tuple[np.ndarray, np.ndarray]:
+    """Return the logits of the first box of each place, and whether the place has one.
+
+    Both are float32 `(1, places, 4)` and `(1, places, 1)`. Logits of places without a box are the
+    largest number: their box is at the lower right corner of the image.
+    """
+    boxes = []
+    for level, (rows, columns) in enumerate(grids):
+        y, x = np.indices((rows, columns)).astype("float32") + np.float32(0.5)
+        side = np.full_like(x, np.float32(_SIDE) * 2**level)
+        boxes.append(np.stack([x / columns, y / rows, side, side], axis=-1).reshape(-1, 4))
+    boxes = np.concatenate(boxes)
+    has_box = ((boxes > _MARGIN) & (boxes < 1 - _MARGIN)).all(axis=-1, keepdims=True)
+    logits = np.log(boxes / (1 - boxes), where=has_box, out=np.zeros_like(boxes))
+    logits = np.where(has_box, logits, np.finfo("float32").max)
+    return logits[None].astype("float32"), has_box[None].astype("float32")

@@ -1,0 +1,259 @@
+"""RT-DETR against the Transformers library: outputs, loss, gradients, pixels, results, back."""
+
+import json
+import math
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import keras_transformer as kt
+from keras_transformer.checkpoints import load_config
+from keras_transformer.checkpoints.families import FAMILIES
+from keras_transformer.checkpoints.presets.assignment import backbone_variables
+from keras_transformer.checkpoints.weights.safetensors_io import to_numpy
+from keras_transformer.tasks.heads.detection_head import found_objects
+from keras_transformer.training import VarifocalDetectionLoss
+from tests.checkpoints.family_rt_detr import NETWORK, VALUES, rt_detr
+from tests.checkpoints.test_families import gradients_of
+
+torch = pytest.importorskip("torch")
+
+TWO_MAPS = {
+    "network": {"out_indices": [3, 4]},
+    "encoder_in_channels": [16, 24],
+    "decoder_in_channels": [12, 12],
+    "encode_proj_layers": [1],
+    "num_feature_levels": 2,
+    "encoder_layers": 2,
+}
+NARROW = {
+    "hidden_expansion": 0.5,
+    "decoder_layers": 3,
+    "decoder_n_points": 1,
+    "decoder_attention_heads": 2,
+    "encoder_activation_function": "relu",
+    "decoder_activation_function": "gelu",
+    "activation_function": "relu",
+}
+CONFIGS = {
+    "bottlenecks": {"num_denoising": 4, "num_queries": 12},
+    "basic": {
+        **NARROW,
+        **TWO_MAPS,
+        "network": {"layer_type": "basic", "out_indices": [3, 4]},
+    },
+}
+
+
+def shaken(reference, scale=0.3):
+    """The model with random weights, none of them alike."""
+    random = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for name, tensor in reference.state_dict().items():
+            if name.endswith("num_batches_tracked"):
+                continue
+            tensor.copy_(torch.randn(tensor.shape, generator=random) * scale)
+            if name.endswith("weight") and tensor.ndim == 1:
+                tensor.add_(1)
+            if name.endswith("running_var"):
+                tensor.abs_().add_(0.5)
+    return reference.eval()
+
+
+def pixels(*size):
+    values = np.random.default_rng(0).normal(size=(2, *size, 3)).astype("float32")
+    return values, torch.tensor(np.moveaxis(values, -1, 1).copy())
+
+
+@pytest.mark.each_backend
+@pytest.mark.parametrize("name", CONFIGS)
+def test_same_outputs(tmp_path, name):
+    """For images of several sizes, and the way back."""
+    reference = shaken(rt_detr(**CONFIGS[name]))
+    reference.save_pretrained(tmp_path / "theirs")
+    kt.ImageProcessor(size=(64, 96), family="RTDetr", mean=None, std=None).save(tmp_path / "theirs")
+    task = kt.Task.from_preset(tmp_path / "theirs")
+    assert type(task) is kt.ObjectDetector and task.num_classes == 5
+    sizes = [(64, 96)]
+    if name == "bottlenecks":  # in the second one some of the places are too near to the edge
+        sizes += [(32, 448)]
+    for size in sizes:
+        ours, theirs = pixels(*size)
+        with torch.no_grad():
+            expected = reference(theirs)
+        found = to_numpy(task({"images": ours}))
+        assert expected.logits.std() > 0.1 and expected.pred_boxes.std() > 0.01
+        # The chosen places have scores of their own, or they are alike.
+        assert expected.enc_topk_logits.max(-1).values.unique().numel() > 2
+        assert found.shape == (2, len(expected.logits[0]), 4 + 5)
+        assert np.abs(found[..., 4:] - expected.logits.numpy()).max() <= 1e-4
+        assert np.abs(found[..., :4] - expected.pred_boxes.numpy()).max() <= 1e-4
+
+    kt.export_to_huggingface(task, tmp_path / "ours")
+    again, info = type(reference).from_pretrained(tmp_path / "ours", output_loading_info=True)
+    assert not any(info.values()), info
+    with torch.no_grad():
+        assert (again.eval()(theirs).logits - expected.logits).abs().max() <= 1e-5
+    back = kt.Task.from_preset(tmp_path / "ours")
+    assert back.task_values() == task.task_values()
+    assert back.backbone.config == task.backbone.config
+    assert back.processor.values() == task.processor.values()
+    assert kt.Backbone.from_preset(tmp_path / "theirs").config == task.backbone.config
+
+
+@pytest.mark.each_backend
+def test_same_loss_and_gradients(tmp_path):
+    """The sum over all layers and the chosen places, in training, with statistics of the batch."""
+    reference = shaken(rt_detr(**CONFIGS["basic"] | {"activation_function": "silu"}), 0.2)
+    reference.save_pretrained(tmp_path / "theirs")
+    task = kt.Task.from_preset(tmp_path / "theirs")
+    ours, theirs = pixels(96, 128)
+    boxes = [[[0.3, 0.4, 0.2, 0.3], [0.6, 0.5, 0.3, 0.2]], []]
+    labels = [
+        {
+            "boxes": torch.tensor(own).reshape(-1, 4),
+            "class_labels": torch.tensor([1, 4][: len(own)]).long(),
+        }
+        for own in boxes
+    ]
+    targets = np.zeros((2, 3, 5), "float32")
+    targets[..., 4] = -1
+    targets[0, 1:, :4], targets[0, 1:, 4] = boxes[0], [1, 4]
+    reference.requires_grad_(True).train()
+    expected = reference(theirs, labels=labels)
+    expected.loss.backward()
+    assert len(expected.auxiliary_outputs) == 3  # two layers, and the chosen places
+    loss = VarifocalDetectionLoss()
+
+    def computed():
+        return loss(targets, task({"images": ours}, training=True))
+
+    assert abs(float(computed()) - float(expected.loss.detach())) <= 1e-4
+    variables = {**backbone_variables(task.backbone), **task.head}
+    trained = {id(v) for v in task.trainable_variables}
+    found = gradients_of({p: v for p, v in variables.items() if id(v) in trained}, computed)
+
+    # Their gradients are read as the weights of a checkpoint.
+    with torch.no_grad():
+        for parameter in reference.parameters():
+            parameter.copy_(parameter.grad)
+    reference.save_pretrained(tmp_path / "gradients")
+    gradients = kt.Task.from_preset(tmp_path / "gradients")
+    gradients = {**backbone_variables(gradients.backbone), **gradients.head}
+    assert len(found) > 150
+    for path, value in found.items():
+        wanted = to_numpy(gradients[path])
+        assert np.abs(value - wanted).max() <= 1e-4 * max(np.abs(wanted).max(), 1), path
+
+
+@pytest.mark.backend_independent
+@pytest.mark.parametrize(
+    "values",
+    [{}, {"size": {"height": 40, "width": 60}}, {"do_normalize": True}, {"do_rescale": False}],
+)
+def test_same_pixels(values):
+    from transformers.models.rt_detr.image_processing_pil_rt_detr import RTDetrImageProcessorPil
+
+    theirs = RTDetrImageProcessorPil(**values)
+    ours = kt.ImageProcessor.from_values({"image_processor_type": "RTDetrImageProcessor"} | values)
+    assert kt.ImageProcessor.from_values(ours.values()).values() == ours.values()
+    random, options = np.random.default_rng(0), {"return_tensors": "np"}
+    for size, mode in (((37, 53, 3), "RGB"), ((12, 8), "L"), ((70, 41, 3), "RGBA")):
+        image = Image.fromarray(random.integers(0, 256, size).astype("uint8")).convert(mode)
+        expected = theirs(image.convert("RGB"), **options)["pixel_values"]
+        assert np.abs(np.moveaxis(ours([image]), -1, 1) - expected).max() <= 1e-5
+
+
+@pytest.mark.backend_independent
+def test_results_are_those_of_transformers():
+    from transformers.models.rt_detr.image_processing_pil_rt_detr import RTDetrImageProcessorPil
+    from transformers.models.rt_detr.modeling_rt_detr import RTDetrObjectDetectionOutput
+
+    outputs = np.random.default_rng(0).normal(size=(2, 7, 4 + 3)).astype("float32")
+    outputs[..., :4] = np.abs(outputs[..., :4]) / 4
+    theirs = RTDetrObjectDetectionOutput(
+        logits=torch.tensor(outputs[..., 4:]), pred_boxes=torch.tensor(outputs[..., :4])
+    )
+    sizes = [(21, 30), (40, 17)]
+    expected = RTDetrImageProcessorPil().post_process_object_detection(
+        theirs, threshold=0.0, target_sizes=sizes
+    )
+    for own, each, size in zip(outputs, expected, sizes, strict=True):
+        boxes, classes, scores = found_objects(own, size, exclusive=False)
+        assert np.abs(boxes - each["boxes"].numpy()).max() <= 1e-4
+        assert np.array_equal(classes, each["labels"].numpy())
+        assert np.abs(scores - each["scores"].numpy()).max() <= 1e-6
+        # A place may have several classes.
+        assert len(set(map(tuple, boxes))) < len(boxes)
+
+
+@pytest.mark.backend_independent
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"num_queries": 0}, "`num_queries` must be an integer of"),
+        ({"decoder_layers": 17}, "`num_layers` must be"),
+        ({"decoder_attention_heads": 3}, "`width` of the `box_decoder` must be a multiple"),
+        ({"hidden_expansion": "half"}, "hidden_expansion must be a number"),
+        ({"activation_function": "snake"}, "activation_function='snake' is not supported"),
+        ({"normalize_before": True}, "normalize_before=True is not supported"),
+        ({"learn_initial_query": True}, "learn_initial_query=True is not supported"),
+        ({"encode_proj_layers": [1, 2]}, r"encode_proj_layers=\[1, 2\] is not supported"),
+        ({"num_feature_levels": 4}, "num_feature_levels=4 is not supported"),
+        ({"decoder_in_channels": [12, 12]}, "decoder_in_channels"),
+        ({"encoder_in_channels": "all"}, "encoder_in_channels='all' is not supported"),
+        (
+            {
+                "encoder_hidden_dim": 14,
+                "encoder_attention_heads": 2,
+                "decoder_in_channels": [14] * 3,
+            },
+            "a multiple of 4",
+        ),
+        ({"use_timm_backbone": True}, "without timm"),
+        ({"backbone_config": {"model_type": "resnet"}}, "of model_type 'resnet'"),
+        ({"backbone_config": NETWORK | {"depths": 3}}, "depths must be a list"),
+        ({"backbone_config": NETWORK | {"out_indices": [1, 3, 4]}}, "only the last stages"),
+        ({"backbone_config": NETWORK | {"layer_type": "wide"}}, "`block` must be one of"),
+        ({"backbone_config": NETWORK | {"hidden_act": "gelu"}}, "hidden_act='gelu'"),
+        (
+            {"backbone_config": NETWORK | {"layer_type": "basic", "embedding_size": 6}},
+            "needs an embedding_size equal to",
+        ),
+        ({"backbone_config": NETWORK | {"embedding_size": 7}}, "`filters` of the stem must be"),
+    ],
+)
+def test_wrong_values_are_refused(values, message):
+    family = FAMILIES["rt_detr"]
+    network = {**NETWORK, "out_indices": [2, 3, 4]}
+    given = {"backbone_config": network, **VALUES, **values}
+    given["backbone_config"] = {"out_indices": [2, 3, 4], **given["backbone_config"]}
+    given["architectures"] = ["RTDetrForObjectDetection"]
+    with pytest.raises(ValueError, match=message):
+        kt.ObjectDetector.head_values(family.config(given), family.task(given))
+
+
+@pytest.mark.one_backend
+@pytest.mark.parametrize("name", ["rtdetr_r18vd", "rtdetr_r50vd", "rtdetr_r101vd"])
+def test_presets_have_as_many_parameters(name):
+    """As Transformers' class, whose frozen batch norms are no parameters there."""
+    import transformers
+
+    config, task, metadata = load_config(name, load_weights=False)
+    values = FAMILIES["rt_detr"].published_config(config, {"labels": None, **task})
+    with torch.device("meta"):
+        made = transformers.AutoConfig.for_model(**json.loads(json.dumps(values)))
+        theirs = transformers.RTDetrForObjectDetection(made)
+    expected = sum(each.numel() for each in theirs.parameters())
+    expected += sum(
+        each.numel()
+        for path, each in theirs.named_buffers()
+        if ".running_" in path or ".normalization." in path
+    )
+    head = kt.ObjectDetector.head_shapes(config, task)
+    count = metadata["parameters"] + sum(map(math.prod, head.values()))
+    assert count == expected
+    # Millions in table 2 of the paper.
+    said = {"rtdetr_r18vd": 20, "rtdetr_r50vd": 42, "rtdetr_r101vd": 76}[name]
+    assert count == pytest.approx(said * 1e6, rel=0.03)
