@@ -189,12 +189,7 @@ class ResNetStem(ImageStem):
 
     def _convolved(self, name: str, x):
         """Apply a convolution, centred at each place, and its norm."""
-        layer = self.convolutions[name]
-        if self.config.stem.variant == "d":
-            return self.norms[name](centered_convolution(layer, x))
-        side = layer.kernel_size[0] // 2
-        x = ops.pad(x, ((0, 0), (side, side), (side, side), (0, 0))) if side else x
-        return self.norms[name](layer(x))
+        return self.norms[name](centered_convolution(self.convolutions[name], x))
 
     def _mask_on_grid(self, mask, size: tuple[int, int]):
         """Return the mask of pixels at the upper left corners of the states."""
