@@ -104,9 +104,7 @@ def _grid(config: TransformerConfig, name: str, array: np.ndarray) -> Iterator[n
             yield window_index(size)
 
 
-def _log_distances(
-    config: TransformerConfig, name: str, array: np.ndarray
-) -> Iterator[np.ndarray]:
+def _log_distances(config: TransformerConfig, name: str, array: np.ndarray) -> Iterator[np.ndarray]:
     mixers = _in_windows(_side(config, name))
     for size, trained in {(m.pattern.size, _trained_size(m.score_bias)) for m in mixers}:
         shape = (1, 2 * size - 1, 2 * size - 1, 2)

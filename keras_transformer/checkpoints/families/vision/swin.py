@@ -165,9 +165,7 @@ def write_parts(
 
 
 _BIASES = (
-    WeightLine(
-        "self_attention/relative/embeddings", "attention.self.relative_position_bias_table"
-    ),
+    WeightLine("self_attention/relative/embeddings", "attention.self.relative_position_bias_table"),
 )
 DENSES = {
     **attention("attention.{}", "self.query", "self.key", "self.value", "output.dense"),

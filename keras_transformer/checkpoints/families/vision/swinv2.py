@@ -5,10 +5,10 @@ that a small network computes, so that windows may have another size than in tra
 """
 
 import dataclasses
+import functools
 from typing import Any
 
 from keras_transformer.checkpoints.families.base.family import PartsWithoutKeywords, Values
-from keras_transformer.checkpoints.families.base.images import square_patch
 from keras_transformer.checkpoints.families.base.shared import number
 from keras_transformer.checkpoints.families.vision.dpt import read_blocks
 from keras_transformer.checkpoints.families.vision.swin import (
@@ -26,19 +26,18 @@ from keras_transformer.config import (
     ConcatenatedMerging,
     ContinuousWindowBias,
     GridWindows,
+    PatchStemConfig,
     TransformerConfig,
 )
 
 
-def _stage(values: Values, i: int, width: int) -> Stage:
-    size = values.get("image_size", 224)
-    height = size[0] if isinstance(size, (list, tuple)) and size else size
+def _stage(stem: PatchStemConfig, values: Values, i: int, width: int) -> Stage:
     # Windows are no larger than the grid of a stage has rows, and not shifted if they are as large.
-    rows = number({"image_size": height}, "image_size", None) // square_patch(values, 4) // 2**i
+    rows = stem.image_size[0] // stem.patch_size // 2**i
     if rows < 1:
         raise ValueError(
-            f"image_size={size} is too small for {len(stages_of(values))} stages of patches of "
-            f"{square_patch(values, 4)}."
+            f"image_size={stem.image_size} is too small for {len(stages_of(values))} stages of "
+            f"patches of {stem.patch_size}."
         )
     given, trained = number(values, "window_size", 7), _trained_sizes(values)
     return Stage(
@@ -61,6 +60,10 @@ def _trained_sizes(values: Values) -> list[int]:
             f"received {found}."
         )
     return found
+
+
+def _read_parts(values: Values, config: TransformerConfig) -> TransformerConfig:
+    return read_parts(values, config, functools.partial(_stage, config.encoder.input))
 
 
 def _further(mixers: list[Attention]) -> dict[str, Any]:
@@ -99,8 +102,7 @@ SWINV2 = dataclasses.replace(
         "key_bias": False,
     },
     parts=PartsWithoutKeywords(
-        lambda values, config: read_parts(values, config, _stage),
-        lambda config: write_parts(config, SWINV2.constants, _further),
+        _read_parts, lambda config: write_parts(config, SWINV2.constants, _further)
     ),
     of_config=_lines,
     names=Names(prefixes=("swinv2.",), ignored=SWIN.names.ignored),
