@@ -83,8 +83,8 @@ class OverlappingMerging(Merging, kind="overlapping"):
 class ConcatenatedMerging(Merging, kind="concatenated"):
     """Two by two patches are concatenated, normalized, and projected without a bias (Swin).
 
-    Swin V2 normalizes what is projected. The patches are concatenated column by column. A grid with an odd number of rows or columns is padded
-    with zeros below and on the right.
+    Swin V2 normalizes behind the projection. Patches are concatenated column by column. A grid with
+    an odd number of rows or columns is padded with zeros below and on the right.
 
     Example:
     ```python

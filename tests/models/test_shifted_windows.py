@@ -136,13 +136,12 @@ def test_a_grid_smaller_than_the_windows_is_padded(tmp_path):
 
 
 @pytest.mark.each_backend
-@pytest.mark.parametrize("family", ["swin", "swinv2"])
-def test_a_classifier_learns(family):
+def test_a_classifier_learns():
     images, masks = scenes(8, (16, 24))
     left = [int(mask[:, :6].any()) for mask in masks]
     keras.utils.set_random_seed(1)
     processor = kt.ImageProcessor(size=(16, 24))
-    task = kt.ImageClassifier(kt.models.Encoder(config(family)), processor, num_classes=2)
+    task = kt.ImageClassifier(kt.models.Encoder(config()), processor, num_classes=2)
     task.compile(keras.optimizers.Adam(3e-3))
     history = task.fit(images, left, epochs=4, batch_size=4, verbose=0).history
     assert history["loss"][-1] < history["loss"][0] and task.pooling == "mean"
@@ -204,11 +203,11 @@ def test_dense_tasks_read_its_stages():
         (lambda: config("swinv2", image_size="large"), "`image_size` of a stem must be two"),
         (
             lambda: FAMILIES["swin"].published_config(config("swinv2")),
-            "cannot express the parts of this config|attention with",
+            "A swin checkpoint cannot express",
         ),
         (
             lambda: FAMILIES["swinv2"].published_config(config()),
-            "cannot express the parts of this config|attention with",
+            "A swinv2 checkpoint cannot express",
         ),
         (lambda: config("swinv2", window_size=0), "`size` must be at least 1"),
         (lambda: config("swinv2", num_heads=[3, 4]), "divisible by `num_heads`"),

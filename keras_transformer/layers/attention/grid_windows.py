@@ -18,8 +18,8 @@ from keras_transformer.layers.remat import no_inner_remat
 
 # From this number of places on, the biases of some queries are computed at a time.
 _LONG = 2048
-# What is added to the scores of places that do not see each other. Those of Swin V2 are from -100
-# to 116.
+# What is added to the scores of places that do not see each other; the scores of Swin V2 are from
+# -100 to 116.
 _HIDDEN = -200.0
 
 

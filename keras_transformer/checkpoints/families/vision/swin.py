@@ -82,7 +82,7 @@ def _read(values: Values) -> dict[str, Any]:
 
 @dataclasses.dataclass(frozen=True)
 class Stage:
-    """What the families of Swin have in a stage: windows, biases of distances, and a merging."""
+    """Parts that the families of Swin have in a stage, beside its depth, heads and width."""
 
     windows: GridWindows
     shift: int  # of the windows of every second layer

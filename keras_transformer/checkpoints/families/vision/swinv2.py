@@ -20,7 +20,7 @@ from keras_transformer.checkpoints.families.vision.swin import (
     stages_of,
     write_parts,
 )
-from keras_transformer.checkpoints.weights.tables import Names, WeightLine, layers
+from keras_transformer.checkpoints.weights.tables import Names, WeightLine
 from keras_transformer.config import (
     Attention,
     ConcatenatedMerging,
