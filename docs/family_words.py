@@ -14,6 +14,7 @@ from keras_transformer.checkpoints.families.encoders.deberta_v2 import RELATIVE_
 from keras_transformer.config import (
     ROTARY_SCALINGS,
     Chunks,
+    ContinuousWindowBias,
     DecomposedBias,
     GridRotary,
     GridWindows,
@@ -293,8 +294,13 @@ def mixer_words(config: TransformerConfig) -> list[str]:
         words.append("trained vectors of the distances to keys in the scores")
     if any(isinstance(getattr(mixer, "score_bias", None), DecomposedBias) for mixer in mixers):
         words.append("distances in rows and in columns in the scores")
-    if any(isinstance(getattr(mixer, "score_bias", None), WindowBias) for mixer in mixers):
-        words.append("a bias for each distance in a window, of each layer")
+    biases = [getattr(mixer, "score_bias", None) for mixer in mixers]
+    if any(isinstance(bias, WindowBias) for bias in biases):
+        network = any(isinstance(bias, ContinuousWindowBias) for bias in biases)
+        by = "by a small network " if network else ""
+        words.append(f"a bias for each distance in a window, {by}of each layer")
+    if any(getattr(mixer, "score", None) == "scaled_cosine" for mixer in mixers):
+        words.append("scores that are cosines, times a trained strength of each head")
     if any(isinstance(position, QueryGrowth) for position in positions):
         words.append("queries that grow with the position in the others")
     return words

@@ -83,8 +83,8 @@ class OverlappingMerging(Merging, kind="overlapping"):
 class ConcatenatedMerging(Merging, kind="concatenated"):
     """Two by two patches are concatenated, normalized, and projected without a bias (Swin).
 
-    They are concatenated column by column. A grid with an odd number of rows or columns is padded
-    with zeros below and on the right.
+    Swin V2 normalizes behind the projection. Patches are concatenated column by column. A grid with
+    an odd number of rows or columns is padded with zeros below and on the right.
 
     Example:
     ```python
@@ -98,13 +98,21 @@ class ConcatenatedMerging(Merging, kind="concatenated"):
 
     layer = "keras_transformer.layers.merging:ConcatenatedPatchMerging"
 
+    norm_place: str = option(
+        'what is normalized: the concatenated patches, `"before"` the projection, or their sums, '
+        '`"behind"` it (Swin V2).',
+        "before",
+        choices=("before", "behind"),
+    )
+
     def grid(self, grid):
         rows, columns = (-(-n // 2) for n in grid)
         return rows, columns
 
     def weights(self, kind):
+        width = "concatenated_dim" if self.norm_place == "before" else "hidden_dim"
         return (
-            *norm_of("merging/norm", kind, "concatenated_dim"),
+            *norm_of("merging/norm", kind, width),
             *dense_of("merging/projection", "concatenated_dim", "hidden_dim", bias=False),
         )
 

@@ -27,7 +27,7 @@ __all__ = [
 ]  # fmt: skip
 
 GATE_VALUES = 8  # outputs of the projection of a gated relative bias, four for each of two gates
-SCORES = ("scaled_dot", "dot", "general", "additive", "cosine", "location")
+SCORES = ("scaled_dot", "dot", "general", "additive", "cosine", "scaled_cosine", "location")
 
 
 @part
@@ -322,7 +322,10 @@ class Attention(Mixer, kind="attention"):
             fits = bias.grid == pattern.grid and not pattern.shift
         elif windows and isinstance(bias, WindowBias):
             fits = True
-        plain = self.score == "scaled_dot" and self.num_key_value_heads == self.num_heads
+        scores = ("scaled_dot",)
+        if windows and not self.key_bias:  # else the cosine would need the padding's own length
+            scores += ("scaled_cosine",)
+        plain = self.score in scores and self.num_key_value_heads == self.num_heads
         plain = plain and self.soft_cap is None and not self.sinks
         if windows:  # whose padding has keys and values that are biases alone
             plain = plain and self.position is None and self.query_key_norm is None
@@ -331,7 +334,8 @@ class Attention(Mixer, kind="attention"):
             raise ValueError(
                 "Attention over a grid, with `DecomposedBias`, `WindowBias` or `GridWindows`, "
                 "needs one grid and no shift for `DecomposedBias` in windows, windows for "
-                "`WindowBias`, no other pattern or bias of the scores, score='scaled_dot', as many "
+                "`WindowBias`, no other pattern or bias of the scores, score='scaled_dot' or, in "
+                "windows and with key_bias=False, 'scaled_cosine', as many "
                 "heads of keys as of queries, and neither a cap, sinks nor, in windows, rotations "
                 f"and norms of heads. Received {self}."
             )
@@ -418,6 +422,8 @@ class Attention(Mixer, kind="attention"):
             weights += weight_of(f"{name}/score/kernel", "num_heads", *shape[self.score])
         elif self.score == "cosine":
             weights += weight_of(f"{name}/score/strength", "num_heads")
+        elif self.score == "scaled_cosine":
+            weights += weight_of(f"{name}/score/log_strength", "num_heads")
         return weights + (weight_of(f"{name}/sinks", "num_heads") if self.sinks else ())
 
     def sizes(self, hidden_dim):
@@ -443,6 +449,7 @@ class Attention(Mixer, kind="attention"):
             "column_distances": 2 * columns - 1,
             "window_distances": (2 * rows - 1) * (2 * columns - 1),
             "key_distances": getattr(self.score_bias, "number", 0),
+            "bias_dim": getattr(self.score_bias, "inner_dim", 0),
         }
 
     @property

@@ -155,7 +155,7 @@ class GridWindows(Pattern, kind="grid_windows"):
 
     With a `shift`, windows that go beyond the lower or the right edge continue at the opposite
     edge, without seeing across it (Swin). Where the smaller side of a grid is at most `size`,
-    windows are not shifted.
+    windows are not shifted, unless `always_shifted` says so.
 
     Source: Li et al. 2022, "Exploring Plain Vision Transformer Backbones for Object Detection",
     section 3; shifted windows: Liu et al. 2021, "Swin Transformer", section 3.2,
@@ -168,6 +168,9 @@ class GridWindows(Pattern, kind="grid_windows"):
     size: int = option("rows and columns of a window.", least=1, most=2**10)
     shift: int = option(
         "rows and columns by which the windows are moved down and to the right.", 0, least=0
+    )
+    always_shifted: bool = option(
+        "windows are shifted on every grid, even a smaller one than a window (Swin V2).", False
     )
     rows: int | None = option(
         "rows of the grid. Defaults to the rows of the image in each call.",
@@ -197,4 +200,5 @@ class GridWindows(Pattern, kind="grid_windows"):
 
     def shift_of(self, grid: tuple[int, int]) -> int:
         """Return the rows and columns by which the windows of a grid are moved."""
-        return 0 if min(grid) <= self.size else self.shift
+        small = min(grid) <= self.size and not self.always_shifted
+        return 0 if small else self.shift

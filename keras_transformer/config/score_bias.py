@@ -6,8 +6,8 @@ from keras_transformer.config.options import Part, option, part
 from keras_transformer.config.weight import Weight, dense_of, grid_distances, norm_of, weight_of
 
 __all__ = [
-    "ALiBi", "DecomposedBias", "Disentangled", "GatedRelativeBias", "GridBias", "RelativeBias",
-    "RelativeKeys", "RelativeSinusoids", "ScoreBias", "WindowBias",
+    "ALiBi", "ContinuousWindowBias", "DecomposedBias", "Disentangled", "GatedRelativeBias",
+    "GridBias", "RelativeBias", "RelativeKeys", "RelativeSinusoids", "ScoreBias", "WindowBias",
 ]  # fmt: skip
 
 
@@ -261,3 +261,31 @@ class WindowBias(ScoreBias, kind="window"):
     def of_mixer(self, name: str) -> tuple[Weight, ...]:
         """Return the weights of each attention layer, whose path is `name`."""
         return weight_of(f"{name}/relative/embeddings", "window_distances", "num_heads")
+
+
+@part
+class ContinuousWindowBias(WindowBias, kind="continuous_window"):
+    """A bias for each head and distance in `GridWindows`, computed by a small network (Swin V2).
+
+    The network reads the logarithms of the distance in rows and in columns, so windows of another
+    size than in training have biases too. It has one hidden layer with ReLU, and `16 * sigmoid` of
+    its outputs are the biases.
+
+    Source: Liu et al. 2021, "Swin Transformer V2", section 3.3, https://arxiv.org/abs/2111.09883.
+    """
+
+    layer = "keras_transformer.layers.attention.grid_windows:ContinuousWindowBias"
+
+    inner_dim: int = option("width of the hidden layer.", 512, least=1, most=2**16)
+    trained_size: int | None = option(
+        "rows and columns of the windows that the network was first trained for, whose distances "
+        "it reads as -1 to 1 before the logarithm. Defaults to those of the windows themselves.",
+        None,
+        least=2,
+        most=2**10,
+    )
+
+    def of_mixer(self, name: str) -> tuple[Weight, ...]:
+        """Return the weights of each attention layer, whose path is `name`."""
+        hidden = dense_of(f"{name}/relative/hidden", "both", "bias_dim")
+        return hidden + dense_of(f"{name}/relative/output", "bias_dim", "num_heads", bias=False)

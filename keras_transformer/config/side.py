@@ -21,6 +21,7 @@ from keras_transformer.config.score_bias import (
     RelativeKeys,
     RelativeSinusoids,
     ScoreBias,
+    WindowBias,
 )
 from keras_transformer.config.stems import PatchStemConfig
 from keras_transformer.support.checking import shorten
@@ -352,7 +353,8 @@ class Side(Part):
     def _check_score_bias(self):
         attentions = [b.mixer for b in self.every_block if isinstance(b.mixer, Attention)]
         biases = {mixer.score_bias for mixer in attentions}
-        if len(biases) > 1:
+        own = all(isinstance(bias, WindowBias) for bias in biases)  # of each layer
+        if len(biases) > 1 and not own:
             raise ValueError(
                 f"The blocks of a side share one position bias of the scores, received {biases}."
             )

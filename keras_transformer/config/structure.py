@@ -19,6 +19,7 @@ from keras_transformer.config import (
     Block,
     ConcatenatedMerging,
     Conformer,
+    ContinuousWindowBias,
     Convolution,
     DecomposedBias,
     Dense,
@@ -206,7 +207,9 @@ def _every_weight() -> tuple[Weight, ...]:
         found += conformer.weights("layer_norm", Dense(dim=1))
     found += DecomposedBias(rows=1, columns=1).of_mixer("self_attention")
     found += experts.weights("sparse")
-    found += WindowBias().of_mixer("self_attention")
+    for bias in (WindowBias(), ContinuousWindowBias()):
+        found += bias.of_mixer("self_attention")
+    found += Attention(num_heads=1, score="scaled_cosine").weights("self_attention", "layer_norm")
     found += MixFeedForward(dim=1).weights()
     for merging in (OverlappingMerging, ConcatenatedMerging):
         found += merging(hidden_dim=1, input_dim=1).weights("layer_norm")

@@ -101,7 +101,8 @@ class ConcatenatedPatchMerging(keras.layers.Layer):
     Returns:
         Float `(batch, merged rows * merged columns, hidden_dim)`.
 
-    Source: Liu et al. 2021, "Swin Transformer", section 3.1.
+    Source: Liu et al. 2021, "Swin Transformer", section 3.1; the norm behind the projection: Liu et
+    al. 2021, "Swin Transformer V2", as in its code.
     """
 
     input_norm = None  # The states of the stage before have no norm of their own.
@@ -128,9 +129,10 @@ class ConcatenatedPatchMerging(keras.layers.Layer):
             )
 
     def build(self, inputs_shape):
-        shape = (None, None, 4 * inputs_shape[-1])
-        self.norm.build(shape)
-        self.projection.build(shape)
+        before = self.part.norm_place == "before"
+        width = 4 * inputs_shape[-1] if before else self.part.hidden_dim
+        self.norm.build((None, None, width))
+        self.projection.build((None, None, 4 * inputs_shape[-1]))
 
     def call(self, inputs, grid: tuple[int, int]):
         (rows, columns), (down, right) = grid, self.part.grid(grid)
@@ -139,6 +141,8 @@ class ConcatenatedPatchMerging(keras.layers.Layer):
             x = ops.pad(x, ((0, 0), (0, 2 * down - rows), (0, 2 * right - columns), (0, 0)))
         x = ops.reshape(x, (-1, down, 2, right, 2, dim))
         x = ops.reshape(ops.transpose(x, (0, 1, 3, 4, 2, 5)), (-1, down * right, 4 * dim))
+        if self.part.norm_place == "behind":
+            return self.norm(self.projection(x))
         return self.projection(self.norm(x))
 
 

@@ -215,6 +215,8 @@ def _attention(config: TransformerConfig, rows: Rows, queries: int, keys: int) -
         total -= of_keys
     elif config.score == "cosine":  # all in float32, before and after the normalization
         total += 2 * (of_queries + of_keys) * _FLOAT32 // rows.itemsize + pairs * _FLOAT32
+    elif config.score == "scaled_cosine":
+        total += 2 * (of_queries + of_keys) * _FLOAT32 // rows.itemsize
     elif config.score == "additive":  # a hidden layer for each pair
         total += 2 * pairs * size * rows.itemsize
     return total

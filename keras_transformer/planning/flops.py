@@ -7,7 +7,7 @@ are not counted.
 import collections
 import math
 
-from keras_transformer.config import TransformerConfig
+from keras_transformer.config import ContinuousWindowBias, TransformerConfig
 from keras_transformer.config.structure import (
     MASKED_LM_HEAD,
     Weight,
@@ -206,13 +206,15 @@ def layer_flops(
     one = config.only_side.block
     mixer, score = one.mixer, getattr(one.mixer, "score", None)
     parts = dict(zip((mixer.name, "cross_attention"), attended, strict=False))
+    has_network = isinstance(getattr(mixer, "score_bias", None), ContinuousWindowBias)
     total = 0
     for weight in block(config, source_dim):
         part, name, *_ = (
             *weight.path.split("/"),
             "",
         )  # a weight of the block itself has no name of a layer
-        once = name.startswith("position_")  # computed once for all tokens of a batch
+        # Computed once for all tokens of a batch.
+        once = name.startswith("position_") or (name == "relative" and has_network)
         if weight.path.endswith("/kernel") and not once and (name, score) not in _NO_PRODUCTS:
             of_keys = name in ("key", "value", "reduction")
             tokens = mixer.num_keys(parts[part][1]) if of_keys else queries

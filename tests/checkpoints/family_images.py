@@ -70,6 +70,9 @@ _FEW_WINDOWS = {
     "hidden_act": "relu",
     "qkv_bias": False,
 }
+# The windows of a second stage of 5 rows, and shifted ones of grids of 13 x 4 and 7 x 2 patches.
+_NETWORKS = {**_WINDOWS, "window_size": 6, "image_size": 22, "pretrained_window_sizes": [6, 3]}
+_FEW_NETWORKS = {**_FEW_WINDOWS, "window_size": 5, "image_size": [26, 8], "depths": [2, 2]}
 
 CONFIGS = {
     "yolos": (
@@ -89,4 +92,5 @@ CONFIGS = {
     "metaclip_2_vision_model": ("MetaClip2Vision", [_SIZES, _TOWER]),
     "siglip_vision_model": ("SiglipVision", [_SIZES, _TOWER]),
     "swin": ("Swin", [_WINDOWS, _FEW_WINDOWS]),
+    "swinv2": ("Swinv2", [_NETWORKS, _FEW_NETWORKS]),
 }

@@ -234,6 +234,10 @@ SAID = {
     "swin_small_patch4_window7_224": 50 - 0.8,
     "swin_base_patch4_window7_224": 88 - 1.0,
     "swin_large_patch4_window7_224": 197 - 1.5,
+    "swinv2_tiny_patch4_window8_256": 28 - 0.8,  # without the head, the authors' table
+    "swinv2_tiny_patch4_window16_256": 28 - 0.8,
+    "swinv2_small_patch4_window8_256": 50 - 0.8,
+    "swinv2_base_patch4_window8_256": 88 - 1.0,
     "t5_small_multi": 60,
     "timesfm_2_5_200m": 200,
     "t5gemma_9b_9b": 20_300,

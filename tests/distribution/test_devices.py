@@ -206,6 +206,8 @@ def test_the_table_knows_every_model():
                 "/relative/rows",  # SAM's vectors of distances, which all heads share
                 "/relative/columns",
                 "/relative/embeddings",  # Swin's tables, small ones
+                "/relative/hidden/",  # Swin V2's networks for them
+                "/relative/output/",
             )
             whole = any(part in name for part in names)
             block = "/layer_" in name and len(shape) >= 2 and not whole

@@ -11,6 +11,12 @@ HEADS, HEAD_DIM = 3, 4
 Q, K = random(2, HEADS, 5, HEAD_DIM), random(2, HEADS, 7, HEAD_DIM, seed=1)
 
 
+def scored(layer, queries, keys):
+    """The scores of projected queries and keys, as attention computes them."""
+    swapped = (np.swapaxes(x, 1, 2) for x in (queries, keys))
+    return layer(*(np.swapaxes(numpy(x), 1, 2) for x in layer.prepared(*swapped)))
+
+
 def score_of(name, formula):
     """The formula for each batch row, head, query and key, as the layer and as NumPy have it."""
     layer = scores.get(name, HEADS, HEAD_DIM, max_sequence_length=9)
@@ -19,7 +25,7 @@ def score_of(name, formula):
     expected = np.zeros((2, HEADS, 5, 7))
     for b, h, t, s in np.ndindex(*expected.shape):
         expected[b, h, t, s] = formula(layer, Q[b, h, t], K[b, h, s], h, s)
-    return layer(Q, K), expected.astype("float32")
+    return scored(layer, Q, K), expected.astype("float32")
 
 
 FORMULAS = {
@@ -29,6 +35,9 @@ FORMULAS = {
     "additive": lambda layer, q, k, h, s: numpy(layer.kernel)[h] @ np.tanh(q + k),
     "cosine": lambda layer, q, k, h, s: (
         numpy(layer.strength)[h] * (q @ k) / np.linalg.norm(q) / np.linalg.norm(k)
+    ),
+    "scaled_cosine": lambda layer, q, k, h, s: (
+        np.exp(numpy(layer.log_strength)[h]) * (q @ k) / np.linalg.norm(q) / np.linalg.norm(k)
     ),
     "location": lambda layer, q, k, h, s: q @ numpy(layer.kernel)[h, :, s],
 }
@@ -46,7 +55,7 @@ def test_key_heads_that_query_heads_share(name):
     layer = scores.get(name, 4, HEAD_DIM, max_sequence_length=9)
     layer.build(None)
     randomize(layer)
-    assert_close(layer(queries, keys), layer(queries, keys[:, [0, 0, 1, 1]]))
+    assert_close(scored(layer, queries, keys), scored(layer, queries, keys[:, [0, 0, 1, 1]]))
 
 
 @pytest.mark.parametrize("name", FORMULAS)
@@ -60,7 +69,7 @@ def test_attention_with_this_score(name):
         numpy(dense(x)).reshape(2, 5, HEADS, HEAD_DIM).transpose(0, 2, 1, 3)
         for dense in (layer.query_dense, layer.key_dense, layer.value_dense)
     )
-    logits = np.exp(numpy(layer.score_function(queries, keys)).astype("float64"))
+    logits = np.exp(numpy(scored(layer.score_function, queries, keys)).astype("float64"))
     expected = logits / logits.sum(axis=-1, keepdims=True)
     output, weights = layer(x, return_attention_scores=True)
     assert_close(weights, expected.astype("float32"))
@@ -79,7 +88,17 @@ def test_location_needs_its_slots():
         layer(random(1, 5, 8))
 
 
-def test_a_zero_vector_has_a_finite_cosine():
-    layer = scores.get("cosine", HEADS, HEAD_DIM)
+@pytest.mark.parametrize("name", ["cosine", "scaled_cosine"])
+def test_a_zero_vector_has_a_finite_cosine(name):
+    layer = scores.get(name, HEADS, HEAD_DIM)
     layer.build(None)
-    assert np.isfinite(numpy(layer(Q * 0, K))).all()
+    assert np.isfinite(numpy(scored(layer, Q * 0, K))).all()
+
+
+def test_the_strength_of_a_scaled_cosine_is_at_most_100():
+    layer = scores.get("scaled_cosine", HEADS, HEAD_DIM)
+    layer.build(None)
+    assert_close(numpy(scored(layer, K, K))[0, :, 0, 0], np.full(HEADS, 10, "float32"))
+    layer.log_strength.assign([4.0, 5.0, 50.0])
+    expected = np.array([np.exp(4), 100, 100], "float32")
+    assert np.abs(numpy(scored(layer, K, K))[0, :, 0, 0] - expected).max() <= 1e-4

@@ -21,18 +21,25 @@ SWIN = {
 }
 
 
-def config(**values):
-    return FAMILIES["swin"].config(SWIN | values)
+def config(family="swin", **values):
+    return FAMILIES[family].config(SWIN | values)
 
 
-def test_layers_are_as_the_config_says():
+@pytest.mark.parametrize("family", ["swin", "swinv2"])
+def test_layers_are_as_the_config_says(family):
     """And products are counted in windows: one multiplication and one addition for each weight."""
-    made = config()
+    made = config(family)
     assert made.encoder.grids() == ((8, 12), (8, 12), (4, 6))
     assert kt.TransformerConfig.from_json(made.to_json()) == made
     shapes = variable_shapes(made)
     assert shapes["encoder/layer_2/merging/projection/kernel"] == (4 * 8, 16)
-    assert shapes["encoder/layer_1/self_attention/relative/embeddings"] == (25, 2)
+    attention = "encoder/layer_1/self_attention/"
+    if family == "swin":
+        assert shapes[f"{attention}relative/embeddings"] == (25, 2)
+    else:
+        assert shapes[f"{attention}relative/hidden/kernel"] == (2, 512)
+        assert shapes[f"{attention}relative/output/kernel"] == (512, 2)
+        assert shapes[f"{attention}score/log_strength"] == (2,)
     backbone = kt.models.Encoder(made)
     paths = {v.path.removeprefix("encoder/"): tuple(v.shape) for v in backbone.weights}
     assert paths == shapes
@@ -43,6 +50,45 @@ def test_layers_are_as_the_config_says():
     for states, width in ((96, 8), (96, 8), (24, 16)):
         total += states * (12 * width**2 + 2 * 9 * width)
     assert kt.planning.flops_per_sequence(made, 96, training=False) == 2 * total
+
+
+@pytest.mark.backend_independent
+def test_windows_of_swinv2_are_clipped_to_the_rows_of_a_stage():
+    """Those are not shifted; all others are, whatever the image of a call."""
+    made = config("swinv2", depths=[2, 2], window_size=5, pretrained_window_sizes=[8, 0, 0])
+    mixers = [block.mixer for block in made.encoder.layers]
+    assert [(m.pattern.size, m.pattern.shift) for m in mixers] == [(5, 0), (5, 2), (4, 0), (4, 0)]
+    assert [m.score_bias.trained_size for m in mixers] == [8, 8, None, None]
+    assert mixers[1].pattern.shift_of((3, 20)) == 2
+    assert mixers[1].pattern.replace(always_shifted=False).shift_of((3, 20)) == 0
+    published = FAMILIES["swinv2"].published_config(made)
+    assert published["window_size"] == 5 and published["pretrained_window_sizes"] == [8, 0]
+    assert FAMILIES["swinv2"].config(published) == made
+
+
+@pytest.mark.one_backend
+def test_stored_distances_are_those_of_the_config(tmp_path):
+    """Older releases of Transformers stored them; windows of the second stage are smaller."""
+    pytest.importorskip("torch")
+    from safetensors.torch import load_file, save_file
+
+    from tests.checkpoints import families
+
+    reference = families.make("swinv2", 0, "Model")
+    reference.save_pretrained(tmp_path)
+    path = tmp_path / "model.safetensors"
+    tensors = load_file(path)
+    names = ("relative_coords_table", "relative_position_index")
+    stored = {n: b for n, b in reference.named_buffers() if n.endswith(names)}
+    assert len({buffer.shape for buffer in stored.values()}) == 4
+    stored = {name: buffer.clone() for name, buffer in stored.items()}
+    save_file({**tensors, **stored}, path, {"format": "pt"})
+    kt.Backbone.from_preset(tmp_path)
+    for changed in list(stored)[:2]:
+        wrong = {**tensors, **stored, changed: stored[changed] + 1}
+        save_file(wrong, path, {"format": "pt"})
+        with pytest.raises(ValueError, match="but its values differ"):
+            kt.Backbone.from_preset(tmp_path)
 
 
 @pytest.mark.skipif(keras.backend.backend() != "torch", reason="watches PyTorch's operations")
@@ -132,6 +178,39 @@ def test_dense_tasks_read_its_stages():
             lambda: parts.PatchStemConfig(whole_patches=True, stride=8),
             "`whole_patches` needs patches that do not overlap",
         ),
+        (
+            lambda: parts.Attention(
+                num_heads=1, score="scaled_cosine", pattern=parts.GridWindows(size=2)
+            ),
+            "with key_bias=False, 'scaled_cosine'",
+        ),
+        (
+            lambda: parts.Attention(num_heads=1, score_bias=parts.ContinuousWindowBias()),
+            "windows for `WindowBias`",
+        ),
+        (lambda: parts.ContinuousWindowBias(trained_size=1), "`trained_size` must be at least 2"),
+        (
+            lambda: parts.ConcatenatedMerging(hidden_dim=8, norm_place="around"),
+            "`norm_place` must be one of",
+        ),
+        (
+            lambda: config("swinv2", pretrained_window_sizes=[1, 0]),
+            "pretrained_window_sizes must be 2 numbers, 0 or at least 2",
+        ),
+        (lambda: config("swinv2", pretrained_window_sizes=[0]), "must be 2 numbers"),
+        (lambda: config("swinv2", pretrained_window_sizes=8), "must be a list of whole numbers"),
+        (lambda: config("swinv2", image_size=[2, 24]), "is too small for 2 stages of patches of 2"),
+        (lambda: config("swinv2", image_size="large"), "`image_size` of a stem must be two"),
+        (
+            lambda: FAMILIES["swin"].published_config(config("swinv2")),
+            "A swin checkpoint cannot express",
+        ),
+        (
+            lambda: FAMILIES["swinv2"].published_config(config()),
+            "A swinv2 checkpoint cannot express",
+        ),
+        (lambda: config("swinv2", window_size=0), "`size` must be at least 1"),
+        (lambda: config("swinv2", num_heads=[3, 4]), "divisible by `num_heads`"),
         (lambda: config(depths=[2, 0]), "depths must be 1 to 12 numbers"),
         (lambda: config(depths="2, 2"), "depths must be a list of whole numbers"),
         (lambda: config(depths=[10**6, 1]), "depths must sum to at most"),

@@ -171,6 +171,7 @@ from keras_transformer.checkpoints.families.vision.siglip2 import (
     SIGLIP2_VISION,
 )
 from keras_transformer.checkpoints.families.vision.swin import SWIN
+from keras_transformer.checkpoints.families.vision.swinv2 import SWINV2
 from keras_transformer.checkpoints.families.vision.videomae import VIDEOMAE
 from keras_transformer.checkpoints.families.vision.vit import DEIT, VIT
 from keras_transformer.checkpoints.families.vision.vivit import VIVIT
@@ -307,6 +308,7 @@ FAMILIES = {
         SAM,
         SEGFORMER,
         SWIN,
+        SWINV2,
         DEPTH_ANYTHING,
         BEIT,
         VIDEOMAE,

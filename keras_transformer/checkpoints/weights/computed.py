@@ -12,8 +12,15 @@ from collections.abc import Callable, Iterator, Mapping
 import numpy as np
 
 from keras_transformer.checkpoints.weights.safetensors_io import Checkpoint
-from keras_transformer.config import LatentAttention, Rotary, TransformerConfig, WindowBias
+from keras_transformer.config import (
+    Attention,
+    LatentAttention,
+    Rotary,
+    TransformerConfig,
+    WindowBias,
+)
 from keras_transformer.layers.attention.grid import grid_index, window_index
+from keras_transformer.layers.attention.grid_windows import log_distances
 from keras_transformer.layers.position import RotaryEmbedding
 
 # Relative and absolute rounding error of a stored number.
@@ -92,10 +99,27 @@ def _grid(config: TransformerConfig, name: str, array: np.ndarray) -> Iterator[n
     side = _side(config, name)
     if side.grid_bias is not None:
         yield grid_index(side.stem.grid(side.stem.image_size))
-    for mixer in (block.mixer for block in side.only_side.every_block):
-        if isinstance(getattr(mixer, "score_bias", None), WindowBias):
-            yield window_index(mixer.pattern.size)
-            return
+    for size in {mixer.pattern.size for mixer in _in_windows(side)}:
+        if array.shape == (size**2, size**2):  # others could be too large to compute
+            yield window_index(size)
+
+
+def _log_distances(config: TransformerConfig, name: str, array: np.ndarray) -> Iterator[np.ndarray]:
+    mixers = _in_windows(_side(config, name))
+    for size, trained in {(m.pattern.size, _trained_size(m.score_bias)) for m in mixers}:
+        shape = (1, 2 * size - 1, 2 * size - 1, 2)
+        if array.shape == shape:
+            yield log_distances(size, trained).reshape(shape)
+
+
+def _trained_size(bias: WindowBias) -> int | None:
+    return getattr(bias, "trained_size", None)
+
+
+def _in_windows(side: TransformerConfig) -> list[Attention]:
+    """Return the mixers of a side that have biases of the distances in windows."""
+    mixers = (block.mixer for block in side.only_side.every_block)
+    return [m for m in mixers if isinstance(getattr(m, "score_bias", None), WindowBias)]
 
 
 # Functions that yield the values allowed by a config, by pattern of tensor names.
@@ -109,6 +133,7 @@ COMPUTED: Mapping[str, Callable[[TransformerConfig, str, np.ndarray], Iterator[n
     "*.causal_mask": _causal,
     "*.masked_bias": _masked,
     "*.relative_position_index": _grid,
+    "*.relative_coords_table": _log_distances,
 }
 
 

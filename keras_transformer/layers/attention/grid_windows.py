@@ -13,11 +13,14 @@ from keras_transformer.kernels.values import constant
 from keras_transformer.layers.attention.chunks import attend_in_chunks
 from keras_transformer.layers.attention.grid import window_index
 from keras_transformer.layers.attention.sparse import AttentionPattern
+from keras_transformer.layers.dense import Dense
+from keras_transformer.layers.remat import no_inner_remat
 
 # From this number of places on, the biases of some queries are computed at a time.
 _LONG = 2048
-# What is added to the scores of places that do not see each other, as in the authors' code.
-_HIDDEN = -100.0
+# What is added to the scores of places that do not see each other; the scores of Swin V2 are from
+# -100 to 116.
+_HIDDEN = -200.0
 
 
 class GridWindowsPattern(AttentionPattern):
@@ -155,6 +158,60 @@ class WindowBias(keras.layers.Layer):
         return (1, self.num_heads, self.size**2, self.size**2)
 
 
+class ContinuousWindowBias(WindowBias):
+    """Bias per head for each distance in a window by a network, see `config.ContinuousWindowBias`.
+
+    Args:
+        size: int, rows and columns of a window.
+        num_heads: int, number of heads.
+        inner_dim: int, width of the hidden layer.
+        trained_size: int, rows and columns of the windows that the network was first trained for.
+            Defaults to `size`.
+        **kwargs: as in `keras.layers.Layer`.
+
+    Call arguments:
+        queries: float, not used: the bias is the same for all.
+
+    Returns:
+        Float `(1, heads, size * size, size * size)`, what is added to the scores.
+
+    Source: Liu et al. 2021, "Swin Transformer V2", section 3.3.
+    """
+
+    def __init__(
+        self,
+        size: int,
+        num_heads: int,
+        inner_dim: int = 512,
+        trained_size: int | None = None,
+        **kwargs,
+    ):
+        super().__init__(size, num_heads, **kwargs)
+        self.trained_size = trained_size
+        with no_inner_remat():
+            self.hidden = Dense(inner_dim, name="hidden", dtype=self.dtype_policy)
+            self.output_dense = Dense(
+                num_heads, use_bias=False, name="output", dtype=self.dtype_policy
+            )
+
+    @classmethod
+    def from_part(cls, part: config.Attention, **kwargs) -> "ContinuousWindowBias":
+        bias = part.score_bias
+        size = part.pattern.size
+        return cls(size, part.num_heads, bias.inner_dim, bias.trained_size, **kwargs)
+
+    def build(self, queries_shape=None):
+        self.hidden.build((None, 2))
+        self.output_dense.build((None, self.hidden.units))
+        self.built = True
+
+    def call(self, queries):
+        distances = constant(log_distances(self.size, self.trained_size))
+        hidden = ops.relu(self.hidden(ops.cast(distances, self.compute_dtype)))
+        table = 16 * ops.sigmoid(self.output_dense(hidden))
+        return ops.transpose(look_up(table, window_index(self.size)), (2, 0, 1))[None]
+
+
 class DecomposedScores(keras.layers.Layer):
     """Products of queries with trained vectors of the distances in rows and in columns.
 
@@ -256,6 +313,23 @@ def between(size: int) -> np.ndarray:
     """Return the row of a table for each pair of a query and a key in a line, int32."""
     places = np.arange(size, dtype="int32")
     return places[:, None] - places[None] + size - 1
+
+
+@functools.lru_cache(maxsize=16)
+def log_distances(size: int, trained_size: int | None = None) -> np.ndarray:
+    """Return the logarithms of the distances in a window, with their signs.
+
+    Args:
+        size: int, rows and columns of the window.
+        trained_size: int, rows and columns of a window whose distances are -1 to 1 before the
+            logarithm. Defaults to `size`.
+
+    Returns:
+        Float32 `(distances, 2)`, rows and columns, in the order of `grid.window_index`.
+    """
+    line = np.arange(1 - size, size, dtype="float32") / max((trained_size or size) - 1, 1) * 8
+    line = np.sign(line) * np.log2(np.abs(line) + 1) / np.log2(np.float32(8))
+    return np.stack(np.meshgrid(line, line, indexing="ij"), -1).reshape(-1, 2).astype("float32")
 
 
 @functools.lru_cache(maxsize=16)

@@ -74,6 +74,8 @@ class MultiHeadAttention(
             `"dot"`: `q.k` and `"general"`: `q W k` (Luong et al. 2015, equation 8);
             `"additive"`: `v.tanh(q + k)` (Bahdanau et al. 2014, appendix A.1.2);
             `"cosine"`: content-based, `strength * cos(q, k)` (Graves et al. 2014, section 3.3.1);
+            `"scaled_cosine"`: the same, with a strength of at most 100 (Liu et al. 2021, "Swin
+            Transformer V2", section 3.2), by the fused kernel;
             `"location"`: `W q`, one score a slot, whatever the key (Luong et al. 2015, eq. 9);
             or your own function or layer from queries `(batch, num_heads, query_length, head_dim)`
             and keys `(batch, num_heads, key_length, head_dim)` to scores `(batch, num_heads,
@@ -464,6 +466,7 @@ class MultiHeadAttention(
             keys, values = joined_keys(own, beside[:2])
             if not from_cache:
                 keys, values = heads_first(keys), heads_first(values)
+        queries, keys = self.score_function.prepared(queries, keys)
         attend = functools.partial(self._attend, from_cache, return_attention_scores, training)
         if self.pattern is None:
             if isinstance(bias, LazyBias):

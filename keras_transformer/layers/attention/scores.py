@@ -40,6 +40,15 @@ class Score(keras.layers.Layer):
         self.head_dim = head_dim
         self.max_sequence_length = max_sequence_length
 
+    def prepared(self, queries, keys):
+        """Return queries and keys as the layer is called with them, and as kernels read them.
+
+        Args:
+            queries: float `(batch, query_length, num_heads, head_dim)`.
+            keys: float, with the features of a head on the last axis.
+        """
+        return queries, keys
+
 
 class Dot(Score):
     """Dot product (Luong et al. 2015, equation 8)."""
@@ -104,6 +113,28 @@ class Cosine(Score):
         return strength * ops.einsum("bnth,bnsh->bnts", queries, keys)
 
 
+class ScaledCosine(Dot):
+    """Cosine times a trained strength of at most 100, which is trained as its logarithm.
+
+    A dot product of what `prepared` returns, so that the fused kernels compute it.
+
+    Source: Liu et al. 2021, "Swin Transformer V2", section 3.2, https://arxiv.org/abs/2111.09883.
+    """
+
+    def build(self, input_shape):
+        self.log_strength = self.add_weight(
+            name="log_strength",
+            shape=(self.num_heads,),
+            initializer=keras.initializers.Constant(math.log(10)),
+        )
+
+    def prepared(self, queries, keys):
+        unit = [unit_vectors(ops.cast(x, "float32")) for x in (queries, keys)]
+        log_strength = ops.minimum(ops.cast(self.log_strength, "float32"), math.log(100))
+        unit[0] = unit[0] * ops.exp(log_strength)[:, None]
+        return ops.cast(unit[0], queries.dtype), ops.cast(unit[1], keys.dtype)
+
+
 class Location(Score):
     """Score per slot from the query alone (Luong et al. 2015, equation 9)."""
 
@@ -161,6 +192,7 @@ _SCORES = {
     "general": General,
     "additive": Additive,
     "cosine": Cosine,
+    "scaled_cosine": ScaledCosine,
     "location": Location,
 }
 

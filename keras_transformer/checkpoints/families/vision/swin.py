@@ -4,7 +4,10 @@ An encoder of several stages, each with half as many rows and columns of patches
 and states twice as wide. Attention is within windows of the grid, which every second layer moves.
 """
 
+import dataclasses
 import math
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any
 
 from keras_transformer.checkpoints.families.base.family import (
@@ -21,6 +24,7 @@ from keras_transformer.checkpoints.families.vision.dpt import read_blocks
 from keras_transformer.checkpoints.weights.tables import Names, WeightLine, attention, layers
 from keras_transformer.config import (
     MOST_LAYERS,
+    Attention,
     ConcatenatedMerging,
     GridWindows,
     TransformerConfig,
@@ -34,7 +38,7 @@ _MOST_STAGES = 12
 _PATCHES = patches(224, 4, class_token=False, whole_patches=True)
 
 
-def _stages(values: Values) -> list[tuple[int, int, int]]:
+def stages_of(values: Values) -> list[tuple[int, int, int]]:
     """Return the depth, heads and width of each stage. Raises ValueError if lists do not fit."""
     depths, heads = (read_blocks({name: usual, **values}, name) for name, usual in _LISTS.items())
     if not 1 <= len(depths) <= _MOST_STAGES or min(depths) < 1:
@@ -66,7 +70,7 @@ def _ratio(inner: int, width: int) -> float:
 
 def _read(values: Values) -> dict[str, Any]:
     """Return keywords of a model in which all layers are like the last."""
-    stages = _stages(values)
+    stages = stages_of(values)
     _, heads, width = stages[-1]
     return {
         "hidden_dim": width,
@@ -76,25 +80,45 @@ def _read(values: Values) -> dict[str, Any]:
     }
 
 
-def _read_parts(values: Values, config: TransformerConfig) -> TransformerConfig:
-    side, stages, blocks = config.encoder, _stages(values), []
+@dataclasses.dataclass(frozen=True)
+class Stage:
+    """Parts that the families of Swin have in a stage, beside its depth, heads and width."""
+
+    windows: GridWindows
+    shift: int  # of the windows of every second layer
+    bias: WindowBias
+    merging: ConcatenatedMerging
+
+
+def _stage(values: Values, i: int, width: int) -> Stage:
     size = number(values, "window_size", 7)
-    windows = GridWindows(size=size)
-    shifted = windows.replace(shift=size // 2)
+    merging = ConcatenatedMerging(hidden_dim=width)
+    return Stage(GridWindows(size=size), size // 2, WindowBias(), merging)
+
+
+def read_parts(
+    values: Values,
+    config: TransformerConfig,
+    stage_of: Callable[[Values, int, int], Stage] = _stage,
+) -> TransformerConfig:
+    """Return the config with its stages, as `stage_of` published values, a number and a width."""
+    side, stages, blocks = config.encoder, stages_of(values), []
     for i, (depth, heads, width) in enumerate(stages):
+        stage = stage_of(values, i, width)
+        shifted = stage.windows.replace(shift=stage.shift)
         plain = side.block
         block = plain.replace(
             mixer=plain.mixer.replace(
                 num_heads=heads,
                 num_key_value_heads=None,
                 head_dim=None,
-                pattern=windows,
-                score_bias=WindowBias(),
+                pattern=stage.windows,
+                score_bias=stage.bias,
             ),
             feed_forward=plain.feed_forward.replace(dim=_inner(values, width)),
         )
         moved = block.replace(mixer=block.mixer.replace(pattern=shifted))
-        merging = ConcatenatedMerging(hidden_dim=width) if i else None
+        merging = stage.merging if i else None
         blocks += [block.replace(merging=merging)]
         blocks += [moved if j % 2 else block for j in range(1, depth)]
     whole = {"hidden_dim": stages[-1][2], "embedding_dim": stages[0][2]}
@@ -102,7 +126,16 @@ def _read_parts(values: Values, config: TransformerConfig) -> TransformerConfig:
     return config.replace(encoder=side.replace(**whole))
 
 
-def _write_parts(config: TransformerConfig) -> tuple[TransformerConfig, dict[str, Any]]:
+def write_parts(
+    config: TransformerConfig, constants: Values, further: Callable[[list[Attention]], Values]
+) -> tuple[TransformerConfig, dict[str, Any]]:
+    """Return the config by keywords, and the published values of its stages.
+
+    Args:
+        config: the config of a model.
+        constants: the keywords that the family always has.
+        further: function from the first mixers of all stages to more published values.
+    """
     side = config.encoder if config.kind == "encoder" else None
     blocks = () if side is None else side.layers
     mixers = [getattr(block, "mixer", None) for block in blocks]
@@ -116,9 +149,10 @@ def _write_parts(config: TransformerConfig) -> tuple[TransformerConfig, dict[str
         "num_heads": [mixers[first].num_heads for first in starts],
         "window_size": mixers[0].pattern.size,
         "mlp_ratio": _ratio(blocks[-1].feed_forward.dense_dim, side.hidden_dim),
+        **further([mixers[first] for first in starts]),
     }
     keywords = {
-        **SWIN.constants,
+        **constants,
         **_read(stated),
         "stem": side.input.to_dict(),
         "activation": side.block.feed_forward.activation,
@@ -130,17 +164,33 @@ def _write_parts(config: TransformerConfig) -> tuple[TransformerConfig, dict[str
     return TransformerConfig.from_dict(keywords), stated
 
 
-_LAYER = {
+_BIASES = (
+    WeightLine("self_attention/relative/embeddings", "attention.self.relative_position_bias_table"),
+)
+DENSES = {
     **attention("attention.{}", "self.query", "self.key", "self.value", "output.dense"),
-    "self_attention_norm": "layernorm_before",
     "feed_forward/intermediate": "intermediate.dense",
     "feed_forward/output": "output.dense",
+}
+_LAYER = {
+    **DENSES,
+    "self_attention_norm": "layernorm_before",
     "feed_forward_norm": "layernorm_after",
 }
 
 
-def _lines(config: TransformerConfig) -> tuple[WeightLine, ...]:
-    """Return the lines of the layers, which are numbered within their stage there."""
+def lines_of(
+    config: TransformerConfig,
+    layer: Mapping[str, str] = MappingProxyType(_LAYER),
+    further: tuple[WeightLine, ...] = _BIASES,
+) -> tuple[WeightLine, ...]:
+    """Return the lines of the layers, which are numbered within their stage there.
+
+    Args:
+        config: the config of a model.
+        layer: names of the layers of a block.
+        further: other lines of a block.
+    """
     ends = config.encoder.stage_ends
     lines: tuple[WeightLine, ...] = ()
     for stage, (first, end) in enumerate(zip((0, *ends), ends, strict=False)):
@@ -150,9 +200,10 @@ def _lines(config: TransformerConfig) -> tuple[WeightLine, ...]:
             lines += layers(merging, ours, f"{theirs}downsample.")
         for i in range(first, end):
             mine, its = f"encoder/layer_{i}/", f"encoder.layers.{stage}.blocks.{i - first}."
-            lines += layers(_LAYER, mine, its)
-            table = f"{its}attention.self.relative_position_bias_table"
-            lines += (WeightLine(f"{mine}self_attention/relative/embeddings", table),)
+            lines += layers(layer, mine, its)
+            for line in further:
+                names = {"ours": f"{mine}{line.ours}", "theirs": f"{its}{line.theirs}"}
+                lines += (dataclasses.replace(line, **names),)
     return lines
 
 
@@ -173,12 +224,14 @@ SWIN = Family(
         "normalization_epsilon": 1e-5,
     },
     conversions=(_PATCHES, Conversion(_read, lambda config: {})),
-    parts=PartsWithoutKeywords(_read_parts, _write_parts),
+    parts=PartsWithoutKeywords(
+        read_parts, lambda config: write_parts(config, SWIN.constants, lambda mixers: {})
+    ),
     # The norms of the patches and of the mergings have this epsilon whatever the config says.
     required={"use_absolute_embeddings": False, "layer_norm_eps": 1e-5},
     weights=layers({"encoder/embedding_norm": "embeddings.norm", "encoder/final_norm": "layernorm"})
     + layers({"encoder/input_patches": "embeddings.patch_embeddings.projection"}, convolution=True),
-    of_config=_lines,
+    of_config=lines_of,
     heads={
         "ImageClassifier": PublishedHead(
             weights=layers({"output": "classifier"}, outside=True), values={"pooling": "mean"}
