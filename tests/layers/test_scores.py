@@ -13,8 +13,10 @@ Q, K = random(2, HEADS, 5, HEAD_DIM), random(2, HEADS, 7, HEAD_DIM, seed=1)
 
 def scored(layer, queries, keys):
     """The scores of projected queries and keys, as attention computes them."""
-    swapped = (np.swapaxes(x, 1, 2) for x in (queries, keys))
-    return layer(*(np.swapaxes(numpy(x), 1, 2) for x in layer.prepared(*swapped)))
+    if layer.prepares:
+        found = layer.prepared(*(np.swapaxes(x, 1, 2) for x in (queries, keys)))
+        queries, keys = (np.swapaxes(numpy(x), 1, 2) for x in found)
+    return layer(queries, keys)
 
 
 def score_of(name, formula):

@@ -466,7 +466,8 @@ class MultiHeadAttention(
             keys, values = joined_keys(own, beside[:2])
             if not from_cache:
                 keys, values = heads_first(keys), heads_first(values)
-        queries, keys = self.score_function.prepared(queries, keys)
+        if self.score_function.prepares:
+            queries, keys = self.score_function.prepared(queries, keys)
         attend = functools.partial(self._attend, from_cache, return_attention_scores, training)
         if self.pattern is None:
             if isinstance(bias, LazyBias):

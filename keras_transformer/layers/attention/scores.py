@@ -33,21 +33,14 @@ class Score(keras.layers.Layer):
     scale: float | None = None
     # Whether a score depends only on the query and the key, not on their places.
     of_contents = True
+    # Whether queries and keys pass `prepared` before the layer or a kernel reads them.
+    prepares = False
 
     def __init__(self, num_heads: int, head_dim: int, max_sequence_length=None, **kwargs):
         super().__init__(name="score", **kwargs)
         self.num_heads = num_heads
         self.head_dim = head_dim
         self.max_sequence_length = max_sequence_length
-
-    def prepared(self, queries, keys):
-        """Return queries and keys as the layer is called with them, and as kernels read them.
-
-        Args:
-            queries: float `(batch, query_length, num_heads, head_dim)`.
-            keys: float, with the features of a head on the last axis.
-        """
-        return queries, keys
 
 
 class Dot(Score):
@@ -116,10 +109,12 @@ class Cosine(Score):
 class ScaledCosine(Dot):
     """Cosine times a trained strength of at most 100, which is trained as its logarithm.
 
-    A dot product of what `prepared` returns, so that the fused kernels compute it.
+    It is a dot product of what `prepared` returns, so that the fused kernels compute it.
 
     Source: Liu et al. 2021, "Swin Transformer V2", section 3.2, https://arxiv.org/abs/2111.09883.
     """
+
+    prepares = True
 
     def build(self, input_shape):
         self.log_strength = self.add_weight(
@@ -129,6 +124,12 @@ class ScaledCosine(Dot):
         )
 
     def prepared(self, queries, keys):
+        """Return queries and keys whose dot products are the scores.
+
+        Args:
+            queries: float `(batch, query_length, num_heads, head_dim)`.
+            keys: float, with the features of a head on the last axis.
+        """
         unit = [unit_vectors(ops.cast(x, "float32")) for x in (queries, keys)]
         log_strength = ops.minimum(ops.cast(self.log_strength, "float32"), math.log(100))
         unit[0] = unit[0] * ops.exp(log_strength)[:, None]
