@@ -305,9 +305,7 @@ class Block(ChecksCall, SavesArguments, Rematerializable, keras.layers.Layer):
                 getattr(self, name).build(inputs_shape)
         if part.output_scale:
             self.output_scale = self.add_weight((1,), "ones", trainable=False, name="output_scale")
-        self.cached_sizes = {"self": _cached_sizes(part.mixer, hidden_dim)}
         if self.cross_attention_enabled:
-            self.cached_sizes["cross"] = _cached_sizes(part.cross_attention, hidden_dim)
             source_shape = encoder_states_shape or inputs_shape
             self.fixed = {**self.fixed, "encoder_dim": source_shape[-1]}
         if self._attends_apart:
@@ -347,8 +345,13 @@ class Block(ChecksCall, SavesArguments, Rematerializable, keras.layers.Layer):
             reason = "the encoder's states are seen before the tokens, without a bias."
             refuse_unused(reason, bias=given.get("bias"), prefix=prefix)
         if cache is not None and shape is not None:
-            for side, sizes in self.cached_sizes.items():
-                if sizes and cache[side] is not None:  # otherwise the cache is an earlier layer's
+            mixers = {"self": self.config.mixer}
+            if cache["cross"] is not None:
+                mixers["cross"] = self.config.cross_attention
+            for side, mixer in mixers.items():
+                heads, width, _, *states = mixer.for_width(shape[-1]).cached(shape[-1])
+                sizes = (*((heads, width) if heads else ()), *states)
+                if sizes:  # otherwise the cache is an earlier layer's
                     cache[side].check_fit(shape, *sizes)
 
     def check_rank(self, shape):
@@ -610,12 +613,6 @@ class Block(ChecksCall, SavesArguments, Rematerializable, keras.layers.Layer):
             shape = (batch, self.config.mixer.num_heads, queries, length)
             weights = {"self": keras.KerasTensor(shape, "float32")}
         return pack_outputs(output, weights, cache)
-
-
-def _cached_sizes(mixer: Mixer, hidden_dim: int) -> tuple:
-    """Return the sizes of what a cache keeps for a mixer; empty if it keeps nothing."""
-    heads, width, _, *states = mixer.for_width(hidden_dim).cached(hidden_dim)
-    return (*((heads, width) if heads else ()), *states)
 
 
 def _added_behind_first(copies, added):
