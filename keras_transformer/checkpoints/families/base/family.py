@@ -94,7 +94,7 @@ class Family:
     required: Values = dataclasses.field(default_factory=dict)  # published, with the supported one
     activations: Mapping[str, str] = dataclasses.field(default_factory=lambda: ACTIVATIONS)
     weights: tuple[WeightLine, ...]
-    # Brings tensors that files hold in one of several layouts to that of `weights`.
+    # Converts tensors, which files may store in several layouts, to the layout of `weights`.
     arrange: Callable[[Tensors], Tensors] | None = None
     # Further lines, if the families of its sides are known only from the config.
     of_config: Callable[[TransformerConfig], tuple[WeightLine, ...]] | None = None

@@ -155,7 +155,7 @@ def flag(values: Values, name: str, default: bool = False) -> bool:
 
 
 def square_side(values: Values, name: str, default: int) -> int:
-    """Return the rows of a square grid, given its places. Raises ValueError if it is no square."""
+    """Return the side of a square grid. Raises ValueError if the places form no square."""
     places = number(values, name, default)
     side = int(max(places, 0) ** 0.5 + 0.5)
     if side < 1 or side**2 != places:

@@ -106,7 +106,7 @@ def _write_stacked(config: TransformerConfig, text: Family) -> dict[str, Any]:
     return _write(config, text, deepstack_visual_indexes=list(config.stacked_layers))
 
 
-# All experts of a layer are in one tensor, the gates' columns before those of the linear branches.
+# One tensor holds all experts of a layer: first the columns of the gates, then the linear branches.
 _OURS, _THEIRS = "decoder/layer_{i}/feed_forward/", "layers.{i}.mlp."
 _TENSOR = {"ends": ("", "_bias"), "transpose": False}
 _OF_EXPERTS = (
@@ -118,7 +118,7 @@ _OF_EXPERTS = (
     ),
     *layers({"expert_output": "experts.down_proj"}, _OURS, _THEIRS, **_TENSOR),
 )
-# Of tied embeddings the config around that of the texts decides.
+# The outer config says whether embeddings are tied.
 _NOT_READ = ("norm_topk_prob", "tie_word_embeddings")
 _WITH_EXPERTS = dataclasses.replace(
     QWEN3_MOE,
@@ -148,6 +148,23 @@ _ASKED = (
 )
 
 
+def _with_images(model_type: str, prefix: str, template: str, **values: Any) -> Family:
+    """Return a family of images and texts whose published classes begin with `prefix`."""
+    head = PublishedHead(
+        architectures=(f"{prefix}ForConditionalGeneration",),
+        values={"template": template},
+        options=(TEXT_END,),
+    )
+    return Family(
+        model_type=model_type,
+        architecture=f"{prefix}Model",
+        fields={},
+        constants={"kind": "seq2seq"},
+        heads={"ImageToText": head},
+        **values,
+    )
+
+
 def _qwen3_vl(model_type: str, prefix: str, plain: Family, *conversions, **values) -> Family:
     """Return a Qwen3-VL.
 
@@ -171,11 +188,10 @@ def _qwen3_vl(model_type: str, prefix: str, plain: Family, *conversions, **value
             "max_position_embeddings": ConfigField("max_sequence_length", 128000),
         },
     )
-    return Family(
-        model_type=model_type,
-        architecture=f"{prefix}Model",
-        fields={},
-        constants={"kind": "seq2seq"},
+    return _with_images(
+        model_type,
+        prefix,
+        _ASKED,
         conversions=(
             Conversion(
                 functools.partial(_read_stacked, text=text),
@@ -186,13 +202,6 @@ def _qwen3_vl(model_type: str, prefix: str, plain: Family, *conversions, **value
             *tower_lines(_TOWER, _MERGER, _POSITIONS, *_STACKED, name=_NAMES[0]),
             *text_lines(plain, _NAMES[1]),
         ),
-        heads={
-            "ImageToText": PublishedHead(
-                architectures=(f"{prefix}ForConditionalGeneration",),
-                values={"template": _ASKED},
-                options=(TEXT_END,),
-            )
-        },
         names=Names(),
         **values,
     )
@@ -220,11 +229,10 @@ def _qwen3_5(model_type: str, prefix: str, plain: Family, num_layers: int) -> Fa
     text = of_axes(
         plain, rotary(0.25, 256), delta_layers(num_layers), usual=(11, 11, 10), order="alternating"
     )
-    return Family(
-        model_type=model_type,
-        architecture=f"{prefix}Model",
-        fields={},
-        constants={"kind": "seq2seq"},
+    return _with_images(
+        model_type,
+        prefix,
+        f"{_ASKED}<think>\n\n</think>\n\n",
         conversions=(
             Conversion(
                 functools.partial(_read, text=text, image_token=248056),
@@ -236,13 +244,6 @@ def _qwen3_5(model_type: str, prefix: str, plain: Family, num_layers: int) -> Fa
             *text_lines(plain, _NAMES[1]),
         ),
         of_config=lambda config: named_texts(plain.of_config(config.side("decoder")), _NAMES[1]),
-        heads={
-            "ImageToText": PublishedHead(
-                architectures=(f"{prefix}ForConditionalGeneration",),
-                values={"template": f"{_ASKED}<think>\n\n</think>\n\n"},
-                options=(TEXT_END,),
-            )
-        },
         names=Names(ignored=("mtp.*",)),  # layers that predict further tokens
     )
 

@@ -79,7 +79,7 @@ def _read_stem(values: Values) -> dict[str, Any]:
 
 
 def _read_maps(values: Values, network: Values, count: int) -> int:
-    """Return how many maps are read. Raises ValueError unless they are those of the last stages."""
+    """Return the number of maps. Raises ValueError unless they belong to the last stages."""
     given = network.get("out_indices")
     if given is None:
         named = network.get("out_features") or [f"stage{count}"]

@@ -1,8 +1,8 @@
 """SigLIP2: Tschannen et al. 2025, https://arxiv.org/abs/2502.14786.
 
 Its models of images of any aspect ratio (NaFlex) are like SigLIP, but an image is a sequence of
-patches, and a grid of trained positions is resized to its rows and columns. Its other models are
-those of SigLIP.
+patches, and a grid of trained positions is resized to its rows and columns. Its other models
+load as SigLIP does.
 """
 
 import dataclasses
