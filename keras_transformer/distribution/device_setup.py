@@ -82,8 +82,7 @@ def setup(
         data: int, groups of devices with a copy of the weights each. Defaults to what the other
             sizes leave, if one of them is given.
         fsdp: int, devices that see different rows and share weights, gradients and optimizer.
-        model: int, devices that share the computation of each layer; on PyTorch to generate and
-            to predict, not to train.
+        model: int, devices that share the computation of each layer.
         sequence: int, devices that share the tokens of each row (JAX).
         batch_size: int, rows of a batch on all devices, for the plan. Defaults to a row for each
             device.
@@ -134,15 +133,14 @@ def setup(
             "`sequence` is for JAX. On PyTorch choose `data`, `fsdp` and `model`, whose product is "
             f"the number of processes, {devices}."
         )
-    if not ENGINE.trains_over_model and (model or 1) > 1 and (data or 1) * (fsdp or 1) > 1:
+    if not ENGINE.is_one_program and min(model or 1, fsdp or 1) > 1:
         raise ValueError(
-            "On PyTorch `data` and `fsdp` are to train, and `model` to generate: choose one of "
-            f"them, received data={data}, fsdp={fsdp}, model={model}."
+            "On PyTorch processes share either the weights (`fsdp`) or the work of each layer "
+            f"(`model`): choose one of them, received fsdp={fsdp}, model={model}."
         )
     if chosen:
         others = math.prod(size for name, size in chosen.items() if name != "data")
-        left = ENGINE.trains_over_model or "model" not in chosen
-        chosen.setdefault("data", max(1, devices // others) if left else 1)
+        chosen.setdefault("data", max(1, devices // others))
     elif config is None:
         chosen = {"data": 1, "fsdp": devices}
     plan = None
@@ -165,9 +163,7 @@ def _plan(config, chosen, devices, batch_size, length, device_memory, options) -
         sizes = [chosen.get(name, 1) for name in ("data", "fsdp", "model")]
         devices = math.prod(sizes)
         options = {"fsdp": sizes[1], "model_parallel": sizes[2], **options}
-        if sizes[2] > 1 and not ENGINE.trains_over_model:
-            options = {"generating": config.kind == "decoder", **options}
-    elif not ENGINE.trains_over_model:
+    elif not ENGINE.is_one_program:  # where `fsdp` and `model` exclude each other
         options = {"model_parallel": 1, **options}
     length = config.max_sequence_length if length is None else length
     return make_plan(
@@ -182,7 +178,7 @@ def _plan(config, chosen, devices, batch_size, length, device_memory, options) -
 
 def _install(sizes: dict[str, int], devices: int) -> Any:
     data, model, fsdp, sequence = (sizes[n] for n in ("data", "model", "fsdp", "sequence"))
-    if ENGINE.trains_over_model:
+    if ENGINE.is_one_program:
         mesh = device_mesh(data, model, fsdp=fsdp, sequence=sequence)
         keras.distribution.set_distribution(ModelParallel(mesh))
         return mesh

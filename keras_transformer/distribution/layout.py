@@ -364,6 +364,7 @@ def on_each_device(function: Callable, rows: tuple, shares: Mapping, sharing: An
     """
     if sharing is not None:
         held = next(iter(shares.values()))[0].shape[0]
+        rows = tuple(map(sharing.enter, rows))
         return sharing.sum(function(sharing.index * held, rows, shares))
     distribution = keras.distribution.distribution()
     if devices_of_model() == 1:

@@ -11,10 +11,8 @@ import keras
 from keras import ops
 
 from keras_transformer.distribution.engines import ENGINE
-from keras_transformer.distribution.spread import MESHES, MODELS
+from keras_transformer.distribution.spread import MESHES, MODELS, rows_group
 
-# Axes of the meshes of processes that train.
-_TRAINED = ("data", "fsdp")
 # Processes whose gradients will be averaged, within a step of `data_parallel`. Not of a thread:
 # PyTorch recomputes layers for the gradient in others.
 _averaged = [1]
@@ -56,7 +54,7 @@ def counts_of_replicas(counts) -> tuple:
 
     The replicas are the processes of `data_parallel` and `fully_sharded`. Otherwise there is one.
     """
-    index, count = (ENGINE.process_index(), *_averaged)
+    index, count = (ENGINE.share_of_data()[0], *_averaged)
     if count == 1:
         return counts[None], 0
     parts = [counts if number == index else ops.zeros_like(counts) for number in range(count)]
@@ -152,12 +150,12 @@ def _averaged_step(task: keras.Model, forward, spread=None):
     Args:
         task: the model.
         forward: `_loss_of` in a module that averages the gradients.
-        spread: `FullySharded`, if the weights are spread over the processes.
+        spread: `FullySharded` or `TensorParallel`, if processes share the weights.
     """
     import torch
     from torch import distributed
 
-    count = distributed.get_world_size()
+    count, group = ENGINE.share_of_data()[1], rows_group()
 
     def train_step(data):
         x, y, weights = keras.utils.unpack_x_y_sample_weight(data)
@@ -167,12 +165,11 @@ def _averaged_step(task: keras.Model, forward, spread=None):
         task.zero_grad()
         _averaged[:] = [count]
         try:
-            loss, states, weight, (x, y, weights) = forward(x, y, weights)
-            task.optimizer.scale_loss(loss).backward()
+            with contextlib.nullcontext() if spread is None else spread.for_training(data):
+                loss, states, weight, (x, y, weights) = forward(x, y, weights)
+                task.optimizer.scale_loss(loss).backward()
         finally:
             _averaged[:] = [1]
-        if spread is not None:
-            spread.close()
         gradients = [variable.value.grad for variable in trained]
         with torch.no_grad():
             if own is None:
@@ -180,8 +177,8 @@ def _averaged_step(task: keras.Model, forward, spread=None):
             else:
                 own.apply(gradients, trained, weight)
         whole = loss.detach().clone()
-        distributed.all_reduce(whole)
-        with _added_up(task):
+        distributed.all_reduce(whole, group=group)
+        with _added_up(task, group):
             task._loss_tracker.update_state(whole / count, sample_weight=weight)
             if own is None:
                 logs = task.compute_metrics(x, y, states, sample_weight=weights)
@@ -193,7 +190,7 @@ def _averaged_step(task: keras.Model, forward, spread=None):
 
 
 @contextlib.contextmanager
-def _added_up(task: keras.Model):
+def _added_up(task: keras.Model, group):
     """Sum what the processes add to the metrics, whose states Keras adds to in each step."""
     import torch
     from torch import distributed
@@ -204,7 +201,7 @@ def _added_up(task: keras.Model):
     starts = [before.get(id(v), torch.zeros_like(v.value)) for v in variables]
     added = [(v.value - start).double().ravel() for v, start in zip(variables, starts, strict=True)]
     sums = torch.cat(added)
-    distributed.all_reduce(sums)
+    distributed.all_reduce(sums, group=group)
     parts = sums.split([part.numel() for part in added])
     for variable, start, part in zip(variables, starts, parts, strict=True):
         variable.assign(start + part.reshape(start.shape).to(start.dtype))
@@ -275,16 +272,17 @@ def use_mesh(data: int, fsdp: int, model: int = 1):
     Args:
         data: int, copies of the weights.
         fsdp: int, processes that share the weights of a copy, to train.
-        model: int, processes that share the work of each layer, if the others are 1.
+        model: int, processes that share the work of each layer, if `fsdp` is 1.
 
     Returns:
-        `torch.distributed.device_mesh.DeviceMesh` with the axes `"data"` and `"fsdp"`, or with
-        the axis `"model"`.
+        `torch.distributed.device_mesh.DeviceMesh` with the axes `"data"` and `"fsdp"`, or `"data"`
+        and `"model"`.
     """
     from torch import distributed
 
     kind = "cuda" if "nccl" in distributed.get_backend() else "cpu"
-    shape, names = ((model,), ("model",)) if model > 1 else ((data, fsdp), _TRAINED)
+    shape, second = ((data, model), "model") if model > 1 else ((data, fsdp), "fsdp")
+    names = ("data", second)
     mesh = distributed.device_mesh.init_device_mesh(kind, shape, mesh_dim_names=names)
     MESHES[:] = [mesh]
     return mesh
@@ -294,12 +292,14 @@ def lay_out(task: keras.Model) -> None:
     """Make `fit` of a model train over the mesh of `setup`, if there is one (PyTorch)."""
     if task in MODELS:
         MODELS[task].check(task)
-    elif MESHES and "train_step" not in vars(task):
+    if MESHES and "train_step" not in vars(task):
         (mesh,) = MESHES
-        if mesh.mesh_dim_names != _TRAINED:
-            from keras_transformer.distribution.tensor_parallel import refuse_training
+        if "model" in mesh.mesh_dim_names:
+            from keras_transformer.distribution.tensor_parallel import share
 
-            refuse_training()
+            spread = share(task, mesh)
+            task.train_step = _averaged_step(task, _loss_of(task), spread)
+            task.train_function = None
         elif mesh.size(1) == 1:
             data_parallel(task)
         else:

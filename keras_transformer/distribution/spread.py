@@ -12,6 +12,13 @@ MODELS: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
 PARTS: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
 
 
+def rows_group() -> Any:
+    """Return the group of the processes with other rows than this one; None stands for all."""
+    of_rows = (mesh for mesh in MESHES if "model" in mesh.mesh_dim_names)
+    return next((mesh.get_group("data") for mesh in of_rows), None)
+
+
 def shared_by() -> int:
     """Return how many processes on PyTorch compute each layer together, by the mesh of `setup`."""
-    return next((mesh.size() for mesh in MESHES if "model" in mesh.mesh_dim_names), 1)
+    names = ((mesh, mesh.mesh_dim_names) for mesh in MESHES)
+    return next((mesh.size(axes.index("model")) for mesh, axes in names if "model" in axes), 1)

@@ -10,6 +10,7 @@ from torch import distributed
 
 from keras_transformer.distribution.checkpoint_engine import CheckpointEngine
 from keras_transformer.distribution.engine import Engine
+from keras_transformer.distribution.spread import rows_group, shared_by
 
 
 class TorchEngine(Engine):
@@ -33,6 +34,11 @@ class TorchEngine(Engine):
     def process_index(self) -> int:
         return distributed.get_rank() if _are_connected() else 0
 
+    def share_of_data(self) -> tuple[int, int]:
+        # Processes that share the work of each layer read the same rows.
+        together = shared_by()
+        return self.process_index() // together, self.process_count() // together
+
     def gather(self, array: np.ndarray) -> list[np.ndarray]:
         mine = torch.from_numpy(array.copy())
         every = [torch.empty_like(mine) for _ in range(self.process_count())]
@@ -43,7 +49,7 @@ class TorchEngine(Engine):
         if processes == 1:
             return 1, weight
         total = weight.detach().clone()
-        distributed.all_reduce(total)
+        distributed.all_reduce(total, group=rows_group())
         return processes, total
 
     def check_connected(self, name: str) -> None:

@@ -132,6 +132,8 @@ class FeedForward(ChecksCall, SavesArguments, Rematerializable, keras.layers.Lay
         "sparsity": "dropout",
     }
     axes: ClassVar = {"inputs": (..., "dim")}
+    # The processes that have other features in between, see `distribution.tensor_parallel`.
+    sharing: Any = None
 
     def __init__(
         self,
@@ -211,6 +213,7 @@ class FeedForward(ChecksCall, SavesArguments, Rematerializable, keras.layers.Lay
     def call(self, inputs):
         if self.softmax_gate_first:
             inputs = inputs * ops.softmax(self.softmax_gate_dense(inputs), axis=-1)
+        inputs = inputs if self.sharing is None else self.sharing.enter(inputs)
         hidden = self.intermediate_dense(inputs)
         gate = self.gate_dense(inputs) if self.gated else None
         gate = gate if gate is None or self.gate_scale == 1 else gate * self.gate_scale

@@ -2,7 +2,7 @@
 
 import functools
 import math
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import keras
 from keras import ops
@@ -162,6 +162,9 @@ class MultiHeadAttention(
         "value": ("batch or 1", "key_length", "value_dim"),
         "key": ("batch or 1", "key_length", "key_dim"),
     }
+
+    # The processes that have other heads, see `distribution.tensor_parallel`.
+    sharing: Any = None
 
     def __init__(
         self,
@@ -400,6 +403,9 @@ class MultiHeadAttention(
     ):
         if self.reduction is not None:
             value = self.reduction(query if value is None else value, grid=grid)
+        if self.sharing is not None:
+            states = (query, value, key)
+            query, value, key = (x if x is None else self.sharing.enter(x) for x in states)
         own_keys = self._has_own_keys(value, cache)
         mask = query_mask if mask is None else mask
         self._check_masks(query, value, cache, mask, value_mask)
