@@ -283,8 +283,8 @@ class Backbone(Runtime):
     def output_projection(self, hidden_states, joined: bool = True):
         """Return states and the kernel `(vocabulary_size, embedding_dim)` that maps them to logits.
 
-        The bias is not included. Useful for a loss that does not need all logits at once. Where
-        processes share the vocabulary, a kernel that is not `joined` has this process's words alone.
+        The bias is not included. Useful for a loss that does not need all logits at once. Without
+        `joined`, processes that share the vocabulary get their own words of the kernel alone.
         """
         states = spread_batch(self._before_logits(hidden_states))
         return states, self.token_embedding.output_kernel(joined)
