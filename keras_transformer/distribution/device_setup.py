@@ -83,7 +83,7 @@ def setup(
             sizes leave, if one of them is given.
         fsdp: int, devices that see different rows and share weights, gradients and optimizer.
         model: int, devices that share the computation of each layer.
-        sequence: int, devices that share the tokens of each row (JAX).
+        sequence: int, devices that share the tokens of each row.
         batch_size: int, rows of a batch on all devices, for the plan. Defaults to a row for each
             device.
         length: int, tokens of a row, for the plan. Defaults to the longest of the model.
@@ -128,15 +128,12 @@ def setup(
     ENGINE.connect()
     index, count, devices = process_index(), process_count(), ENGINE.device_count()
     chosen = {name: size for name, size in sizes.items() if size is not None}
-    if any(size > 1 for name, size in chosen.items() if name not in ENGINE.axes):
+    beside = max(fsdp or 1, sequence or 1)
+    if not ENGINE.is_one_program and min(model or 1, beside) > 1:
         raise ValueError(
-            "`sequence` is for JAX. On PyTorch choose `data`, `fsdp` and `model`, whose product is "
-            f"the number of processes, {devices}."
-        )
-    if not ENGINE.is_one_program and min(model or 1, fsdp or 1) > 1:
-        raise ValueError(
-            "On PyTorch processes share either the weights (`fsdp`) or the work of each layer "
-            f"(`model`): choose one of them, received fsdp={fsdp}, model={model}."
+            "On PyTorch processes share the work of each layer (`model`), or the weights (`fsdp`) "
+            f"and the tokens (`sequence`): received fsdp={fsdp}, model={model}, "
+            f"sequence={sequence}."
         )
     if chosen:
         others = math.prod(size for name, size in chosen.items() if name != "data")
@@ -182,9 +179,10 @@ def _install(sizes: dict[str, int], devices: int) -> Any:
         mesh = device_mesh(data, model, fsdp=fsdp, sequence=sequence)
         keras.distribution.set_distribution(ModelParallel(mesh))
         return mesh
-    if data * fsdp * model != devices:
+    if math.prod(sizes.values()) != devices:
+        asked = " times ".join(f"{name}={size}" for name, size in sizes.items())
         raise ValueError(
-            f"data={data} times fsdp={fsdp} times model={model} must be the number of processes, "
-            f"{devices}. Start as many as that with torchrun, or choose other sizes."
+            f"{asked} must be the number of processes, {devices}. Start as many as that with "
+            "torchrun, or choose other sizes."
         )
-    return use_mesh(data, fsdp, model) if devices > 1 else None
+    return use_mesh(**sizes) if devices > 1 else None

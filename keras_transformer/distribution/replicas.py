@@ -11,7 +11,13 @@ import keras
 from keras import ops
 
 from keras_transformer.distribution.engines import ENGINE
-from keras_transformer.distribution.spread import MESHES, MODELS, rows_group
+from keras_transformer.distribution.spread import (
+    MESHES,
+    MODELS,
+    SEQUENCES,
+    rows_group,
+    shared_by,
+)
 
 # Processes whose gradients will be averaged, within a step of `data_parallel`. Not of a thread:
 # PyTorch recomputes layers for the gradient in others.
@@ -54,7 +60,7 @@ def counts_of_replicas(counts) -> tuple:
 
     The replicas are the processes of `data_parallel` and `fully_sharded`. Otherwise there is one.
     """
-    index, count = (ENGINE.share_of_data()[0], *_averaged)
+    index, count = (ENGINE.process_index() // shared_by(), *_averaged)
     if count == 1:
         return counts[None], 0
     parts = [counts if number == index else ops.zeros_like(counts) for number in range(count)]
@@ -155,10 +161,16 @@ def _averaged_step(task: keras.Model, forward, spread=None):
     import torch
     from torch import distributed
 
-    count, group = ENGINE.share_of_data()[1], rows_group()
+    group = rows_group()
+    count = distributed.get_world_size(group)
+    exchange = _exchange(task)
 
     def train_step(data):
-        x, y, weights = keras.utils.unpack_x_y_sample_weight(data)
+        batch = keras.utils.unpack_x_y_sample_weight(data)
+        with contextlib.nullcontext(batch) if exchange is None else exchange.sharing(*batch) as own:
+            return step_of(data, *own)
+
+    def step_of(data, x, y, weights):
         trained, own = task.trainable_weights[:], _own_loss(task)
         if spread is not None:
             spread.build(task.optimizer, trained)
@@ -187,6 +199,19 @@ def _averaged_step(task: keras.Model, forward, spread=None):
         return {**logs, **task.get_metrics_result()}
 
     return train_step
+
+
+def _exchange(task: keras.Model):
+    """Return the `TokenExchange` of a task that is trained, if processes share tokens."""
+    if not SEQUENCES:
+        return None
+    from keras_transformer.distribution.sequence_parallel import (
+        TokenExchange,
+        check_divides_tokens,
+    )
+
+    check_divides_tokens(task, SEQUENCES[0].size())
+    return TokenExchange(SEQUENCES[0])
 
 
 @contextlib.contextmanager
@@ -266,25 +291,34 @@ def fully_sharded(task: keras.Model, mesh=None) -> keras.Model:
     return task
 
 
-def use_mesh(data: int, fsdp: int, model: int = 1):
+def use_mesh(data: int, fsdp: int, model: int = 1, sequence: int = 1):
     """Lay out each model that is used from now on over a mesh of processes on PyTorch.
 
     Args:
         data: int, copies of the weights.
         fsdp: int, processes that share the weights of a copy, to train.
-        model: int, processes that share the work of each layer, if `fsdp` is 1.
+        model: int, processes that share the work of each layer, if `fsdp` and `sequence` are 1.
+        sequence: int, neighbouring processes that share the tokens of each row. For weights and
+            gradients they are further copies.
 
     Returns:
         `torch.distributed.device_mesh.DeviceMesh` with the axes `"data"` and `"fsdp"`, or `"data"`
         and `"model"`.
     """
+    import torch
     from torch import distributed
 
     kind = "cuda" if "nccl" in distributed.get_backend() else "cpu"
     shape, second = ((data, model), "model") if model > 1 else ((data, fsdp), "fsdp")
     names = ("data", second)
-    mesh = distributed.device_mesh.init_device_mesh(kind, shape, mesh_dim_names=names)
-    MESHES[:] = [mesh]
+    ranks = torch.arange(data * fsdp * model * sequence)
+    copies = ranks.reshape(data, shape[1], sequence).movedim(2, 1).reshape(-1, shape[1])
+    mesh = distributed.device_mesh.DeviceMesh(kind, copies, mesh_dim_names=names)
+    MESHES[:], SEQUENCES[:] = [mesh], []
+    if sequence > 1:
+        rows = ranks.reshape(-1, sequence)
+        whole = distributed.device_mesh.DeviceMesh(kind, rows, mesh_dim_names=("rows", "sequence"))
+        SEQUENCES[:] = [whole["sequence"]]
     return mesh
 
 

@@ -160,7 +160,7 @@ class TensorParallel:
         sharing, layers = self._sharing, list(model._flatten_layers())
         for layer in layers:
             if isinstance(getattr(layer, "config", None), TransformerConfig):
-                check_shared(layer.config, sharing.count)
+                check_shared(layer.config)
             if getattr(layer, "quantization_mode", None) or getattr(layer, "lora_enabled", False):
                 raise ValueError(
                     f"{layer.path} is quantized or has an adapter, and processes share plain "
@@ -347,8 +347,8 @@ def _arrays(batch: Any) -> list:
     return [keras.ops.convert_to_numpy(x) for x in keras.tree.flatten(batch) if x is not None]
 
 
-def check_shared(config: TransformerConfig, count: int) -> None:
-    """Raise ValueError unless `count` processes can share the layers of a model."""
+def check_plain(config: TransformerConfig, verb: str) -> None:
+    """Raise ValueError unless a model has only parts that several processes can compute."""
     for side in sides(config):
         for i in range(side.groups):
             part = side.layer(i).only_side.block
@@ -356,9 +356,14 @@ def check_shared(config: TransformerConfig, count: int) -> None:
             if wrong is not None or config.kind not in ("encoder", "decoder"):
                 what = f"a model of kind {config.kind!r}" if wrong is None else wrong
                 raise ValueError(
-                    f"Processes of PyTorch share the work of plain attention, feed-forward layers "
-                    f"and experts (`model`): this model has {what}. Choose model=1, or JAX."
+                    f"Processes of PyTorch {verb} of models with plain attention, feed-forward "
+                    f"layers and experts: this one has {what}. Choose another axis, or JAX."
                 )
+
+
+def check_shared(config: TransformerConfig) -> None:
+    """Raise ValueError unless processes can share the layers of a model."""
+    check_plain(config, "share the layers (`model`)")
 
 
 def _not_shared(part: Block) -> str | None:

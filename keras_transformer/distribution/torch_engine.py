@@ -10,14 +10,14 @@ from torch import distributed
 
 from keras_transformer.distribution.checkpoint_engine import CheckpointEngine
 from keras_transformer.distribution.engine import Engine
-from keras_transformer.distribution.spread import rows_group, shared_by
+from keras_transformer.distribution.spread import rows_group, with_same_rows
 
 
 class TorchEngine(Engine):
     """The processes of `torch.distributed`."""
 
     name, packages = "torch", ("torch",)
-    axes = ("data", "fsdp", "model")
+    axes = ("data", "fsdp", "model", "sequence")
     averages_replicas = True
     spreads_batches_by = "keras_transformer.distribution.data_parallel, with torch.distributed"
 
@@ -35,8 +35,7 @@ class TorchEngine(Engine):
         return distributed.get_rank() if _are_connected() else 0
 
     def share_of_data(self) -> tuple[int, int]:
-        # Processes that share the work of each layer read the same rows.
-        together = shared_by()
+        together = with_same_rows()
         return self.process_index() // together, self.process_count() // together
 
     def gather(self, array: np.ndarray) -> list[np.ndarray]:

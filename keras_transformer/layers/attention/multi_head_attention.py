@@ -17,7 +17,7 @@ from keras_transformer.config import (
 )
 from keras_transformer.config.flat import ATTENTION_KEYWORDS, attention_by_keywords
 from keras_transformer.config.mixers import GATE_VALUES
-from keras_transformer.distribution.layout import over_heads, over_tokens
+from keras_transformer.distribution.layout import over_heads, over_tokens, seen_over_heads
 from keras_transformer.layers.arguments import (
     ChecksCall,
     SavesArguments,
@@ -456,6 +456,7 @@ class MultiHeadAttention(
         of_call = (keys, values) if return_for_later else None
         if cache is None:
             queries, keys, values = over_heads(queries, keys, values)
+            visibility = seen_over_heads(visibility)
         if from_cache:
             keys, values = cache.read(self.compute_dtype)
         elif visibility.key_positions is None:
