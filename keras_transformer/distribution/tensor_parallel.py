@@ -357,7 +357,7 @@ def check_plain(config: TransformerConfig, verb: str) -> None:
                 what = f"a model of kind {config.kind!r}" if wrong is None else wrong
                 raise ValueError(
                     f"Processes of PyTorch {verb} of models with plain attention, feed-forward "
-                    f"layers and experts: this one has {what}. Choose another axis, or JAX."
+                    f"layers and experts: this model has {what}. Choose another axis, or JAX."
                 )
 
 

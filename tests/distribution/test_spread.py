@@ -98,9 +98,9 @@ def test_setup_says_what_does_not_fit(spread):
         assert [found["setup"] for found in spread[4]] == [[2, 2, rank, 4] for rank in range(4)]
     errors = first["errors"]
     assert "before the first `fit`" in errors["new weights"] and "lora" in errors["new weights"]
-    assert "data=3 times fsdp=2 times model=1 must be the number of" in errors["world"]
-    assert "`sequence` is for JAX" in errors["tokens"]
-    assert "choose one of them, received fsdp=2, model=2" in errors["both"]
+    assert "data=3 times fsdp=2 times model=1 times sequence=1 must be" in errors["world"]
+    assert "received fsdp=2, model=2, sequence=None" in errors["both"]
+    assert "received fsdp=None, model=2, sequence=2" in errors["both works"]
     versions = r"versions.keras: '3.*' in process 0 \(.*\), '3.0.0' in process 1 \("
     assert all(re.search(versions, found["errors"]["versions"]) for found in (first, second))
 
@@ -138,6 +138,23 @@ def test_copies_of_processes_that_share_the_work(spread):
         for name in SHARED:
             one = spread["alone"]["shared"][name]["losses"]
             assert found["shared"][name] == pytest.approx(one, rel=1e-5)
+        for name, one in spread["alone"]["tokens"].items():
+            assert found["tokens"][name] == pytest.approx(one, rel=1e-5)
+
+
+@on_torch
+def test_processes_share_the_tokens_of_rows(spread):
+    for found in spread[2]:
+        tokens, errors = found["tokens"], found["tokens"]["errors"]
+        assert tokens["setup"] == [1, 2]
+        for name, one in spread["alone"]["tokens"].items():
+            assert tokens[name] == pytest.approx(one, rel=1e-5)
+        assert "and not a TextClassifier" in errors["task"]
+        assert "do not divide mask_positions of shape (8, 3)" in errors["places"]
+        assert "num_heads=8, num_key_value_heads=1" in errors["heads"]
+        assert "with attention sinks" in errors["sinks"]
+        assert "expert_capacity_factor=None" in errors["capacity"]
+        assert "the mixer 'latent_attention'" in errors["mixer"]
 
 
 @on_torch

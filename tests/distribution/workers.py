@@ -357,7 +357,7 @@ if THOROUGH:
 def torch_alone() -> dict:
     """Losses of one process on PyTorch, of all that processes do together."""
     found = {name: losses(*spread_case(name)) for name in SPREAD[2]}
-    return {**found, "shared": shared_work()}
+    return {**found, "shared": shared_work(), "tokens": shared_tokens()}
 
 
 SHARED: dict[str, dict] = {
@@ -421,6 +421,27 @@ def shared_losses(name: str, is_other: bool) -> list[float]:
     rows = {} if name == "experts" else {"odd_rows": 5}
     batches = Batches(name, values.get("vocabulary_size", 64), **rows)
     return losses(task, kt.distribution.shard_of(batches))
+
+
+class ShortRows(Batches):
+    """Rows whose number of tokens two processes do not divide, some of padding behind the middle."""
+
+    def __getitem__(self, place):
+        return keras.tree.map_structure(lambda array: array[:, :11], super().__getitem__(place))
+
+
+def shared_tokens() -> dict:
+    """Return losses of models whose rows' tokens processes share, if `setup` says so."""
+    cases = {
+        "decoder": {"window": 3, "tie_embeddings": True},
+        "experts": {"expert_capacity_factor": None},
+    }
+    found = {}
+    for name, values in cases.items():
+        rows = {} if name == "experts" else {"odd_rows": 5}
+        shard = kt.distribution.shard_of(ShortRows(name, **rows))
+        found[name] = losses(make(name, **values), shard)
+    return found
 
 
 def shared_classifier(rank: int | None) -> dict:
@@ -501,6 +522,8 @@ def torch_spread(rank: str, count: str, store: str, folder: str) -> dict:
     if count == "4":
         kt.distribution.setup(model=2)  # in two copies
         found["shared"] = {name: shared_losses(name, rank == "3") for name in SHARED}
+        kt.distribution.setup(sequence=2, fsdp=2)
+        found["tokens"] = shared_tokens()
         kt.distribution.setup(fsdp=2)
     for name in SPREAD[int(count)]:
         task, batches = spread_case(name)
@@ -526,10 +549,11 @@ def torch_spread(rank: str, count: str, store: str, folder: str) -> dict:
             {
                 "new weights": lambda: task.enable_lora(rank=2) or task.make_train_function(),
                 "world": lambda: kt.distribution.setup(data=3, fsdp=2),
-                "tokens": lambda: kt.distribution.setup(sequence=2),
                 "both": lambda: kt.distribution.setup(fsdp=2, model=2),
+                "both works": lambda: kt.distribution.setup(sequence=2, model=2),
             }
         )
+        found["tokens"] = tokens_over_processes()
         found["shared"] = shared_work(int(rank), Path(folder, f"shared {rank}"))
         if rank == "1":  # as on a machine with an older one
             version = importlib.metadata.version
@@ -537,6 +561,24 @@ def torch_spread(rank: str, count: str, store: str, folder: str) -> dict:
         found["errors"] |= messages({"versions": kt.distribution.setup})
     distributed.destroy_process_group()
     return found
+
+
+def tokens_over_processes() -> dict:
+    """Return what two processes find that share the tokens of each row."""
+    setup = kt.distribution.setup(sequence=2)
+    found = {"setup": [setup.data, setup.sequence], **shared_tokens()}
+    ids = {"token_ids": np.ones((2, 6), "int32")}
+    calls = {
+        "task": lambda: kt.TextClassifier(
+            kt.models.build_backbone(config("encoder")), num_classes=2
+        ).fit(ids, np.array([0, 1]), verbose=0),
+        "places": lambda: make("encoder").fit(Batches("encoder"), verbose=0),
+        "heads": lambda: make("decoder", num_key_value_heads=1).fit(Batches("decoder"), verbose=0),
+        "sinks": lambda: make("decoder", attention_sinks=True).fit(Batches("decoder"), verbose=0),
+        "capacity": lambda: make("experts").fit(Batches("experts"), verbose=0),
+        "mixer": lambda: make("latent").fit(Batches("latent"), verbose=0),
+    }
+    return {**found, "errors": messages(calls)}
 
 
 def sent(task, batch) -> dict[str, list[int]]:
