@@ -146,6 +146,7 @@ class FeatureMerger:
             ends = ops.where(self.places, ops.max(self._ends), self._ends - 1)
             others = ops.sort(ends, axis=1)  # the places that are none of a state, then the length
             before = self._ends - ops.cumsum(ops.cast(self.places, "int32"), axis=1)
+            before = ops.where(self.places, before, 0)
             until = ops.take_along_axis(others, before, axis=1)
             prefix = ops.where(self.places, until, 0)
             return {"prefix": prefix, "prefix_start": self._ends, "prefix_in_windows": True}

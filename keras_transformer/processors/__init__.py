@@ -12,6 +12,7 @@ from keras_transformer.processors.patch_videos import PatchVideoProcessor
 from keras_transformer.processors.processor import Processor
 from keras_transformer.processors.prompted import PromptedImageProcessor
 from keras_transformer.processors.series import SeriesProcessor
+from keras_transformer.processors.soft_token_videos import SoftTokenVideoProcessor
 from keras_transformer.processors.soft_tokens import SoftTokenProcessor
 from keras_transformer.processors.tiling import (
     Layout,
@@ -38,6 +39,7 @@ __all__ = [
     "Resolutions",
     "SeriesProcessor",
     "SoftTokenProcessor",
+    "SoftTokenVideoProcessor",
     "Splitting",
     "Thumbnail",
     "Tiling",

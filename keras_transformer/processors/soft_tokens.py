@@ -26,6 +26,8 @@ class SoftTokenProcessor(PatchSequenceProcessor):
         patch_size: int, height and width of a patch.
         merge_size: int, rows and columns of a square of patches that becomes one state.
         resample, rescale_factor, mean, std: as for `ImageProcessor`.
+        videos: `SoftTokenVideoProcessor`, which reads the videos of conversations, or None if they
+            have none. It is saved in a file of its own, `video_preprocessor_config.json`.
 
     Raises:
         ValueError: if a value is out of range.
@@ -45,8 +47,6 @@ class SoftTokenProcessor(PatchSequenceProcessor):
     al. 2023, "Patch n' Pack: NaViT".
     """
 
-    video_class = None
-
     def __init__(
         self,
         max_soft_tokens: int = 280,
@@ -56,6 +56,7 @@ class SoftTokenProcessor(PatchSequenceProcessor):
         rescale_factor: float | None = 1 / 255,
         mean: Sequence[float] | None = _HALF,
         std: Sequence[float] | None = _HALF,
+        videos: Any = None,
     ):
         self.max_soft_tokens = check_int("max_soft_tokens", max_soft_tokens, 1, 2**16)
         square = check_int("patch_size", patch_size, 1, 4096) * check_int(
@@ -64,7 +65,7 @@ class SoftTokenProcessor(PatchSequenceProcessor):
         super().__init__(
             min_pixels=1, max_pixels=max_soft_tokens * square**2, patch_size=patch_size,
             merge_size=merge_size, num_frames=1, resample=resample, rescale_factor=rescale_factor,
-            mean=mean, std=std, family="Gemma4",
+            mean=mean, std=std, family="Gemma4", videos=videos,
         )  # fmt: skip
 
     def _resized(self, height: int, width: int) -> tuple[int, int]:
@@ -72,12 +73,14 @@ class SoftTokenProcessor(PatchSequenceProcessor):
 
     def check(self, config: TransformerConfig) -> None:
         super().check(config)
-        longest, known = self.max_soft_tokens * self.merge_size, config.sides[0].stem.axis_positions
-        if known is not None and longest > known:
-            raise ValueError(
-                f"An image of `max_soft_tokens`={self.max_soft_tokens:,} may have {longest:,} "
-                f"patches in rows or columns, and the model has {known:,} positions."
-            )
+        known = config.sides[0].stem.axis_positions
+        for kind, each in {"An image": self, "A frame": self.videos}.items():
+            longest = 0 if each is None else each.max_soft_tokens * each.merge_size
+            if known is not None and longest > known:
+                raise ValueError(
+                    f"{kind} of `max_soft_tokens`={each.max_soft_tokens:,} may have {longest:,} "
+                    f"patches in rows or columns, and the model has {known:,} positions."
+                )
 
     def values(self) -> dict[str, Any]:
         values = super().values()

@@ -226,6 +226,7 @@ OF_BUDGETS = {
                     **_GEMMA4_TEXT, "hidden_size_per_layer_input": 0, "attention_k_eq_v": True,
                     "num_global_key_value_heads": 1, "final_logit_softcapping": 3.0,
                     "use_bidirectional_attention": "vision", "tie_word_embeddings": False,
+                    "num_hidden_layers": 2, "layer_types": ["sliding_attention", "full_attention"],
                 },
                 "audio_config": None,
                 "image_token_id": 57,
@@ -236,7 +237,8 @@ OF_BUDGETS = {
                 "text_config": {
                     **_GEMMA4_TEXT, "hidden_size_per_layer_input": 0, "enable_moe_block": True,
                     "num_experts": 5, "top_k_experts": 2, "moe_intermediate_size": 8,
-                    "use_bidirectional_attention": "vision",
+                    "use_bidirectional_attention": "vision", "num_hidden_layers": 2,
+                    "layer_types": ["sliding_attention", "full_attention"],
                 },
                 "audio_config": None,
                 "image_token_id": 57,

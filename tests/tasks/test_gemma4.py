@@ -9,11 +9,13 @@ import pytest
 import keras_transformer as kt
 from keras_transformer.checkpoints.families import FAMILIES
 from keras_transformer.checkpoints.weights.safetensors_io import to_numpy
+from keras_transformer.config.structure import is_frozen
 from keras_transformer.generation import BeamSearch, Rules
 from tests.checkpoints.conftest import assert_same_values
 from tests.checkpoints.test_families import _gradients, assert_gradients
 from tests.tasks import vision_chats
 from tests.tasks.test_qwen_vl import said
+from tests.tasks.test_video_chats import frames_of, video
 from tests.tasks.test_vision_chats import arrays_of, theirs_of
 from tests.tasks.vision_chats import conversations, pictures, user
 
@@ -29,7 +31,7 @@ ONE_MODEL = pytest.mark.parametrize("both", [SMALL], indirect=True, ids=str)
 @pytest.fixture(scope="module", params=[SMALL, LARGE, EXPERTS], ids=str)
 def both(request, tmp_path_factory):
     folder = tmp_path_factory.mktemp("theirs")
-    model, processor = vision_chats.gemma4(folder, request.param)
+    model, processor = vision_chats.gemma4(folder, request.param, num_frames=3)
     return model, processor, kt.ImageToText.from_preset(folder)
 
 
@@ -43,6 +45,38 @@ def test_same_logits_in_one_batch(both):
     for i, conversation in enumerate(conversations()):
         theirs = theirs_of(processor, conversation)
         assert theirs["input_ids"][0].tolist() == arrays["decoder_token_ids"][i][mask[i]].tolist()
+        with torch.no_grad():
+            expected = model(**theirs).logits[0].numpy()
+        assert np.abs(found[i][mask[i]] - expected).max() <= 1e-4
+
+
+A, B = video(frames_of(7, 23, 31), 2.0), video(frames_of(90, 16, 44, 1), 0.5)
+
+
+def with_videos():
+    """Rows with a video, with two and images, and with one that comes twice, of minutes."""
+    a, b, _ = pictures()
+    return [
+        [user(A, "which is dark ?")],
+        [user("a : ", b, " b : ", B, " ?"), said(), user("which ?", a)],
+        [user(A, "or ", a, B, "which ?"), said(), user({**A, "video": A["video"].copy()})],
+    ]
+
+
+@pytest.mark.parametrize("both", [SMALL, LARGE], indirect=True, ids=str)
+@pytest.mark.each_backend
+def test_same_logits_of_videos(both):
+    """Beside rows without; their frames are images of a budget of their own."""
+    model, processor, task = both
+    some = [*with_videos(), *conversations()[:2]]
+    arrays, mask = arrays_of(task, some)
+    found = to_numpy(task(arrays))
+    image = task.backbone.config.placeholder_id
+    for i, conversation in enumerate(some):
+        theirs = theirs_of(processor, conversation)
+        ids = theirs["input_ids"][0].clone()
+        ids[theirs["mm_token_type_ids"][0] == 2] = image  # of our videos too
+        assert ids.tolist() == arrays["decoder_token_ids"][i][mask[i]].tolist()
         with torch.no_grad():
             expected = model(**theirs).logits[0].numpy()
         assert np.abs(found[i][mask[i]] - expected).max() <= 1e-4
@@ -72,17 +106,18 @@ def test_answers_are_theirs(both):
     """24 tokens of a batch, through the cache; a conversation alone; beams."""
     model, processor, task = both
     bad = [[task.tokenizer.token_to_id(t)] for t in ("<|image|>", "<|video|>")]
+    some = [*conversations(), with_videos()[1]]
     task.end_ids, ends = (), task.end_ids
     options = {"max_new_tokens": 24, "rules": Rules(bad_words=bad)}
     try:
-        found = task.generate(conversations(), return_details=True, **options)
-        *_, last = conversations()
+        found = task.generate(some, return_details=True, **options)
+        *_, last = some
         assert task.chat(last, **options) == found[-1].text
-        beams = task.generate(conversations()[2:], sampler=BeamSearch(2), **options)
+        beams = task.generate(some[2:], sampler=BeamSearch(2), **options)
         assert task.chat(last, sampler=BeamSearch(2), **options) == beams[-1]
     finally:
         task.end_ids = ends
-    for conversation, completion in zip(conversations(), found, strict=True):
+    for conversation, completion in zip(some, found, strict=True):
         ids = model.generate(
             **theirs_of(processor, conversation), max_new_tokens=24, do_sample=False,
             eos_token_id=[], pad_token_id=0, bad_words_ids=bad,
@@ -97,13 +132,13 @@ def test_same_gradients(both, tmp_path):
     arrays, _ = arrays_of(task, [conversation])
     outputs = model(**theirs_of(processor, conversation)).logits
     (outputs**2).mean().backward()
-    for name, buffer in model.named_buffers():  # which are weights here, without gradients
-        if name.endswith(("layer_scalar", "_min", "_max", "std_bias", "std_scale")):
-            buffer.zero_()
+    for buffer in model.buffers():  # which are weights here, without gradients
+        buffer.zero_()
     backbone = task.backbone
     found = _gradients(
         backbone, lambda: keras.ops.mean(keras.ops.square(backbone.logits(backbone(arrays))))
     )
+    found |= {path: np.zeros(1) for path in found if is_frozen(path)}
     assert_gradients(found, model, tmp_path / "gradients")
 
 
@@ -124,7 +159,8 @@ def test_export_is_the_way_back(both, tmp_path):
     back = kt.ImageToText.from_preset(tmp_path)
     assert back.backbone.config == task.backbone.config
     assert back.task_values() == task.task_values()
-    assert back.asked(conversations(), None)[1] == task.asked(conversations(), None)[1]
+    some = [*conversations(), *with_videos()]
+    assert back.asked(some, None)[1] == task.asked(some, None)[1]
     assert_same_values(back.backbone, task.backbone)
 
 
@@ -187,7 +223,7 @@ def test_fit_counts_the_answer(both):
     """Images and prompts, and conversations, of which some batches have no image."""
     *_, task = both
     assert len(task.generate(pictures(), "which ?", max_new_tokens=2)) == 3
-    rows = [[*some, said()] for some in conversations()]
+    rows = [[*some, said()] for some in (*conversations(), *with_videos()[:1])]
     for inputs, targets, weights in task.make_dataset(rows, batch_size=2):
         assert not np.isin(targets[weights > 0], inputs["decoder_token_ids"][:, :1]).any()
         for row, counts in zip(targets, weights, strict=True):

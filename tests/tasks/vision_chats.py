@@ -1,6 +1,7 @@
 """A small LLaVA of Transformers, with its processor, and conversations with images."""
 
 import json
+import sys
 
 import numpy as np
 import tokenizers
@@ -325,13 +326,16 @@ class Gemma4Inputs:
         return {"input_ids": ids, "mm_token_type_ids": kinds, **found}
 
 
-def gemma4(folder, number=0):
-    """A Gemma 4, whose images have at most 14 states, fewer than in published models."""
+def gemma4(folder, number=0, **of_videos):
+    """A Gemma 4, whose images and frames have at most 14 states, fewer than in published models."""
     import torch
     import transformers
     from transformers.models.gemma4 import image_processing_pil_gemma4 as of_images
 
-    of_images._SUPPORTED_SOFT_TOKENS = (14, 70, 140, 280, 560, 1120)
+    from tests.processors.published_videos import video_processor
+
+    budgets = (14, 70, 140, 280, 560, 1120)
+    of_images._SUPPORTED_SOFT_TOKENS = budgets
 
     tokenizer = tokenizer_of(
         boi_token="<|image>", eoi_token="<image|>", image_token="<|image|>",
@@ -354,6 +358,12 @@ def gemma4(folder, number=0):
         patch_size=vision.patch_size, pooling_kernel_size=vision.pooling_kernel_size,
         max_soft_tokens=14,
     )  # fmt: skip
+    videos = video_processor(
+        "gemma4", patch_size=images.patch_size, pooling_kernel_size=images.pooling_kernel_size,
+        **of_videos,
+    )  # fmt: skip
+    sys.modules[type(videos).__module__]._SUPPORTED_SOFT_TOKENS = budgets
+    videos.max_soft_tokens = 14
     torch.manual_seed(0)
     model = transformers.Gemma4ForConditionalGeneration(config).eval()
     with torch.no_grad():
@@ -365,9 +375,9 @@ def gemma4(folder, number=0):
                 buffer.copy_(torch.rand(()) + 0.8 if name.endswith("max") else -1.1)
             elif name.endswith(("std_bias", "std_scale", "layer_scalar")):
                 buffer.copy_(torch.rand(buffer.shape) + 0.5)
-    for part in (model, images, tokenizer):
+    for part in (model, images, tokenizer, videos):
         part.save_pretrained(folder)
-    return model, Gemma4Inputs(images, tokenizer)
+    return model, Gemma4Inputs(images, tokenizer, videos)
 
 
 # SmolVLM's.
