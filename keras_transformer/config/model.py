@@ -266,8 +266,8 @@ class TransformerConfig(Part):
         if (merged and not of_any_size) or (of_any_size and kind not in OF_SEQUENCES):
             raise ValueError(
                 "projector='merged', 'merged_mlp' or 'merged_mean' needs a stem of the kind "
-                "'patch_sequence', and this stem needs one of them or 'mlp' with `placeholder_id`, received "
-                f"projector={kind or 'none'!r} and {encoder.input.kind!r}."
+                "'patch_sequence', and this stem needs one of them or 'mlp' with `placeholder_id`, "
+                f"received projector={kind or 'none'!r} and {encoder.input.kind!r}."
             )
         if of_any_size and kind == "merged":
             self._check_stacked(encoder, decoder)

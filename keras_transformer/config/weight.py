@@ -102,7 +102,7 @@ def weight_of(path: str, *axes: str, kinds: tuple[str, ...] = ()) -> tuple[Weigh
 def dense_of(
     name: str, inputs: str, outputs: str, bias: bool = True, clipped: bool = False
 ) -> tuple[Weight, ...]:
-    """Return the weights of a projection, with or without a bias, and the ranges of a clipped one."""
+    """Return the weights of a projection, those of its bias and its ranges if it has them."""
     kernel = weight_of(f"{name}/kernel", inputs, outputs)
     ranges = tuple(Weight(f"{name}/{bound}", ()) for bound in BOUNDS) if clipped else ()
     return kernel + (weight_of(f"{name}/bias", outputs) if bias else ()) + ranges

@@ -14,7 +14,7 @@ from keras_transformer.layers.arguments import ChecksCall, SavesArguments, own_l
 from keras_transformer.layers.dense import ClippedDense, Dense
 from keras_transformer.layers.dropout import Dropout
 from keras_transformer.layers.remat import Rematerializable, no_inner_remat
-from keras_transformer.support.checking import check_int, shorten
+from keras_transformer.support.checking import check_bool, check_int, shorten
 
 _ACTIVATIONS = {
     "relu": ops.relu,
@@ -162,6 +162,8 @@ class FeedForward(ChecksCall, SavesArguments, Rematerializable, keras.layers.Lay
             raise ValueError(f"`sparsity` needs `gated`, received {sparsity} with gated=False.")
         if softmax_gate_first and not softmax_gate:
             raise ValueError("`softmax_gate_first` needs `softmax_gate`, received False.")
+        if check_bool("clipped", clipped) and softmax_gate:
+            raise ValueError("`clipped` and `softmax_gate` cannot be combined.")
         self.clipped = clipped
         self.gate_scale, self.output_scale, self.sparsity = gate_scale, output_scale, sparsity
         self.intermediate_dim = intermediate_dim

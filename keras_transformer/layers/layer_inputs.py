@@ -28,7 +28,7 @@ class LayerVectors(SavesArguments, keras.layers.Layer):
         token_ids: int `(batch, length)`.
         embedded: float `(batch, length, hidden_dim)`, the embeddings of the tokens.
         placed: bool `(batch, length)`, the tokens in whose place other states are. They have the
-            vectors of the first token, which they do not train. None if there are none.
+            vectors of the first token, which they do not train. Defaults to no such tokens.
 
     Returns:
         Float `(batch, length, num_layers, dim)`.

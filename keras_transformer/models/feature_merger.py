@@ -144,7 +144,7 @@ class FeatureMerger:
         if kind == "windows" and self.states is not None:
             # A state also sees those behind itself in its run, the places next to each other.
             ends = ops.where(self.places, ops.max(self._ends), self._ends - 1)
-            others = ops.sort(ends, axis=1)  # the places that are none of a state, then the length
+            others = ops.sort(ends, axis=1)  # the places of tokens, then the length
             before = self._ends - ops.cumsum(ops.cast(self.places, "int32"), axis=1)
             before = ops.where(self.places, before, 0)
             until = ops.take_along_axis(others, before, axis=1)

@@ -86,10 +86,14 @@ class SoftTokenProcessor(PatchSequenceProcessor):
         values = super().values()
         own = ("temporal_patch_size", "merge_size", "size", "do_center_crop")
         values = {name: value for name, value in values.items() if name not in own}
-        return values | published_pixels(self) | {
-            "max_soft_tokens": self.max_soft_tokens,
-            "pooling_kernel_size": self.merge_size,
-        }
+        return (
+            values
+            | published_pixels(self)
+            | {
+                "max_soft_tokens": self.max_soft_tokens,
+                "pooling_kernel_size": self.merge_size,
+            }
+        )
 
     @classmethod
     def from_values(cls, values: Mapping[str, Any]) -> "SoftTokenProcessor":

@@ -430,8 +430,17 @@ def test_sizes_are_those_of_the_transformers_library(monkeypatch):
             and (
                 ".running_" in path
                 or ".normalization." in path  # of a frozen batch norm
-                or path.endswith((".e_score_correction_bias", ".expert_bias", ".layer_scalar"))
-                or path.endswith(("put_min", "put_max", ".std_bias", ".std_scale"))
+                or path.endswith(
+                    (
+                        ".e_score_correction_bias",
+                        ".expert_bias",
+                        ".layer_scalar",
+                        "put_min",
+                        "put_max",
+                        ".std_bias",
+                        ".std_scale",
+                    )
+                )
             )
         )
         pooled = any("pooler" in path for path, _ in model.named_parameters())

@@ -241,7 +241,7 @@ def test_fit_counts_the_answer(both):
 @ONE_MODEL
 @pytest.mark.one_backend
 def test_adapters(both, tmp_path):
-    """Of both sides: layers with ranges have adapters too, which are merged into them."""
+    """Train adapters of both sides: layers with ranges have them too, and are merged with them."""
     model, processor, _ = both
     vision_chats.gemma4(tmp_path / "again", SMALL)
     task = kt.ImageToText.from_preset(tmp_path / "again")

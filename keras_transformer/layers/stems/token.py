@@ -108,9 +108,7 @@ class TokenStem(PositionedStem):
             self.layer_inputs.build((None, None), (None, None, self.config.hidden_dim))
         super().build(input_shape)
 
-    def call(
-        self, inputs, cache_positions=None, layer_inputs: bool = True, training: bool = False
-    ):
+    def call(self, inputs, cache_positions=None, layer_inputs: bool = True, training: bool = False):
         segment_ids, positions = inputs.get("segment_ids"), inputs.get("position_ids")
         if self.segment_embedding is None and not self.compares_segments:
             refuse_unused("the model has no segments.", segment_ids=segment_ids)

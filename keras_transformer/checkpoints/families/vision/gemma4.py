@@ -273,5 +273,8 @@ GEMMA4 = Family(
             options=(TEXT_END,),
         )
     },
-    names=Names(prefixes=("model.",), ignored=(*_OF_SOUND, *(f"language_model.{each}" for each in SHARED_KEYS))),
+    names=Names(
+        prefixes=("model.",),
+        ignored=(*_OF_SOUND, *(f"language_model.{each}" for each in SHARED_KEYS)),
+    ),
 )
