@@ -186,8 +186,7 @@ class Projector(Part):
     bias: bool = option("biases in the projector.", True, of="model")
     pool: int = option(
         'with `projector="pooled"`, `"shuffled"`, `"merged"`, `"shuffled_mlp"`, `"merged_mlp"` or '
-        '`"merged_mean"`. '
-        "Rows and columns of the squares of patches that become one state.",
+        '`"merged_mean"`. Rows and columns of the squares of patches that become one state.',
         1,
         of="model",
         least=1,

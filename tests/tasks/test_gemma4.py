@@ -21,10 +21,12 @@ from tests.tasks.vision_chats import conversations, pictures, user
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
+safetensors_torch = pytest.importorskip("safetensors.torch")
 
 # With clipped layers, shared keys and vectors for each layer; with states that see each other and
 # keys as values; with experts.
 SMALL, LARGE, EXPERTS = 0, 1, 2
+TWO_MODELS = pytest.mark.parametrize("both", [SMALL, LARGE], indirect=True, ids=str)
 ONE_MODEL = pytest.mark.parametrize("both", [SMALL], indirect=True, ids=str)
 
 
@@ -63,7 +65,7 @@ def with_videos():
     ]
 
 
-@pytest.mark.parametrize("both", [SMALL, LARGE], indirect=True, ids=str)
+@TWO_MODELS
 @pytest.mark.each_backend
 def test_same_logits_of_videos(both):
     """Beside rows without; their frames are images of a budget of their own."""
@@ -101,14 +103,15 @@ def test_same_states_of_images(both):
         assert np.abs(mine[: len(theirs)] - theirs.numpy()).max() <= 2e-5
 
 
+@TWO_MODELS
 @pytest.mark.each_backend
 def test_answers_are_theirs(both):
-    """24 tokens of a batch, through the cache; a conversation alone; beams."""
+    """12 tokens of a batch, through the cache; a conversation alone; beams."""
     model, processor, task = both
     bad = [[task.tokenizer.token_to_id(t)] for t in ("<|image|>", "<|video|>")]
     some = [*conversations(), with_videos()[1]]
     task.end_ids, ends = (), task.end_ids
-    options = {"max_new_tokens": 24, "rules": Rules(bad_words=bad)}
+    options = {"max_new_tokens": 12, "rules": Rules(bad_words=bad)}
     try:
         found = task.generate(some, return_details=True, **options)
         *_, last = some
@@ -119,12 +122,13 @@ def test_answers_are_theirs(both):
         task.end_ids = ends
     for conversation, completion in zip(some, found, strict=True):
         ids = model.generate(
-            **theirs_of(processor, conversation), max_new_tokens=24, do_sample=False,
+            **theirs_of(processor, conversation), max_new_tokens=12, do_sample=False,
             eos_token_id=[], pad_token_id=0, bad_words_ids=bad,
         )  # fmt: skip
-        assert ids[0, -24:].tolist() == completion.token_ids
+        assert ids[0, -12:].tolist() == completion.token_ids
 
 
+@TWO_MODELS
 @pytest.mark.each_backend
 def test_same_gradients(both, tmp_path):
     model, processor, task = both
@@ -164,6 +168,7 @@ def test_export_is_the_way_back(both, tmp_path):
     assert_same_values(back.backbone, task.backbone)
 
 
+@TWO_MODELS
 @pytest.mark.one_backend
 def test_presets_and_keras_files(both, tmp_path):
     *_, task = both
@@ -288,6 +293,21 @@ def test_folders_with_sound(tmp_path):
     assert np.abs(to_numpy(task(arrays))[0] - expected).max() <= 1e-4
     texts = kt.CausalLM.from_preset(tmp_path)
     assert texts.backbone.family == "gemma4_text"
+
+
+@pytest.mark.one_backend
+def test_ranges_that_are_no_numbers_are_refused(tmp_path):
+    vision_chats.gemma4(tmp_path, SMALL)
+    tensors = safetensors_torch.load_file(tmp_path / "model.safetensors")
+    name = "model.vision_tower.encoder.layers.1.mlp.up_proj.output_max"
+    for value in (torch.inf, torch.nan):
+        tensors[name].fill_(value)
+        safetensors_torch.save_file(tensors, tmp_path / "model.safetensors", {"format": "pt"})
+        if value == torch.inf:
+            assert kt.ImageToText.from_preset(tmp_path)
+            continue
+        with pytest.raises(ValueError, match=f"{name}.* holds NaN or infinity"):
+            kt.ImageToText.from_preset(tmp_path)
 
 
 @ONE_MODEL
