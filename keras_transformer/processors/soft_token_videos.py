@@ -56,6 +56,7 @@ class SoftTokenVideoProcessor(PatchVideoProcessor):
 
     token: ClassVar[str] = "<|video|>"
     around: ClassVar[tuple[str, str]] = ("", "")
+    lowered: ClassVar[str] = "`max_frames` or `max_soft_tokens`"
     # What stands around the states of a frame.
     around_frame: ClassVar[tuple[str, str]] = ("<|image>", "<image|>")
 

@@ -100,6 +100,12 @@ def test_wrong_files_are_refused(values, message):
         SoftTokenVideoProcessor.from_values(values)
 
 
+def test_a_video_of_too_many_states():
+    processor = SoftTokenVideoProcessor(2**16, patch_size=1, merge_size=1, max_frames=5)
+    with pytest.raises(ValueError, match="lower `max_frames` or `max_soft_tokens` of"):
+        processor.layout(Video(frames_of(5, 20, 20), 1.0))
+
+
 def test_wrong_processors_are_refused():
     with pytest.raises(ValueError, match="`videos` must be a SoftTokenVideoProcessor or None"):
         SoftTokenProcessor(videos=kt.processors.PatchVideoProcessor())

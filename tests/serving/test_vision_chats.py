@@ -201,7 +201,7 @@ def test_images_of_any_size(tmp_path):
 
 
 def test_images_and_frames_with_budgets(tmp_path):
-    """Of a Gemma 4, whose frames are behind their times in the text."""
+    """The frames of a Gemma 4 are behind their times in the text."""
     vision_chats.gemma4(tmp_path, num_frames=3)
     task = kt.ImageToText.from_preset(tmp_path)
     a, b, _ = vision_chats.pictures()
