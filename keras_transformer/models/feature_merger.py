@@ -141,6 +141,15 @@ class FeatureMerger:
             whole = ops.cast(self.inputs["prefix_mask"], "bool")
             last = ops.max(ops.where(whole, self._ends, 0), axis=1, keepdims=True)
             return {"prefix": ops.where(whole, last, 0)}
+        if kind == "windows" and self.states is not None:
+            # A state also sees those behind itself in its run, the places next to each other.
+            ends = ops.where(self.places, ops.max(self._ends), self._ends - 1)
+            others = ops.sort(ends, axis=1)  # the places of tokens, then the length
+            before = self._ends - ops.cumsum(ops.cast(self.places, "int32"), axis=1)
+            before = ops.where(self.places, before, 0)
+            until = ops.take_along_axis(others, before, axis=1)
+            prefix = ops.where(self.places, until, 0)
+            return {"prefix": prefix, "prefix_start": self._ends, "prefix_in_windows": True}
         if kind != "states" or self.states is None:
             return {}
         # The states of an input are next to each other. A state also sees those behind itself; what

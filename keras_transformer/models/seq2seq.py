@@ -354,6 +354,10 @@ class Seq2Seq(Backbone):
         target = {**target, **merger.visibility, **merger.positions}
         run = ForwardContext(target["token_ids"], target, cache, collect)
         inputs, positions = merger.stem_inputs(run.cache_positions)
-        embedded = self.decoder_stem(inputs, cache_positions=positions, training=training)
+        stem, further = self.decoder_stem, {}
+        embedded = stem(inputs, cache_positions=positions, layer_inputs=False, training=training)
         states, added = merger.put(embedded.states)
-        return self.decoder(states, run=run, added=added, training=training)
+        if stem.layer_inputs is not None:
+            given = {"embedded": states, "placed": merger.places}
+            further["layer_inputs"] = stem.layer_inputs(inputs["token_ids"], **given)
+        return self.decoder(states, run=run, added=added, training=training, **further)

@@ -44,7 +44,7 @@ from keras_transformer.layers.attention.masking import AttentionMask, is_static_
 from keras_transformer.layers.attention.merged import joined_keys, with_keys_before
 from keras_transformer.layers.attention.relative_sinusoids import RelativeScores
 from keras_transformer.layers.attention.score_bias import LazyBias, gated_bias
-from keras_transformer.layers.dense import Dense
+from keras_transformer.layers.dense import ClippedDense, Dense
 from keras_transformer.layers.dropout import Dropout
 from keras_transformer.layers.merging import SequenceReduction
 from keras_transformer.layers.normalization import make_head_normalization, make_normalization
@@ -292,8 +292,9 @@ class MultiHeadAttention(
     def _projection(self, units: int, name: str, use_bias: bool) -> Dense:
         # A fresh initializer each: one instance would give kernels of the same shape equal values.
         initializer = self.kernel_initializer.clone()
+        kind = ClippedDense if self.attention.clipped else Dense
         with no_inner_remat():
-            return Dense(
+            return kind(
                 units,
                 use_bias=use_bias,
                 kernel_initializer=initializer,
