@@ -424,10 +424,14 @@ def shared_losses(name: str, is_other: bool) -> list[float]:
 
 
 class ShortRows(Batches):
-    """Rows whose number of tokens two processes do not divide, some with a half of padding."""
+    """Rows of 11 tokens, which two processes do not divide; a half of padding for experts."""
 
     def __getitem__(self, place):
-        return keras.tree.map_structure(lambda array: array[:, :11], super().__getitem__(place))
+        batch = keras.tree.map_structure(lambda array: array[:, :11], super().__getitem__(place))
+        if self.kind == "experts":
+            for real in (batch[0]["padding_mask"], batch[2]):
+                real[:, 6:] = 0
+        return batch
 
 
 def shared_tokens() -> dict:
