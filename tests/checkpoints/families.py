@@ -69,6 +69,7 @@ LANGUAGE_MODELS = {
     "encoder-decoder": "EncoderDecoderModel",
     "vision-encoder-decoder": "VisionEncoderDecoderModel",
     "blip": "BlipForConditionalGeneration",
+    "blip-2": "Blip2ForConditionalGeneration",
     "llava": "LlavaForConditionalGeneration",
     "mistral3": "Mistral3ForConditionalGeneration",
     "gemma3": "Gemma3ForConditionalGeneration",

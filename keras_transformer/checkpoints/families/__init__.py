@@ -130,6 +130,7 @@ from keras_transformer.checkpoints.families.speech.wav2vec2_bert import WAV2VEC2
 from keras_transformer.checkpoints.families.speech.wavlm import WAVLM
 from keras_transformer.checkpoints.families.speech.whisper import WHISPER
 from keras_transformer.checkpoints.families.vision.beit import BEIT
+from keras_transformer.checkpoints.families.vision.blip_2 import BLIP_2
 from keras_transformer.checkpoints.families.vision.clip import CLIP, CLIP_TEXT, CLIP_VISION
 from keras_transformer.checkpoints.families.vision.colpali import COLPALI
 from keras_transformer.checkpoints.families.vision.colqwen2 import COLQWEN2
@@ -357,6 +358,7 @@ FAMILIES = {
         LLAVA_NEXT,
         LLAVA_ONEVISION,
         INTERNVL,
+        BLIP_2,
         GIT,
     )
 }
