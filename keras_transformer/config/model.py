@@ -300,6 +300,11 @@ class TransformerConfig(Part):
                 f"`placeholder_id` must be the id of a token or the next id, at most {size}, "
                 f"received {self.placeholders.token_id}."
             )
+        if self.placeholders.counted and decoder.embedding_projection is not None:
+            raise ValueError(
+                "`placeholders_counted` cannot be combined with `token_projection` or "
+                "`embedding_projection`: the states are put among the embeddings."
+            )
         if not self.placeholders.class_token and not _tokens_of(encoder):
             raise ValueError("`place_class_token`=False needs a stem that has a `class_token`.")
         pool = 1 if self.projector is None else self.projector.pool

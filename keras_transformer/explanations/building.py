@@ -29,10 +29,12 @@ def sides_of(
 ) -> dict[str, ExplainedSide]:
     """Return the sides that have inputs, by the prefix of the names of their collected values."""
     kind, backbone, made = task.backbone.config.kind, task.backbone, {}
+    shown = ("encoder_", "decoder_") if kind == "seq2seq" else ("encoder", "decoder")
     if task.input_adapter is not None:
         inputs = {n: ops.convert_to_numpy(x) for n, x in task.input_adapter(dict(inputs)).items()}
     prefixes = {"seq2seq": ("encoder_", ""), "dual": ("encoder_", "")}.get(kind, ("",))
-    sides = backbone.sides or {"": (None, None)}
+    sides = {name: side for name, side in backbone.sides.items() if name in shown}
+    sides = sides or {"": (None, None)}
     for prefix, (name, (stem, stack)) in zip(prefixes, sides.items(), strict=True):
         states = found.get(f"{prefix}states")
         if not states:

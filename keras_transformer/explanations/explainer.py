@@ -100,7 +100,7 @@ class Explainer:
         layers = [layer for side in task.backbone.config.sides for layer in side.layers]
         if not any(layer.global_block_size for layer in layers):
             outputs, found = self._see(tensors, collect=collect)
-            return _arrays(outputs), _arrays(found)
+            return _arrays(outputs), _arrays(_of_shown(found))
         # An encoder that also attends to sums of tokens has no weights of tokens alone. The weights
         # of the decoder and of cross-attention are computed from its states.
         outputs, found = self._see(tensors, collect=("states",))
@@ -236,6 +236,11 @@ class Explainer:
         if not steps:
             return added, None
         return added, float(sum(x.sum() for x in added.values()) - (values[1] - values[0]))
+
+
+def _of_shown(found: Mapping[str, list]) -> dict[str, list]:
+    """Return what is collected of the encoder and the decoder, and not of sides before them."""
+    return {n: each for n, each in found.items() if not n.startswith(("source_", "queries_"))}
 
 
 def _stem(task, side: str):

@@ -198,7 +198,9 @@ class FeatureMerger:
         """
         inputs, positions = self.stem_inputs(cache_positions)
         if self.known.counted and self.states is not None:
-            x, added = self.put(stem.token_embedding(inputs["token_ids"]))
+            x = inputs.get("token_embeddings")
+            x = stem.token_embedding(inputs["token_ids"]) if x is None else x
+            x, added = self.put(x)
             inputs = {**inputs, "token_embeddings": x}
             return stem(inputs, cache_positions=positions, training=training), added
         embedded = stem(inputs, cache_positions=positions, training=training)

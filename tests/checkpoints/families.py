@@ -35,6 +35,7 @@ OF_OTHERS = {
     **family_placed.OF_ANY_SIZE,
     **family_placed.OF_ROWS,
     **family_placed.RETRIEVERS,
+    **family_placed.IN_ENCODERS,
 }
 CONFIGS = {**OF_TEXTS, **OF_OTHERS}
 # Models of theirs that mix padding with the tokens: their texts are of one length.
@@ -61,6 +62,7 @@ LANGUAGE_MODELS = {
     "pegasus_x": "PegasusXForConditionalGeneration",
     "t5gemma": "T5GemmaForConditionalGeneration",
     "t5gemma2": "T5Gemma2ForConditionalGeneration",
+    "t5gemma2_images": "T5Gemma2ForConditionalGeneration",
     "marian": "MarianMTModel",
     "led": "LEDForConditionalGeneration",
     "longt5": "LongT5ForConditionalGeneration",

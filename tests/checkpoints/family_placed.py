@@ -404,7 +404,6 @@ CONFIGS = {
                 "qformer_config": {**_QUERIES, "cross_attention_frequency": 1},
                 "text_config": {
                     **_T5, "feed_forward_proj": "gated-gelu", "tie_word_embeddings": False,
-                    "num_decoder_layers": 3,
                 },
                 "num_query_tokens": 4, "image_token_index": 4,
             },
@@ -425,6 +424,36 @@ CONFIGS = {
         ],
     ),
 }
+
+# Families whose encoder reads the images' states among its tokens, see
+# `tests/checkpoints/test_placed_in_encoders.py`.
+_SIDE = {**LLAMA, "head_dim": 6, "sliding_window": 4, "query_pre_attn_scalar": 5}
+_ENCODER = {
+    "text_config": _SIDE, "vision_config": _SQUARES, "mm_tokens_per_image": 4, "eoi_token_index": 6,
+}  # fmt: skip
+IN_ENCODERS = {
+    "t5gemma2_images": (
+        "T5Gemma2",
+        [
+            {
+                "encoder": {
+                    **_ENCODER,
+                    "text_config": {
+                        **_SIDE, "layer_types": ["full_attention", "sliding_attention"]
+                    },
+                },
+                "decoder": _SIDE, "image_token_index": 60,
+            },
+            {
+                "encoder": {
+                    **_ENCODER, "mm_tokens_per_image": 1,
+                    "vision_config": {**_SQUARES, "layer_norm_eps": 1e-3, "num_hidden_layers": 1},
+                },
+                "decoder": {**_SIDE, "num_hidden_layers": 3}, "image_token_index": 4,
+            },
+        ],
+    ),
+}  # fmt: skip
 
 # Families of retrievers of pages, see `tests/tasks/test_page_embedder.py`.
 RETRIEVERS = {

@@ -173,6 +173,7 @@ from keras_transformer.checkpoints.families.vision.siglip2 import (
 )
 from keras_transformer.checkpoints.families.vision.swin import SWIN
 from keras_transformer.checkpoints.families.vision.swinv2 import SWINV2
+from keras_transformer.checkpoints.families.vision.t5gemma2_images import T5GEMMA2_IMAGES
 from keras_transformer.checkpoints.families.vision.videomae import VIDEOMAE
 from keras_transformer.checkpoints.families.vision.vit import DEIT, VIT
 from keras_transformer.checkpoints.families.vision.vivit import VIVIT
@@ -359,6 +360,7 @@ FAMILIES = {
         LLAVA_ONEVISION,
         INTERNVL,
         BLIP_2,
+        T5GEMMA2_IMAGES,
         GIT,
     )
 }
