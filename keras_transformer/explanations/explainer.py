@@ -16,6 +16,8 @@ from keras_transformer.layers.stems import TokenStem
 
 _SEEN = ("states", "attention")
 _VECTORS = ("queries", "keys")
+# Sides before the encoder, by the prefix of their names: they are not explained.
+_BEFORE = ("source_", "queries_")
 # Maximum tokens and rows in a pass over several points between baseline and input.
 _MOST_TOKENS, _MOST_ROWS = 4096, 16
 
@@ -124,10 +126,15 @@ class Explainer:
         return tuple(np.stack([each[part][0] for each in found]) for part in (0, 1))
 
     def differentiable(self, inputs: Mapping[str, Any]) -> dict[str, np.ndarray]:
-        """Return the inputs that gradients are taken by: token embeddings, or inputs of a stem."""
+        """Return the inputs that gradients are taken by: token embeddings, or inputs of a stem.
+
+        Sides before the encoder have none.
+        """
         task, found = self._task(), {}
         sides = task.backbone.sides or {"": (None, None)}
         for side, (stem, _) in sides.items():
+            if side in _BEFORE:
+                continue
             prefix = (
                 ""
                 if task.input_adapter is not None or task.backbone.config.kind == "dual"
@@ -240,7 +247,7 @@ class Explainer:
 
 def _of_shown(found: Mapping[str, list]) -> dict[str, list]:
     """Return what is collected of the encoder and the decoder, and not of sides before them."""
-    return {n: each for n, each in found.items() if not n.startswith(("source_", "queries_"))}
+    return {n: each for n, each in found.items() if not n.startswith(_BEFORE)}
 
 
 def _stem(task, side: str):
