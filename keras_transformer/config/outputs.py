@@ -135,7 +135,7 @@ class Placeholders(Part):
         least=0,
     )
     side: str = option(
-        "with `placeholder_id`. The side whose tokens they are: the `\"decoder\"`, or the "
+        'with `placeholder_id`. The side whose tokens they are: the `"decoder"`, or the '
         '`"encoder"`, whose states the decoder attends to; the images are then those of the '
         "`source` (T5Gemma 2).",
         "decoder",

@@ -50,7 +50,6 @@ class ResNetStemConfig(ImageStemConfig, kind="resnet"):
     the column of a state to its queries and keys. A head may read the maps of earlier stages.
     """
 
-
     image_size: tuple | list = option(
         "usual height and width of an image, for plans; images may have any size.", (800, 1333)
     )

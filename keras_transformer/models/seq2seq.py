@@ -25,6 +25,7 @@ from keras_transformer.models.inputs import check_states
 from keras_transformer.models.stack import ForwardContext, positions_of
 from keras_transformer.support.checking import agree, known_shape, show_shape
 
+
 @keras.saving.register_keras_serializable(package="keras_transformer")
 class Seq2Seq(Backbone):
     """An encoder-decoder: the decoder attends to the encoded source and to earlier tokens.

@@ -147,7 +147,7 @@ def test_quantized_weights_stay_as_they_are(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("model_type", ["t5gemma2_images", "mistral3"])
 def test_the_images_of_folders_whose_texts_are_a_model_too(model_type, tmp_path, monkeypatch):
-    """What the bundled preset describes is read, with its images."""
+    """A bundled preset with images reads more of the folder than its texts."""
     pytest.importorskip("transformers")
     from tests.checkpoints import families
     from tests.checkpoints.test_families import saved

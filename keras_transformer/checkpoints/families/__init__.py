@@ -98,6 +98,7 @@ from keras_transformer.checkpoints.families.encoders.roberta_pre_norm import (
 from keras_transformer.checkpoints.families.encoders.roformer import ROFORMER
 from keras_transformer.checkpoints.families.encoders.xlnet import XLNET
 from keras_transformer.checkpoints.families.joined.blip import BLIP
+from keras_transformer.checkpoints.families.joined.blip_2 import BLIP_2
 from keras_transformer.checkpoints.families.joined.encoder_decoder import ENCODER_DECODER
 from keras_transformer.checkpoints.families.joined.vision_encoder_decoder import (
     VISION_ENCODER_DECODER,
@@ -130,7 +131,6 @@ from keras_transformer.checkpoints.families.speech.wav2vec2_bert import WAV2VEC2
 from keras_transformer.checkpoints.families.speech.wavlm import WAVLM
 from keras_transformer.checkpoints.families.speech.whisper import WHISPER
 from keras_transformer.checkpoints.families.vision.beit import BEIT
-from keras_transformer.checkpoints.families.vision.blip_2 import BLIP_2
 from keras_transformer.checkpoints.families.vision.clip import CLIP, CLIP_TEXT, CLIP_VISION
 from keras_transformer.checkpoints.families.vision.colpali import COLPALI
 from keras_transformer.checkpoints.families.vision.colqwen2 import COLQWEN2

@@ -98,7 +98,8 @@ def image_arrays(
     Returns:
         Dict with `decoder_placed_states`, int32 `(rows, most)`, and, unless there is no image,
         `encoder_images`, float32 `(tiles, height, width, channels)`; or `encoder_placed_states` and
-        `source_images` if the placeholders are the encoder's. A tile is an image, or a part of one. If states are mixed also `decoder_mixed_states`, int32, and `decoder_mixed_weights`,
+        `source_images` if the placeholders are the encoder's. A tile is an image, or a part of one.
+        If states are mixed also `decoder_mixed_states`, int32, and `decoder_mixed_weights`,
         float32, both `(rows, mixed, 4)`. For images of any size also `decoder_placed_offsets`, the
         positions of the states, see `FeatureMerger`, and the images are `encoder_patches` and
         `encoder_patch_positions`, see `PatchSequenceStem`.

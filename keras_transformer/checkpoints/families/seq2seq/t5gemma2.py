@@ -67,6 +67,7 @@ def _with_behind(block: Block, behind: int | None) -> Block:
 
 
 def read_parts(values: Values, config: TransformerConfig) -> TransformerConfig:
+    """Return the config of `read_sides` with the parts that its keywords lack."""
     size = number(_of_side(values, "encoder"), "sliding_window", _WINDOW)
     own = number(nested(values, "encoder"), "eoi_token_index", 256000)
     return merged(config, size, own)
@@ -103,6 +104,7 @@ def _published_window(side: Side) -> int:
 
 
 def write_parts(config: TransformerConfig) -> tuple[TransformerConfig, dict[str, Any]]:
+    """Return the config by keywords, and the published values of its other parts."""
     if config.kind != "seq2seq" or not all(
         isinstance(s.only_side.input, Tokens) for s in config.sides
     ):

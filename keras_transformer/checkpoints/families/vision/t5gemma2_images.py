@@ -1,6 +1,6 @@
 """T5Gemma2: Zhang et al. 2025, https://arxiv.org/abs/2512.14856.
 
-With images: Gemma 3's image tower before the encoder of a T5Gemma 2, whose tokens all see those of the images.
+With images: Gemma 3's image tower before the encoder, whose tokens all see those of the images.
 """
 
 import dataclasses
