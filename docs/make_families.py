@@ -96,6 +96,12 @@ NOT_COVERED = (
         ({"model_type": "blip", "architectures": ["BlipForImageTextRetrieval"]},),
     ),
     NotCovered(
+        "ViTDet (`vitdet`)",
+        "Its learned positions are those of a smaller grid than the biases of its scores, and some "
+        "blocks have convolutions behind them. Its windows and biases are SAM's, which is covered.",
+        ({"model_type": "vitdet"},),
+    ),
+    NotCovered(
         "InstructBLIP, and BLIP-2 for images and texts that fit",
         "Their query transformer reads a text beside its trained states, with a feed-forward layer "
         "of its own for tokens: `queries` are a side without tokens.",

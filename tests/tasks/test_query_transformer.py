@@ -8,7 +8,7 @@ import keras_transformer as kt
 from keras_transformer import config as parts
 from keras_transformer.planning import flops_per_sequence, make_plan
 from tests.tasks import images, vision_chats
-from tests.tasks.test_image_to_text import QUESTIONS, TEXTS, rows
+from tests.tasks.test_image_to_text import QUESTIONS, TEXTS, assert_answers, rows
 
 PLACE = 290  # the next id
 SIDES = ("decoder", "encoder")
@@ -58,20 +58,7 @@ def learned(request):
 
 
 def test_answers(learned, tmp_path):
-    x, questions, answers = rows()
-    results = learned.evaluate((x, questions), answers, verbose=0, return_dict=True)
-    assert results["accuracy"] == 1
-    assert learned.answer(x, questions) == answers
-    assert learned.answer(x[1], QUESTIONS[1]) == "bright"
-    assert learned.answer(x, questions, batch_size=3, sampler="beam") == answers
-    learned.save_to_preset(tmp_path / "preset")
-    learned.save(tmp_path / "model.keras")
-    for again in (
-        kt.Task.from_preset(tmp_path / "preset"),
-        keras.models.load_model(tmp_path / "model.keras"),
-    ):
-        assert again.task_values() == learned.task_values()
-        assert again.answer(x[:2], QUESTIONS[1]) == ["dark", "bright"]
+    assert_answers(learned, tmp_path)
 
 
 @pytest.mark.one_backend
