@@ -11,6 +11,9 @@ from keras_transformer.explanations.explanation import Explanation
 from keras_transformer.explanations.tokens import readable_tokens, state_names
 from keras_transformer.layers.stems import TokenStem
 
+# Sides before the encoder, by the prefix of their names: they are not explained.
+BEFORE = ("source_", "queries_")
+
 
 class ExplainedSide(NamedTuple):
     """Tokens of one side of a model (encoder or decoder), for one row.
@@ -29,11 +32,10 @@ def sides_of(
 ) -> dict[str, ExplainedSide]:
     """Return the sides that have inputs, by the prefix of the names of their collected values."""
     kind, backbone, made = task.backbone.config.kind, task.backbone, {}
-    shown = ("encoder_", "decoder_") if kind == "seq2seq" else ("encoder", "decoder")
     if task.input_adapter is not None:
         inputs = {n: ops.convert_to_numpy(x) for n, x in task.input_adapter(dict(inputs)).items()}
     prefixes = {"seq2seq": ("encoder_", ""), "dual": ("encoder_", "")}.get(kind, ("",))
-    sides = {name: side for name, side in backbone.sides.items() if name in shown}
+    sides = {name: side for name, side in backbone.sides.items() if name not in BEFORE}
     sides = sides or {"": (None, None)}
     for prefix, (name, (stem, stack)) in zip(prefixes, sides.items(), strict=True):
         states = found.get(f"{prefix}states")

@@ -10,14 +10,13 @@ import numpy as np
 from keras import ops
 
 from keras_transformer.config import GridWindows
+from keras_transformer.explanations.building import BEFORE
 from keras_transformer.kernels.gradients import values_and_gradients
 from keras_transformer.kernels.programs import compile_function, compile_gradients, to_tensor
 from keras_transformer.layers.stems import TokenStem
 
 _SEEN = ("states", "attention")
 _VECTORS = ("queries", "keys")
-# Sides before the encoder, by the prefix of their names: they are not explained.
-_BEFORE = ("source_", "queries_")
 # Maximum tokens and rows in a pass over several points between baseline and input.
 _MOST_TOKENS, _MOST_ROWS = 4096, 16
 
@@ -133,7 +132,7 @@ class Explainer:
         task, found = self._task(), {}
         sides = task.backbone.sides or {"": (None, None)}
         for side, (stem, _) in sides.items():
-            if side in _BEFORE:
+            if side in BEFORE:
                 continue
             prefix = (
                 ""
@@ -247,7 +246,8 @@ class Explainer:
 
 def _of_shown(found: Mapping[str, list]) -> dict[str, list]:
     """Return what is collected of the encoder and the decoder, and not of sides before them."""
-    return {n: each for n, each in found.items() if not n.startswith(_BEFORE)}
+    hidden = (*BEFORE, "encoder_cross_")
+    return {n: each for n, each in found.items() if not n.startswith(hidden)}
 
 
 def _stem(task, side: str):
