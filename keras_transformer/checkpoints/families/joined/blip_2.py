@@ -129,6 +129,8 @@ def _write_transformer(config: TransformerConfig) -> dict[str, Any]:
 def _read_texts(values: Values) -> tuple[TransformerConfig, int]:
     """Return the language model and the id of the placeholder, by default the next id."""
     text = read_text(values, OPT, T5)
+    if text.kind == "encoder":
+        raise ValueError("An encoder alone writes no text: text_config must be of a whole T5.")
     names = [n for n in ("image_token_index", "image_token_id") if values.get(n) is not None]
     return text, number(values, names[0], None) if names else text.vocabulary_size
 
@@ -218,9 +220,11 @@ def _weights(config: TransformerConfig) -> tuple[WeightLine, ...]:
 
 
 def _write_ids(task: Values) -> dict[str, Any]:
-    """Return the ends of a text, which the language model reads from its own config."""
-    ends = END_IDS.write(task)
-    return {"text_config": ends} if ends else {}
+    """Return the start and the ends of a text, which the language model reads in its own config."""
+    found, start = END_IDS.write(task), task.get("start_id")
+    if start is not None:
+        found |= {"bos_token_id": start, "decoder_start_token_id": start}
+    return {"text_config": found} if found else {}
 
 
 def _read_start(values: Values) -> dict[str, Any]:
