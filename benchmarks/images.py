@@ -1,10 +1,11 @@
-"""Measure ViT-B/16 on 8 images of 224 x 224: a forward pass and a training step.
+"""Measure encoders of images: ViT-B/16, SigLIP and SAM's.
 
 python benchmarks/images.py --rounds 3
 
-In float32; contenders named `bfloat16` compute in bfloat16 with float32 weights. The weights are
-random, and the images are prepared, since reading and resizing is done by Pillow for all. A
-training step uses cross-entropy over 1,000 classes and Adam.
+ViT-B/16 and SigLIP base read 8 images of 224 x 224, SAM's base encoder one of 1,024 x 1,024; ViT
+also learns. In float32; contenders named `bfloat16` compute in bfloat16 with float32 weights. The
+weights are random, and the images are prepared, since reading and resizing is done by Pillow for
+all. A training step uses cross-entropy over 1,000 classes and Adam.
 """
 
 import functools
@@ -21,10 +22,16 @@ def data() -> tuple[np.ndarray, np.ndarray]:
     return images, random.integers(0, CLASSES, ROWS).astype("int32")
 
 
-def _measured(forward, step) -> list:
+def large_image() -> np.ndarray:
+    return np.random.default_rng(0).normal(size=(1, 1024, 1024, 3)).astype("float32")
+
+
+def _measured(vit, step, siglip, sam) -> list:
     return [
-        ("forward", ROWS / median_seconds(forward, runs=5, warmup=2)),
-        ("training", ROWS / median_seconds(step, runs=3, warmup=2)),
+        ("ViT-B/16, forward", ROWS / median_seconds(vit, runs=5, warmup=2)),
+        ("the same, training", ROWS / median_seconds(step, runs=3, warmup=2)),
+        ("SigLIP base, forward", ROWS / median_seconds(siglip, runs=5, warmup=2)),
+        ("SAM base, encoder", 1 / median_seconds(sam, runs=3, warmup=1)),
     ]
 
 
@@ -41,14 +48,22 @@ def ours(dtype: str = "float32") -> list:
     model.compile(keras.optimizers.Adam(1e-4), model.loss)
     images, labels = data()
     inputs = {"images": images}
+    siglip = kt.ImageEmbedder.from_preset(
+        "siglip_base_patch16_224", load_weights=False, dtype=dtype
+    )
+    sam = kt.PromptedSegmenter.from_preset("sam_vit_base", load_weights=False, dtype=dtype)
     return _measured(
-        lambda: model.predict_on_batch(inputs), lambda: model.train_on_batch(inputs, labels)
+        lambda: model.predict_on_batch(inputs),
+        lambda: model.train_on_batch(inputs, labels),
+        lambda: siglip.predict_on_batch(inputs),
+        lambda: sam.predict_on_batch({"images": large_image()}),
     )
 
 
 def keras_hub(dtype: str = "float32") -> list:
     import keras
     import keras_hub
+    from keras_hub.src.models.siglip.siglip_vision_encoder import SigLIPVisionEncoder
 
     if keras.backend.backend() == "torch":
         use_threads_of_torch()
@@ -60,8 +75,20 @@ def keras_hub(dtype: str = "float32") -> list:
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     model.compile(keras.optimizers.Adam(1e-4), loss)
     images, labels = data()
+    siglip = SigLIPVisionEncoder(16, 768, num_layers=12, num_heads=12, intermediate_dim=3072)
+    sam = keras_hub.models.ViTDetBackbone(
+        hidden_size=768,
+        num_layers=12,
+        intermediate_dim=3072,
+        num_heads=12,
+        global_attention_layer_indices=[2, 5, 8, 11],
+        image_shape=(1024, 1024, 3),
+    )
     return _measured(
-        lambda: model.predict_on_batch(images), lambda: model.train_on_batch(images, labels)
+        lambda: model.predict_on_batch(images),
+        lambda: model.train_on_batch(images, labels),
+        lambda: siglip.predict_on_batch(images),
+        lambda: sam.predict_on_batch(large_image()),
     )
 
 
@@ -75,12 +102,16 @@ def transformers(dtype: str = "float32") -> list:
     half = torch.autocast(device, torch.bfloat16, enabled=dtype != "float32")
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-4)
     images, labels = data()
-    images = torch.tensor(np.moveaxis(images, -1, 1).copy())
+    images, large = (torch.tensor(np.moveaxis(x, -1, 1).copy()) for x in (images, large_image()))
     labels = torch.tensor(labels).long().to(device)
 
-    def forward():
+    siglip = library.SiglipVisionModel(library.SiglipVisionConfig()).to(device)
+    sam = library.SamVisionModel(library.SamVisionConfig()).to(device)
+
+    def forward(model, images):
         with torch.inference_mode(), half:
-            return model.eval()(images.to(device)).logits.float().cpu().numpy()
+            outputs = model.eval()(images.to(device))
+        return outputs[0].float().cpu().numpy()
 
     def step():
         with half:
@@ -90,7 +121,12 @@ def transformers(dtype: str = "float32") -> list:
         optimizer.zero_grad()
         return float(loss)
 
-    return _measured(forward, step)
+    return _measured(
+        lambda: forward(model, images),
+        step,
+        lambda: forward(siglip, images),
+        lambda: forward(sam, large),
+    )
 
 
 CONTENDERS = {

@@ -382,6 +382,7 @@ def special(family: Family) -> list[str]:
             "pooled": "a norm and a layer on the means of squares",
             "merged": "a norm, and two layers on squares side by side",
             "merged_mlp": "a norm, and three layers on squares side by side",
+            "merged_mean": "a norm without weights and a layer on the means of squares",
             "shuffled": "a layer on the joined states of squares",
             "shuffled_mlp": "a norm and two layers on the joined states of squares",
         }
@@ -448,6 +449,7 @@ def special(family: Family) -> list[str]:
     if stem is not None and stem.kind == "patch_sequence":
         windows = ", in windows in most layers" if stem.window else ""
         grid = ", with trained positions that are interpolated" if stem.position_grid else ""
+        grid += ", with a trained vector of each row and column" if stem.axis_positions else ""
         parts.append(f"patches of images of any size{windows}{grid}")
     if stem is not None and stem.kind == "series":
         parts.append("pieces of series" + _words_of_series(stem))

@@ -116,10 +116,11 @@ NOT_COVERED = (
         ({"model_type": "gemma", "use_bidirectional_attention": True},),
     ),
     NotCovered(
-        "Images for Llama 4, Gemma 4 and Qwen3.5 with experts (`llama4`, `gemma4`, `qwen3_5_moe`), "
-        "images and sound for Gemma 3n (`gemma3n`)",
-        "The text model in such a folder loads alone, as a `llama4_text`, `gemma4_text`, "
-        "`qwen3_5_moe_text` or `gemma3n_text`, and is exported as one.",
+        "Images for Llama 4 (`llama4`), images and sound for Gemma 3n (`gemma3n`), sound for "
+        "Gemma 4 (`gemma4`)",
+        "The text model in such a folder loads alone, as a `llama4_text`, `gemma3n_text` or "
+        "`gemma4_text`, and is exported as one. A Gemma 4 also loads with its images, without its "
+        "tower of sound.",
     ),
     NotCovered(
         "RWKV-7 in Hugging Face's format",

@@ -57,15 +57,15 @@ class FeedForward(Part):
         raise NotImplementedError
 
     def _projections(
-        self, name: str, width: str, output_bias: bool | None = None
+        self, name: str, width: str, output_bias: bool | None = None, clipped: bool = False
     ) -> tuple[Weight, ...]:
         last = self.bias if output_bias is None else output_bias
-        gate = dense_of(f"{name}/gate", "hidden_dim", width, self.bias) if self.gated else ()
-        return (
-            *dense_of(f"{name}/intermediate", "hidden_dim", width, self.bias),
-            *gate,
-            *dense_of(f"{name}/output", width, "hidden_dim", last),
+        first = ("intermediate", "gate") if self.gated else ("intermediate",)
+        inner = (
+            dense_of(f"{name}/{each}", "hidden_dim", width, self.bias, clipped) for each in first
         )
+        output = dense_of(f"{name}/output", width, "hidden_dim", last, clipped)
+        return sum((*inner, output), ())
 
 
 @part
@@ -98,9 +98,16 @@ class Dense(FeedForward, kind="dense"):
         "factor of what the activation of the gate is applied to (Falcon-H1).", 1.0, positive=True
     )
     output_scale: float = option("factor of the output (Falcon-H1).", 1.0, positive=True)
+    clipped: bool = option(
+        "clip the inputs and the outputs of each projection to ranges that no gradient trains "
+        "(Gemma 4's image tower).",
+        False,
+    )
 
     def check(self):
         super().check()
+        if self.clipped and self.softmax_gate:
+            raise ValueError("`clipped` and `softmax_gate` cannot be combined.")
         if self.gate_scale != 1 and not self.gated:
             raise ValueError(f"`gate_scale` needs `gated`, received {self.gate_scale}.")
         if self.softmax_gate_first and not self.softmax_gate:
@@ -115,7 +122,7 @@ class Dense(FeedForward, kind="dense"):
         return self.dim
 
     def weights(self, name="feed_forward"):
-        weights = self._projections(name, "intermediate_dim", self.output_bias)
+        weights = self._projections(name, "intermediate_dim", self.output_bias, self.clipped)
         if self.softmax_gate:
             weights += dense_of(f"{name}/softmax_gate", "hidden_dim", "hidden_dim")
         return weights

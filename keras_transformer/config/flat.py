@@ -382,7 +382,8 @@ class _Keywords:
         '(Gemma 3), one on the joined states of such squares, `"shuffled"` (Idefics 3), two, '
         '`"mlp"` (LLaVA), two on a norm of joined states, `"shuffled_mlp"` (InternVL), or on '
         'joined states that are normalized before, `"merged"` (Qwen2-VL), or three on these, of '
-        'which the first joins them to one of the same width, `"merged_mlp"` (Mistral 3).',
+        'which the first joins them to one of the same width, `"merged_mlp"` (Mistral 3), or one '
+        'on a norm without weights of the means of such states, `"merged_mean"` (Gemma 4).',
         "none",
         of="model",
         choices=PROJECTORS,

@@ -206,6 +206,11 @@ class Attention(Mixer, kind="attention"):
         "feature by feature, before the output projection (Qiu et al. 2025).",
         False,
     )
+    clipped: bool = option(
+        "clip the inputs and the outputs of each projection to ranges that no gradient trains "
+        "(Gemma 4's image tower).",
+        False,
+    )
     query_scale: bool = option(
         "each feature of a head's queries has a trained factor, `softplus(w) / ln 2`, the same for "
         "all heads (TimesFM).",
@@ -259,6 +264,11 @@ class Attention(Mixer, kind="attention"):
             found = next((name for name, value in own.items() if value is not None), None)
             if found is not None:
                 raise ValueError(f"key_source='earlier' and `{found}` cannot be combined.")
+        if self.clipped and (self.output_gate or self.score_bias or self.pattern):
+            raise ValueError(
+                "`clipped` projections are those of plain attention, without an `output_gate`, a "
+                f"`score_bias` or a `pattern`, received {self}."
+            )
         if self.score != "scaled_dot" and self.scale is not None:
             raise ValueError(f"`score_scale` needs score='scaled_dot', received {self.score!r}.")
         if isinstance(self.score_bias, Disentangled) and self.score != "scaled_dot":
@@ -379,12 +389,13 @@ class Attention(Mixer, kind="attention"):
             "additive": ("head_dim",),
             "location": ("head_dim", "slots"),
         }
-        weights = dense_of(f"{name}/query", "hidden_dim", "query_heads", biases["query"])
+        clip = self.clipped
+        weights = dense_of(f"{name}/query", "hidden_dim", "query_heads", biases["query"], clip)
         if self.has_keys:
-            weights += dense_of(f"{name}/key", inputs, "key_heads", biases["key"])
+            weights += dense_of(f"{name}/key", inputs, "key_heads", biases["key"], clip)
         if self.has_values:
-            weights += dense_of(f"{name}/value", inputs, "key_heads", biases["value"])
-        weights += dense_of(f"{name}/output", "query_heads", "hidden_dim", self.output_bias)
+            weights += dense_of(f"{name}/value", inputs, "key_heads", biases["value"], clip)
+        weights += dense_of(f"{name}/output", "query_heads", "hidden_dim", self.output_bias, clip)
         if self.sequence_reduction > 1:
             square = ("reduction", "reduction")
             path = f"{name}/reduction"

@@ -148,10 +148,12 @@ class TransformerConfig(Part):
             mixers = [block.mixer for block in self.decoder.every_block]
             shared = not all(getattr(mixer, "has_keys", True) for mixer in mixers)
             parts = (self.decoder.layer_inputs, self.decoder.altup)
-            if shared or any(part is not None for part in parts):
+            placed = self.placeholders is not None and self.decoder.altup is None
+            if (shared or any(part is not None for part in parts)) and not placed:
                 raise ValueError(
-                    "`layer_inputs`, `altup` and key_source='earlier' need kind='decoder', "
-                    f"received kind={self.kind!r}."
+                    "`layer_inputs`, `altup` and key_source='earlier' need kind='decoder', or the "
+                    "first and the last also kind='seq2seq' with a `placeholder_id`, received "
+                    f"kind={self.kind!r}."
                 )
         for name in self.side_names:
             getattr(self, name).check_kind(self._kind_of(name))
@@ -317,9 +319,9 @@ class TransformerConfig(Part):
         of_any_size, merged = encoder.input.num_states is None, str(kind).startswith("merged")
         if (merged and not of_any_size) or (of_any_size and kind not in OF_SEQUENCES):
             raise ValueError(
-                "projector='merged' or 'merged_mlp' needs a stem of the kind 'patch_sequence', and "
-                "this stem needs one of them or 'mlp' with `placeholder_id`, received "
-                f"projector={kind or 'none'!r} and {encoder.input.kind!r}."
+                "projector='merged', 'merged_mlp' or 'merged_mean' needs a stem of the kind "
+                "'patch_sequence', and this stem needs one of them or 'mlp' with `placeholder_id`, "
+                f"received projector={kind or 'none'!r} and {encoder.input.kind!r}."
             )
         if of_any_size and kind == "merged":
             self._check_stacked(encoder, decoder)
@@ -379,10 +381,11 @@ class TransformerConfig(Part):
                 "`position_axes` of a decoder with images are three, time, row and column, "
                 f"received {shorten(axes)}."
             )
-        if decoder.position is not None or self.placeholders.visibility != "causal":
+        kinds = ("causal", "windows")
+        if decoder.position is not None or self.placeholders.visibility not in kinds:
             raise ValueError(
                 "Images of any size need a decoder without positions that are added, and "
-                "placeholder_visibility='causal', received "
+                "placeholder_visibility='causal' or 'windows', received "
                 f"{shorten(decoder.position)} and {self.placeholders.visibility!r}."
             )
 

@@ -9,13 +9,15 @@ __all__ = ["Logits", "Placeholders", "Projector", "Similarity", "Vector"]
 POOLINGS = ("first", "end", "last", "attention")
 PROJECTORS = (
     "none", "linear", "normalized", "pooled", "shuffled", "merged", "mlp", "shuffled_mlp",
-    "merged_mlp",
+    "merged_mlp", "merged_mean",
 )  # fmt: skip
 # Projectors of squares of patches.
-OF_SQUARES = ("pooled", "shuffled", "merged", "shuffled_mlp", "merged_mlp")
+OF_SQUARES = ("pooled", "shuffled", "merged", "shuffled_mlp", "merged_mlp", "merged_mean")
 # Projectors of images of any size: the patches of a square follow each other.
-OF_SEQUENCES = ("merged", "merged_mlp", "mlp")
-VISIBILITIES = ("causal", "states", "prompt")
+OF_SEQUENCES = ("merged", "merged_mlp", "merged_mean", "mlp")
+VISIBILITIES = ("causal", "states", "windows", "prompt")
+# The numbers by which the states of a standardized projector are shifted and multiplied.
+STANDARD = ("standard_mean", "standard_scale")
 
 
 @part
@@ -150,8 +152,9 @@ class Placeholders(Part):
     )
     visibility: str = option(
         "with `placeholder_id`. Which states a merged state sees: the states before it, "
-        '`"causal"`; also the other merged states, `"states"` (GIT); or, like every token of the '
-        'prompt, the whole prompt, `"prompt"` (PaliGemma).',
+        '`"causal"`; also the merged states behind it, `"states"` (GIT), or these only in layers '
+        'with a window, `"windows"` (Gemma 4); or, like every token of the prompt, the whole '
+        'prompt, `"prompt"` (PaliGemma).',
         "causal",
         of="model",
         choices=VISIBILITIES,
@@ -182,7 +185,8 @@ class Projector(Part):
         '(Gemma 3), one on the joined states of such squares, `"shuffled"` (Idefics 3), two, '
         '`"mlp"` (LLaVA), two on a norm of joined states, `"shuffled_mlp"` (InternVL), or on '
         'joined states that are normalized before, `"merged"` (Qwen2-VL), or three on these, of '
-        'which the first joins them to one of the same width, `"merged_mlp"` (Mistral 3).',
+        'which the first joins them to one of the same width, `"merged_mlp"` (Mistral 3), or one '
+        'on a norm without weights of the means of such states, `"merged_mean"` (Gemma 4).',
         of="model",
         choices=PROJECTORS[1:],
     )
@@ -194,8 +198,8 @@ class Projector(Part):
     )
     bias: bool = option("biases in the projector.", True, of="model")
     pool: int = option(
-        'with `projector="pooled"`, `"shuffled"`, `"merged"`, `"shuffled_mlp"` or `"merged_mlp"`. '
-        "Rows and columns of the squares of patches that become one state.",
+        'with `projector="pooled"`, `"shuffled"`, `"merged"`, `"shuffled_mlp"`, `"merged_mlp"` or '
+        '`"merged_mean"`. Rows and columns of the squares of patches that become one state.',
         1,
         of="model",
         least=1,
@@ -206,8 +210,19 @@ class Projector(Part):
         False,
         of="model",
     )
+    standardized: bool = option(
+        'with `projector="merged_mean"`. The means are shifted and multiplied by numbers of each '
+        "feature that no gradient trains, before their norm (Gemma 4).",
+        False,
+        of="model",
+    )
 
     def check(self):
+        if self.standardized and self.type != "merged_mean":
+            raise ValueError(
+                f"`standardized` needs the type 'merged_mean' of a projector, received "
+                f"{self.type!r}."
+            )
         if self.pool > 1 and self.type not in OF_SQUARES:
             raise ValueError(
                 f"`projector_pool`={self.pool} needs a `projector` of squares of patches, one of "
@@ -249,6 +264,9 @@ class Projector(Part):
                 *dense_of("projector/mlp/intermediate", "joined_dim", "joined_dim", self.bias),
                 *dense_of("projector/mlp/output", "joined_dim", "target_dim", self.bias),
             )
+        if self.standardized:
+            for name in STANDARD:
+                found += weight_of(f"projector/{name}", source)
         found += dense_of("projector/output", source, "target_dim", self.bias)
         if self.type == "pooled":
             return found + norm_of("projector/norm", norm_of_target, "source_dim")

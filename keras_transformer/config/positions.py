@@ -13,7 +13,7 @@ PRECISIONS = ("float32", "float16")
 ROTARY_SCALINGS = ("linear", "llama3", "yarn", "dynamic", "longrope")
 DIRECTIONS = ("counterclockwise", "clockwise")
 _OF_AXES = ("linear", "llama3", "yarn")  # scalings that change each wavelength by itself
-AXIS_ORDERS = ("consecutive", "alternating", "grouped", "separate")
+AXIS_ORDERS = ("consecutive", "alternating", "grouped", "separate", "apart")
 
 
 @part
@@ -216,7 +216,8 @@ class RotaryAxes(Part):
         'longest, `"consecutive"` (Qwen2-VL) or in turns, `"alternating"`, the first axis also '
         "the pairs that no other takes (Qwen3-VL), or in turns with the pairs of an axis side by "
         'side, `"grouped"` (Pixtral); or each axis has all wavelengths for itself, `"separate"` '
-        "(other image towers).",
+        '(other image towers), and with `"apart"` also features side by side, in whose halves its '
+        "pairs are, those of the last axis first (Gemma 4).",
         "consecutive",
         choices=AXIS_ORDERS,
     )
@@ -235,13 +236,18 @@ class RotaryAxes(Part):
                 f"order={self.order!r} needs an axis first that has at least as many pairs as each "
                 f"other, received {shorten(pairs)}."
             )
+        if self.order == "apart" and len(set(pairs)) > 1:
+            raise ValueError(
+                f"order='apart' needs axes with as many pairs each, received {shorten(pairs)}."
+            )
 
     @property
     def of_pairs(self) -> list[int]:
         """The axis of each pair of features."""
         if self.order == "alternating":
             return self._in_turns
-        return [axis for axis, number in enumerate(self.pairs) for _ in range(number)]
+        found = [axis for axis, number in enumerate(self.pairs) for _ in range(number)]
+        return found[::-1] if self.order == "apart" else found
 
     @property
     def wavelengths(self) -> list[int]:
@@ -359,12 +365,17 @@ class Rotary(Rotation, kind="rotary"):
             )
 
         axes = self.position_axes
-        apart = axes is not None and axes.order in ("grouped", "separate")
+        apart = axes is not None and axes.order in ("grouped", "separate", "apart")
         whole = self.pairs is None and self.precision == "float32" and not self.scales_queries
         if axes is not None and (method not in (None, *(() if apart else _OF_AXES)) or not whole):
             raise ValueError(
                 "`position_axes` of a rotation cannot be combined with `pairs`, a `precision` or "
                 f"this scaling, received {self.pairs}, {self.precision!r} and {method!r}."
+            )
+        if getattr(axes, "order", None) == "apart" and (self.dim is not None or self.interleaved):
+            raise ValueError(
+                "order='apart' of `position_axes` rotates whole heads, whose halves are paired: "
+                f"leave out `dim` and `interleaved`, received {self.dim} and {self.interleaved}."
             )
 
     @property

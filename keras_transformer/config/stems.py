@@ -256,6 +256,13 @@ class PatchSequenceStemConfig(StemConfig, kind="patch_sequence"):
         "linear",
         choices=("linear", "linear_antialiased"),
     )
+    axis_positions: int | None = option(
+        "number of rows and of columns that have a trained vector each, of which those of a "
+        "patch's row and column are added to it (Gemma 4). None for no such positions.",
+        None,
+        least=1,
+        most=2**17,
+    )
     time_steps: int | None = option(
         "positions on the axis of time for a second of video (Qwen2.5-VL). None for one position "
         "for each patch in time.",
@@ -285,12 +292,18 @@ class PatchSequenceStemConfig(StemConfig, kind="patch_sequence"):
                 if self.position_grid
                 else ()
             ),
+            *(
+                weight_of("input_axis_positions", "two_axes", "axis_positions", "embedding_dim")
+                if self.axis_positions
+                else ()
+            ),
         )
 
     def sizes(self, width):
         names = ("num_frames", "patch_size", "num_channels")
-        places = (self.position_grid or 0) ** 2
-        return {**{name: getattr(self, name) for name in names}, "grid_places": places}
+        places = {"grid_places": (self.position_grid or 0) ** 2}
+        places |= {"two_axes": 2, "axis_positions": self.axis_positions or 0}
+        return {name: getattr(self, name) for name in names} | places
 
 
 @part

@@ -46,8 +46,10 @@ from keras_transformer.config import (
     Window,
     WindowBias,
 )
+from keras_transformer.config.outputs import STANDARD
 from keras_transformer.config.stems import WHOLE
 from keras_transformer.config.weight import (
+    BOUNDS,
     NORMALIZATIONS,
     PARALLEL,
     Shapes,
@@ -225,8 +227,11 @@ def _every_weight() -> tuple[Weight, ...]:
     found += Vector(pooling="attention", normalize=True, dim=1, bias=True).weights("layer_norm")
     found += Similarity(bias=True).weights
     found += dense_of("output_transform", "hidden_dim", "hidden_dim")
+    found += Attention(num_heads=1, clipped=True).weights("self_attention", "layer_norm")
+    found += Dense(dim=1, gated=True, clipped=True).weights()
     for projector in ("mlp", "normalized", "merged", "merged_mlp"):
         found += Projector(type=projector, separator=True).weights("layer_norm", "rms_norm")
+    found += Projector(type="merged_mean", standardized=True).weights("rms_norm", "rms_norm")
     return found + tuple(weight for stem in WHOLE for weight in stem.weights)
 
 
@@ -484,6 +489,9 @@ def shapes_of(weights: Iterable[Weight], config: TransformerConfig, **sizes: int
     return {each.path: each.shape for each in shaped_weights(weights, config, **sizes)}
 
 
+_FROZEN = frozenset({"correction_bias", "output_scale", *BOUNDS, *STANDARD})
+
+
 def is_average(path: str) -> bool:
     """Return whether a variable is a moving average over batches, which is never trained."""
     return path.split("/")[-1] in ("moving_mean", "moving_variance")
@@ -493,7 +501,7 @@ def is_frozen(path: str) -> bool:
     """Return whether gradients never train a variable: an average, a choice's bias, a scale."""
     *folders, name = path.split("/")
     frozen = bool(folders) and folders[-1].endswith("frozen_norm")
-    return is_average(path) or frozen or name in ("correction_bias", "output_scale")
+    return is_average(path) or frozen or name in _FROZEN
 
 
 def is_before_blocks(path: str) -> bool:

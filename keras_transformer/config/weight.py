@@ -14,6 +14,9 @@ NORMALIZATIONS = {
     "batch_norm": ("gamma", "beta", "moving_mean", "moving_variance"),
 }
 
+# The numbers that the inputs and the outputs of a clipped projection lie between.
+BOUNDS = ("input_min", "input_max", "output_min", "output_max")
+
 Shapes = dict[str, tuple[int, ...]]
 
 # Axes that are divided over the devices of one model. A kernel is cut by columns if its last axis
@@ -96,10 +99,13 @@ def weight_of(path: str, *axes: str, kinds: tuple[str, ...] = ()) -> tuple[Weigh
     return (Weight(path, axes, kinds),)
 
 
-def dense_of(name: str, inputs: str, outputs: str, bias: bool = True) -> tuple[Weight, ...]:
-    """Return the weights of a projection, with or without a bias."""
+def dense_of(
+    name: str, inputs: str, outputs: str, bias: bool = True, clipped: bool = False
+) -> tuple[Weight, ...]:
+    """Return the weights of a projection, those of its bias and its ranges if it has them."""
     kernel = weight_of(f"{name}/kernel", inputs, outputs)
-    return kernel + (weight_of(f"{name}/bias", outputs) if bias else ())
+    ranges = tuple(Weight(f"{name}/{bound}", ()) for bound in BOUNDS) if clipped else ()
+    return kernel + (weight_of(f"{name}/bias", outputs) if bias else ()) + ranges
 
 
 def residual_of(name: str, inputs: str, outputs: str, bias: bool = True) -> tuple[Weight, ...]:

@@ -82,9 +82,8 @@ def setup(
         data: int, groups of devices with a copy of the weights each. Defaults to what the other
             sizes leave, if one of them is given.
         fsdp: int, devices that see different rows and share weights, gradients and optimizer.
-        model: int, devices that share the computation of each layer; on PyTorch to generate and
-            to predict, not to train.
-        sequence: int, devices that share the tokens of each row (JAX).
+        model: int, devices that share the computation of each layer.
+        sequence: int, devices that share the tokens of each row.
         batch_size: int, rows of a batch on all devices, for the plan. Defaults to a row for each
             device.
         length: int, tokens of a row, for the plan. Defaults to the longest of the model.
@@ -129,20 +128,16 @@ def setup(
     ENGINE.connect()
     index, count, devices = process_index(), process_count(), ENGINE.device_count()
     chosen = {name: size for name, size in sizes.items() if size is not None}
-    if any(size > 1 for name, size in chosen.items() if name not in ENGINE.axes):
+    beside = max(fsdp or 1, sequence or 1)
+    if not ENGINE.is_one_program and min(model or 1, beside) > 1:
         raise ValueError(
-            "`sequence` is for JAX. On PyTorch choose `data`, `fsdp` and `model`, whose product is "
-            f"the number of processes, {devices}."
-        )
-    if not ENGINE.trains_over_model and (model or 1) > 1 and (data or 1) * (fsdp or 1) > 1:
-        raise ValueError(
-            "On PyTorch `data` and `fsdp` are to train, and `model` to generate: choose one of "
-            f"them, received data={data}, fsdp={fsdp}, model={model}."
+            "On PyTorch processes share the work of each layer (`model`), or the weights (`fsdp`) "
+            f"and the tokens (`sequence`): received fsdp={fsdp}, model={model}, "
+            f"sequence={sequence}."
         )
     if chosen:
         others = math.prod(size for name, size in chosen.items() if name != "data")
-        left = ENGINE.trains_over_model or "model" not in chosen
-        chosen.setdefault("data", max(1, devices // others) if left else 1)
+        chosen.setdefault("data", max(1, devices // others))
     elif config is None:
         chosen = {"data": 1, "fsdp": devices}
     plan = None
@@ -165,9 +160,7 @@ def _plan(config, chosen, devices, batch_size, length, device_memory, options) -
         sizes = [chosen.get(name, 1) for name in ("data", "fsdp", "model")]
         devices = math.prod(sizes)
         options = {"fsdp": sizes[1], "model_parallel": sizes[2], **options}
-        if sizes[2] > 1 and not ENGINE.trains_over_model:
-            options = {"generating": config.kind == "decoder", **options}
-    elif not ENGINE.trains_over_model:
+    elif not ENGINE.is_one_program:  # where `fsdp` and `model` exclude each other
         options = {"model_parallel": 1, **options}
     length = config.max_sequence_length if length is None else length
     return make_plan(
@@ -182,13 +175,14 @@ def _plan(config, chosen, devices, batch_size, length, device_memory, options) -
 
 def _install(sizes: dict[str, int], devices: int) -> Any:
     data, model, fsdp, sequence = (sizes[n] for n in ("data", "model", "fsdp", "sequence"))
-    if ENGINE.trains_over_model:
+    if ENGINE.is_one_program:
         mesh = device_mesh(data, model, fsdp=fsdp, sequence=sequence)
         keras.distribution.set_distribution(ModelParallel(mesh))
         return mesh
-    if data * fsdp * model != devices:
+    if math.prod(sizes.values()) != devices:
+        asked = " times ".join(f"{name}={size}" for name, size in sizes.items())
         raise ValueError(
-            f"data={data} times fsdp={fsdp} times model={model} must be the number of processes, "
-            f"{devices}. Start as many as that with torchrun, or choose other sizes."
+            f"{asked} must be the number of processes, {devices}. Start as many as that with "
+            "torchrun, or choose other sizes."
         )
-    return use_mesh(data, fsdp, model) if devices > 1 else None
+    return use_mesh(**sizes) if devices > 1 else None

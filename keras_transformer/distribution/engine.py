@@ -17,7 +17,8 @@ class Engine:
         name: str, the backend.
         packages: the packages whose versions must be the same in all processes.
         axes: the axes of the meshes that `setup` makes.
-        trains_over_model: bool, whether devices that share the work of layers can train.
+        is_one_program: bool, whether one program computes on all devices, laid out by
+            `keras.distribution`; otherwise each process has one device.
         averages_replicas: bool, whether the gradients of replicas are averaged, and not summed.
         exchanges_within_layers: bool, whether replicas can exchange numbers in the call of a layer,
             and not only behind the forward pass.
@@ -27,7 +28,7 @@ class Engine:
     name: str
     packages: tuple[str, ...]
     axes: tuple[str, ...] = ()
-    trains_over_model = False
+    is_one_program = False
     averages_replicas = False
     exchanges_within_layers = True
     spreads_batches_by: str

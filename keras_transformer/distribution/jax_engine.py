@@ -15,7 +15,7 @@ class JaxEngine(Engine):
 
     name, packages = "jax", ("jax", "jaxlib")
     axes = ("data", "fsdp", "model", "sequence")
-    trains_over_model = True
+    is_one_program = True
 
     def process_count(self) -> int:
         return jax.process_count()

@@ -16,6 +16,8 @@ from keras_transformer.planning.meshes import cut_sizes, divisors
 from keras_transformer.support.checking import check_int, describe
 
 BATCH, FSDP, SEQUENCE, MODEL = "batch", "fsdp", "sequence", "model"
+# The `TokenExchange` of processes on PyTorch, within a step in which they share tokens.
+EXCHANGES: list[Any] = []
 
 
 def device_mesh(
@@ -223,7 +225,7 @@ def check_config(config: TransformerConfig) -> None:
     if MESHES and (count := shared_by()) > 1:
         from keras_transformer.distribution.tensor_parallel import check_shared
 
-        check_shared(config, count)
+        check_shared(config)
         _check(config, count, vocabulary=False)
     distribution = keras.distribution.distribution()
     layouts = getattr(distribution, "_layout_map", None)
@@ -257,9 +259,9 @@ def spread_batch(states):
 
 
 def over_heads(*projections):
-    """Exchange split tokens for split heads, in a compiled step on a mesh with a sequence axis.
+    """Exchange split tokens for split heads, where devices or processes share the tokens of rows.
 
-    Then each device attends over whole sequences with some of the heads (Jacobs et al. 2023,
+    On JAX these are the devices of a mesh with a sequence axis, in a compiled step. Then each device attends over whole sequences with some of the heads (Jacobs et al. 2023,
     "DeepSpeed Ulysses"). Projections whose heads the devices do not divide are gathered.
 
     Args:
@@ -268,6 +270,8 @@ def over_heads(*projections):
     Returns:
         The projections.
     """
+    if EXCHANGES:
+        return EXCHANGES[0].over_heads(*projections)
     mesh = _mesh_of_tokens(projections[0])
     if mesh is None:
         return projections
@@ -282,8 +286,15 @@ def over_heads(*projections):
     return tuple(map(_constrained, projections, specs))
 
 
+def seen_over_heads(visibility):
+    """Return an `AttentionMask` as it is after `over_heads`."""
+    return EXCHANGES[0].of_whole_rows(visibility) if EXCHANGES else visibility
+
+
 def over_tokens(attended):
     """Exchange split heads for split tokens again, after `over_heads`."""
+    if EXCHANGES:
+        return EXCHANGES[0].over_tokens(attended)
     mesh = _mesh_of_tokens(attended)
     if mesh is None:
         return attended
@@ -364,6 +375,7 @@ def on_each_device(function: Callable, rows: tuple, shares: Mapping, sharing: An
     """
     if sharing is not None:
         held = next(iter(shares.values()))[0].shape[0]
+        rows = tuple(map(sharing.enter, rows))
         return sharing.sum(function(sharing.index * held, rows, shares))
     distribution = keras.distribution.distribution()
     if devices_of_model() == 1:

@@ -11,10 +11,14 @@ import keras
 from keras import ops
 
 from keras_transformer.distribution.engines import ENGINE
-from keras_transformer.distribution.spread import MESHES, MODELS
+from keras_transformer.distribution.spread import (
+    MESHES,
+    MODELS,
+    SEQUENCES,
+    rows_group,
+    shared_by,
+)
 
-# Axes of the meshes of processes that train.
-_TRAINED = ("data", "fsdp")
 # Processes whose gradients will be averaged, within a step of `data_parallel`. Not of a thread:
 # PyTorch recomputes layers for the gradient in others.
 _averaged = [1]
@@ -56,7 +60,7 @@ def counts_of_replicas(counts) -> tuple:
 
     The replicas are the processes of `data_parallel` and `fully_sharded`. Otherwise there is one.
     """
-    index, count = (ENGINE.process_index(), *_averaged)
+    index, count = (ENGINE.process_index() // shared_by(), *_averaged)
     if count == 1:
         return counts[None], 0
     parts = [counts if number == index else ops.zeros_like(counts) for number in range(count)]
@@ -152,27 +156,32 @@ def _averaged_step(task: keras.Model, forward, spread=None):
     Args:
         task: the model.
         forward: `_loss_of` in a module that averages the gradients.
-        spread: `FullySharded`, if the weights are spread over the processes.
+        spread: `FullySharded` or `TensorParallel`, if processes share the weights.
     """
     import torch
     from torch import distributed
 
-    count = distributed.get_world_size()
+    group = rows_group()
+    count = distributed.get_world_size(group)
+    exchange = _exchange(task)
 
     def train_step(data):
-        x, y, weights = keras.utils.unpack_x_y_sample_weight(data)
+        batch = keras.utils.unpack_x_y_sample_weight(data)
+        with contextlib.nullcontext(batch) if exchange is None else exchange.sharing(*batch) as own:
+            return step_of(data, *own)
+
+    def step_of(data, x, y, weights):
         trained, own = task.trainable_weights[:], _own_loss(task)
         if spread is not None:
             spread.build(task.optimizer, trained)
         task.zero_grad()
         _averaged[:] = [count]
         try:
-            loss, states, weight, (x, y, weights) = forward(x, y, weights)
-            task.optimizer.scale_loss(loss).backward()
+            with contextlib.nullcontext() if spread is None else spread.for_training(data):
+                loss, states, weight, (x, y, weights) = forward(x, y, weights)
+                task.optimizer.scale_loss(loss).backward()
         finally:
             _averaged[:] = [1]
-        if spread is not None:
-            spread.close()
         gradients = [variable.value.grad for variable in trained]
         with torch.no_grad():
             if own is None:
@@ -180,8 +189,8 @@ def _averaged_step(task: keras.Model, forward, spread=None):
             else:
                 own.apply(gradients, trained, weight)
         whole = loss.detach().clone()
-        distributed.all_reduce(whole)
-        with _added_up(task):
+        distributed.all_reduce(whole, group=group)
+        with _added_up(task, group):
             task._loss_tracker.update_state(whole / count, sample_weight=weight)
             if own is None:
                 logs = task.compute_metrics(x, y, states, sample_weight=weights)
@@ -192,8 +201,21 @@ def _averaged_step(task: keras.Model, forward, spread=None):
     return train_step
 
 
+def _exchange(task: keras.Model):
+    """Return the `TokenExchange` of a task that is trained, if processes share tokens."""
+    if not SEQUENCES:
+        return None
+    from keras_transformer.distribution.sequence_parallel import (
+        TokenExchange,
+        check_divides_tokens,
+    )
+
+    check_divides_tokens(task, SEQUENCES[0].size())
+    return TokenExchange(SEQUENCES[0])
+
+
 @contextlib.contextmanager
-def _added_up(task: keras.Model):
+def _added_up(task: keras.Model, group):
     """Sum what the processes add to the metrics, whose states Keras adds to in each step."""
     import torch
     from torch import distributed
@@ -204,7 +226,7 @@ def _added_up(task: keras.Model):
     starts = [before.get(id(v), torch.zeros_like(v.value)) for v in variables]
     added = [(v.value - start).double().ravel() for v, start in zip(variables, starts, strict=True)]
     sums = torch.cat(added)
-    distributed.all_reduce(sums)
+    distributed.all_reduce(sums, group=group)
     parts = sums.split([part.numel() for part in added])
     for variable, start, part in zip(variables, starts, parts, strict=True):
         variable.assign(start + part.reshape(start.shape).to(start.dtype))
@@ -269,24 +291,34 @@ def fully_sharded(task: keras.Model, mesh=None) -> keras.Model:
     return task
 
 
-def use_mesh(data: int, fsdp: int, model: int = 1):
+def use_mesh(data: int, fsdp: int, model: int = 1, sequence: int = 1):
     """Lay out each model that is used from now on over a mesh of processes on PyTorch.
 
     Args:
         data: int, copies of the weights.
         fsdp: int, processes that share the weights of a copy, to train.
-        model: int, processes that share the work of each layer, if the others are 1.
+        model: int, processes that share the work of each layer, if `fsdp` and `sequence` are 1.
+        sequence: int, neighbouring processes that share the tokens of each row. For weights and
+            gradients they are further copies.
 
     Returns:
-        `torch.distributed.device_mesh.DeviceMesh` with the axes `"data"` and `"fsdp"`, or with
-        the axis `"model"`.
+        `torch.distributed.device_mesh.DeviceMesh` with the axes `"data"` and `"fsdp"`, or `"data"`
+        and `"model"`.
     """
+    import torch
     from torch import distributed
 
     kind = "cuda" if "nccl" in distributed.get_backend() else "cpu"
-    shape, names = ((model,), ("model",)) if model > 1 else ((data, fsdp), _TRAINED)
-    mesh = distributed.device_mesh.init_device_mesh(kind, shape, mesh_dim_names=names)
-    MESHES[:] = [mesh]
+    shape, second = ((data, model), "model") if model > 1 else ((data, fsdp), "fsdp")
+    names = ("data", second)
+    ranks = torch.arange(data * fsdp * model * sequence)
+    copies = ranks.reshape(data, shape[1], sequence).movedim(2, 1).reshape(-1, shape[1])
+    mesh = distributed.device_mesh.DeviceMesh(kind, copies, mesh_dim_names=names)
+    MESHES[:], SEQUENCES[:] = [mesh], []
+    if sequence > 1:
+        rows = ranks.reshape(-1, sequence)
+        whole = distributed.device_mesh.DeviceMesh(kind, rows, mesh_dim_names=("rows", "sequence"))
+        SEQUENCES[:] = [whole["sequence"]]
     return mesh
 
 
@@ -294,12 +326,14 @@ def lay_out(task: keras.Model) -> None:
     """Make `fit` of a model train over the mesh of `setup`, if there is one (PyTorch)."""
     if task in MODELS:
         MODELS[task].check(task)
-    elif MESHES and "train_step" not in vars(task):
+    if MESHES and "train_step" not in vars(task):
         (mesh,) = MESHES
-        if mesh.mesh_dim_names != _TRAINED:
-            from keras_transformer.distribution.tensor_parallel import refuse_training
+        if "model" in mesh.mesh_dim_names:
+            from keras_transformer.distribution.tensor_parallel import share
 
-            refuse_training()
+            spread = share(task, mesh)
+            task.train_step = _averaged_step(task, _loss_of(task), spread)
+            task.train_function = None
         elif mesh.size(1) == 1:
             data_parallel(task)
         else:

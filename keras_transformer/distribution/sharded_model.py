@@ -68,7 +68,7 @@ class FullySharded:
     """
 
     def __init__(self, model: keras.Model, mesh: Any):
-        _send_first(model, mesh)
+        send_first(_not_in(set(), model.weights), mesh)
         layers = list(model._flatten_layers())
         blocks = [layer for layer in layers if _is_block(layer) and layer.weights]
         taken: set[int] = set()
@@ -122,25 +122,36 @@ class FullySharded:
             if self._depth == 0:
                 self.close()
 
+    @contextlib.contextmanager
+    def for_training(self, batch: Any) -> Iterator[None]:
+        """Compute a batch and its gradients; afterwards each process has its shards."""
+        yield
+        self.close()
+
     def build(self, optimizer: Any, variables: list) -> None:
         """Spread the states of an optimizer as the variables are spread."""
-        inner = getattr(optimizer, "inner_optimizer", optimizer)
-        if not inner.built:
-            with keras.device("meta"):  # no memory for whole states
-                optimizer.build(variables)
-        shards = {id(state): variable.value for state, variable in _states(inner)}
-        for state in optimizer.variables:
-            shard, value = shards.get(id(state)), state._value
-            if isinstance(value, DTensor):
-                continue
-            if not value.is_meta:
-                if shard is not None:
-                    value = distribute_tensor(value.data, shard.device_mesh, shard.placements)
-            elif shard is None:
-                value = keras.ops.zeros(state.shape, state.dtype)
-            else:
-                value = torch.zeros_like(shard, dtype=value.dtype)
-            state._value = torch.nn.Parameter(value, requires_grad=False)
+        spread_states(optimizer, variables)
+
+
+def spread_states(optimizer: Any, variables: list) -> None:
+    """Spread the states of an optimizer as the variables are spread."""
+    inner = getattr(optimizer, "inner_optimizer", optimizer)
+    if not inner.built:
+        with keras.device("meta"):  # no memory for whole states
+            optimizer.build(variables)
+    shards = {id(state): variable.value for state, variable in _states(inner)}
+    for state in optimizer.variables:
+        shard, value = shards.get(id(state)), state._value
+        if isinstance(value, DTensor):
+            continue
+        if not value.is_meta:
+            if shard is not None:
+                value = distribute_tensor(value.data, shard.device_mesh, shard.placements)
+        elif shard is None:
+            value = keras.ops.zeros(state.shape, state.dtype)
+        else:
+            value = torch.zeros_like(shard, dtype=value.dtype)
+        state._value = torch.nn.Parameter(value, requires_grad=False)
 
 
 def with_whole_weights(model: keras.Model) -> None:
@@ -175,10 +186,10 @@ def _finding_whole(model: keras.Model, name: str):
     return call
 
 
-def _send_first(model: keras.Model, mesh: Any) -> None:
-    """Give all processes the weights of the first one, as `DistributedDataParallel` does."""
+def send_first(variables: list, mesh: Any) -> None:
+    """Give all processes the values of the first one, as `DistributedDataParallel` does."""
     for group in reversed(mesh.get_all_groups()):
-        for variable in _not_in(set(), model.weights):
+        for variable in variables:
             distributed.broadcast(variable._value.data, group=group, group_src=0)
 
 

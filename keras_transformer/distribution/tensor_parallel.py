@@ -1,9 +1,9 @@
-"""Models on PyTorch whose layers several processes compute together, to generate and to predict.
+"""Models on PyTorch whose layers several processes compute together.
 
 Each process holds some of the heads, the inner features, the experts and the vocabulary, as the
-table of `config.structure` says. The weights are `DTensor`s. While a call reads them, the variables
-are bound to this process's parts, the layers to the sizes of these, and a layer whose weight is cut
-by rows sums its outputs over the processes.
+table of `config.structure` says. The weights are `DTensor`s. While a call or a training step reads
+them, the variables are bound to this process's parts, the layers to the sizes of these, and a layer
+whose weight is cut by rows sums its outputs over the processes.
 
 Source: Shoeybi et al. 2019, "Megatron-LM", section 3.
 """
@@ -11,24 +11,72 @@ Source: Shoeybi et al. 2019, "Megatron-LM", section 3.
 import contextlib
 import threading
 from collections.abc import Iterator
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple
 
 import keras
+import numpy as np
 import torch
 from torch import distributed
-from torch.distributed.tensor import Shard, distribute_tensor
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
 from keras_transformer.config import Attention, Block, Dense, Experts, TransformerConfig, Window
 from keras_transformer.config.structure import block_of, shared_weight, sides
 from keras_transformer.config.weight import PARALLEL
-from keras_transformer.distribution.sharded_model import with_whole_weights
+from keras_transformer.distribution.sharded_model import (
+    send_first,
+    spread_states,
+    with_whole_weights,
+)
 from keras_transformer.distribution.spread import MODELS
 
 _TABLES = ("token_embedding/embeddings", "token_embedding/reverse_embeddings")
 
 
+class _Sum(torch.autograd.Function):
+    """The sum over processes, whose gradient is the same in each."""
+
+    @staticmethod
+    def forward(context, tensor, group):
+        total = tensor.clone(memory_format=torch.contiguous_format)
+        distributed.all_reduce(total, group=group)
+        return total
+
+    @staticmethod
+    def backward(context, gradient):
+        return gradient, None
+
+
+class _Enter(torch.autograd.Function):
+    """A tensor that is whole in each process, from each of which a part of its gradient comes."""
+
+    @staticmethod
+    def forward(context, tensor, group):
+        context.group = group
+        return tensor.view_as(tensor)
+
+    @staticmethod
+    def backward(context, gradient):
+        return _Sum.forward(None, gradient, context.group), None
+
+
+class _Join(torch.autograd.Function):
+    """The parts of all processes, joined; the gradient is the same in each, of which each cuts."""
+
+    @staticmethod
+    def forward(context, tensor, sharing, axis):
+        context.sharing, context.axis = sharing, axis
+        return sharing.gathered(tensor, axis)
+
+    @staticmethod
+    def backward(context, gradient):
+        parts = gradient.chunk(context.sharing.count, dim=context.axis)
+        return parts[context.sharing.index].contiguous(), None, None
+
+
 class Sharing:
     """The processes that compute the layers of a model together.
+
+    All processes have the same states between the sub-layers, and the same gradients of them.
 
     Args:
         mesh: `torch.distributed.device_mesh.DeviceMesh` of one axis.
@@ -37,26 +85,44 @@ class Sharing:
     def __init__(self, mesh: Any):
         self._group, self.index, self.count = mesh.get_group(), mesh.get_local_rank(), mesh.size()
 
+    def enter(self, tensor):
+        """Return a tensor for layers whose weights are cut: its gradients are summed."""
+        return _Enter.apply(tensor, self._group) if tensor.requires_grad else tensor
+
     def sum(self, tensor):
         """Return the sum of a tensor over the processes, the same numbers in each."""
-        tensor = self._own(tensor)
+        if tensor.requires_grad:
+            return _Sum.apply(tensor, self._group)
+        tensor = tensor.contiguous()
         distributed.all_reduce(tensor, group=self._group)
         return tensor
 
+    def largest(self, tensor):
+        """Return the largest of each number of a tensor over the processes, without a gradient."""
+        found = tensor.detach().clone()
+        distributed.all_reduce(found, distributed.ReduceOp.MAX, group=self._group)
+        return found
+
     def join(self, tensor, axis: int = -1):
         """Return the tensors of all processes, joined along an axis."""
-        tensor = self._own(tensor)
+        if tensor.requires_grad:
+            return _Join.apply(tensor, self, axis)
+        return self.gathered(tensor, axis)
+
+    def gathered(self, tensor, axis: int):
+        """Return what `join` does, without a gradient."""
+        tensor = tensor.contiguous()
         parts = [torch.empty_like(tensor) for _ in range(self.count)]
         distributed.all_gather(parts, tensor, group=self._group)
         return torch.cat(parts, dim=axis)
 
-    def _own(self, tensor):
-        if tensor.requires_grad:
-            raise ValueError(
-                "Processes that share the work of layers (`model`) compute no gradients on "
-                "PyTorch. Choose `fsdp`, or one process."
-            )
-        return tensor.contiguous()
+    def first(self, tensor):
+        """Give a tensor of all processes the numbers of the first one."""
+        distributed.broadcast(tensor, group=self._group, group_src=0)
+        return tensor
+
+
+_COMPARED = 16  # numbers by which processes compare their batches
 
 
 class _Bound(NamedTuple):
@@ -69,52 +135,68 @@ class _Bound(NamedTuple):
 
 
 class TensorParallel:
-    """A model whose weights processes share, with the method that lets them compute together.
+    """A model whose weights processes share, with the methods that let them compute together.
 
     Args:
         model: a `keras.Model`; all processes get the weights that the first one has.
-        mesh: `torch.distributed.device_mesh.DeviceMesh` of one axis, `"model"`.
+        mesh: `torch.distributed.device_mesh.DeviceMesh` with the axes `"data"`, of processes with
+            other rows, and `"model"`, of those that share the work of each layer.
 
     Raises:
         ValueError: if the processes cannot share its layers.
     """
 
     def __init__(self, model: keras.Model, mesh: Any):
-        sharing = Sharing(mesh)
-        layers = list(model._flatten_layers())
+        self._mesh, self._rows = mesh["model"], mesh["data"]
+        self._sharing = Sharing(self._mesh)
+        self._bound: list[_Bound] = []
+        self._spread: dict[int, _Spread] = {}  # by the variable
+        self._lock, self._depth = threading.RLock(), 0
+        self._is_checked = False
+        self.extend(model)
+
+    def extend(self, model: keras.Model) -> None:
+        """Share the layers of a model, or those that a task has around a model that is shared."""
+        sharing, layers = self._sharing, list(model._flatten_layers())
         for layer in layers:
             if isinstance(getattr(layer, "config", None), TransformerConfig):
-                check_shared(layer.config, sharing.count)
+                check_shared(layer.config)
             if getattr(layer, "quantization_mode", None) or getattr(layer, "lora_enabled", False):
                 raise ValueError(
                     f"{layer.path} is quantized or has an adapter, and processes share plain "
                     "weights alone (`model`). Load it in a float dtype, and call `merge_lora`."
                 )
-        self._bound: list[_Bound] = []
-        self._lock, self._depth = threading.RLock(), 0
-        cut = {id(v): axis for v in model.weights if (axis := _cut(v, sharing.count)) is not None}
-        for variable in model.weights:
-            self._spread(variable, cut.get(id(variable)), mesh)
+        new = [variable for variable in model.weights if id(variable) not in self._spread]
+        send_first(new, self._rows)
+        cut = {id(v): axis for v in new if (axis := _cut(v, sharing.count)) is not None}
+        of_parts = {id(v) for layer in layers for v in _between(layer)} - cut.keys()
+        for variable in new:
+            if keras.backend.is_float_dtype(variable.dtype):
+                axis, is_summed = cut.get(id(variable)), id(variable) in of_parts
+                self._spread[id(variable)] = self._share_of(variable, axis, is_summed)
+            else:
+                sharing.first(variable._value.data)
         for layer in layers:
-            self._divide(layer, sharing.count)
             # Of a product with columns, the bias alone has its first axis cut.
             rows = (cut.get(id(v)) == 0 for v in layer.weights if len(v.shape) > 1)
+            if any(id(v) in cut for v in layer.weights):
+                self._divide(layer, sharing.count)
             if hasattr(layer, "sharing") and any(rows):
                 self._bind(layer, "sharing", sharing)
                 self._bind(layer, "input_spec", None)  # of the whole width
             layer._track_variables()  # their parameters were the whole weights
-            if isinstance(layer, keras.Model):
+            if isinstance(layer, keras.Model) and layer not in MODELS:
                 with_whole_weights(layer)
                 MODELS[layer], layer.is_spread = self, True
 
-    def _spread(self, variable: keras.Variable, axis: int | None, mesh: Any) -> None:
+    def _share_of(self, variable: keras.Variable, axis: int | None, is_summed: bool) -> "_Spread":
         value = variable._value
-        if axis is None:
-            distributed.broadcast(value.data, group=mesh.get_group(), group_src=0)
-            return
-        shard = distribute_tensor(value.data, mesh, [Shard(axis)])
+        place = Replicate() if axis is None else Shard(axis)
+        shard = distribute_tensor(value.data, self._mesh, [place])
         variable._value = torch.nn.Parameter(shard, requires_grad=value.requires_grad)
-        self._bind(variable, "_value", shard.to_local().detach())
+        here = shard.to_local().detach()
+        self._bind(variable, "_value", here)
+        return _Spread(variable, here, is_summed)
 
     def _divide(self, layer: keras.layers.Layer, count: int) -> None:
         """Bind the sizes of a layer to the sizes of its part in this process."""
@@ -134,10 +216,6 @@ class TensorParallel:
     def _bind(self, owner: Any, name: str, here: Any) -> None:
         self._bound.append(_Bound(owner, name, here, getattr(owner, name)))
 
-    def check(self, model: keras.Model) -> None:
-        """Raise ValueError, since processes that share the work of layers do not train."""
-        refuse_training()
-
     @contextlib.contextmanager
     def for_reading(self) -> Iterator[None]:
         """Let the processes compute together. All of them make the same calls, one at a time."""
@@ -154,6 +232,97 @@ class TensorParallel:
                     for each in self._bound:
                         setattr(each.owner, each.name, each.whole)
 
+    # Training.
+
+    def check(self, model: keras.Model) -> None:
+        """Prepare a `fit` of a model, whose batches are compared in its first step."""
+        self.extend(model)
+        self._is_checked = False
+
+    @contextlib.contextmanager
+    def for_training(self, batch: Any) -> Iterator[None]:
+        """Let the processes compute a batch and its gradients, which the weights have afterwards.
+
+        Raises:
+            ValueError: if processes that share the work of layers have other rows.
+        """
+        if not self._is_checked:
+            self._align(batch)
+        learned = [each for each in self._spread.values() if each.variable.trainable]
+        for each in learned:
+            each.here.requires_grad_()
+        try:
+            with self.for_reading():
+                yield
+            self._finish(learned)
+        finally:
+            for each in learned:
+                each.here.requires_grad_(False)
+                each.here.grad = None
+
+    def _align(self, batch: Any) -> None:
+        """Compare a batch with the batches of the others, and take the first's random numbers."""
+        self._is_checked = True
+        numbers = [float(np.sum(np.asarray(x, "float64"))) for x in _arrays(batch)]
+        mine = torch.tensor([len(numbers), *numbers][:_COMPARED] + [0.0] * _COMPARED)[:_COMPARED]
+        first = self._sharing.first(mine.clone().to(self._mesh.device_type))
+        differs = (first.cpu() != mine).any().to(self._mesh.device_type, torch.float32)
+        if self._sharing.sum(differs) > 0:
+            raise ValueError(
+                "The processes that share the work of each layer (`model`) have other rows in "
+                "their batches. Give all of them the same data in the same order, with the same "
+                "`seed`: `shard_of` does that."
+            )
+        generators = [torch.default_generator]
+        if self._mesh.device_type == "cuda":
+            generators.append(torch.cuda.default_generators[torch.cuda.current_device()])
+        for generator in generators:
+            state = self._sharing.first(generator.get_state().to(self._mesh.device_type))
+            generator.set_state(state.cpu())
+
+    def _finish(self, learned: list["_Spread"]) -> None:
+        """Complete the gradients of this process's parts, and give them to the weights."""
+        waits = []
+        for each in learned:
+            if each.here.grad is not None and each.is_summed:
+                group = self._mesh.get_group()
+                waits.append(distributed.all_reduce(each.here.grad, group=group, async_op=True))
+        if self._rows.size() > 1:
+            for wait in waits:
+                wait.wait()
+            group = self._rows.get_group()
+            found = [each.here.grad for each in learned if each.here.grad is not None]
+            torch._foreach_div_(found, self._rows.size())
+            waits = [distributed.all_reduce(each, group=group, async_op=True) for each in found]
+        for wait in waits:
+            wait.wait()
+        for each in learned:
+            whole, gradient = each.variable._value, each.here.grad
+            whole.grad = None
+            if gradient is not None:
+                sizes = {"shape": whole.shape, "stride": whole.stride(), "run_check": False}
+                whole.grad = DTensor.from_local(
+                    gradient, whole.device_mesh, whole.placements, **sizes
+                )
+
+    def build(self, optimizer: Any, variables: list) -> None:
+        """Spread the states of an optimizer as the variables are spread."""
+        spread_states(optimizer, variables)
+
+
+class _Spread(NamedTuple):
+    """A variable whose value is a `DTensor`.
+
+    Fields:
+        variable: `keras.Variable`.
+        here: tensor, the part of this process.
+        is_summed: bool, whether each process has the whole weight, and a part of its gradient.
+    """
+
+    variable: keras.Variable
+    here: Any
+    is_summed: bool
+
 
 def share(model: keras.Model, mesh: Any) -> TensorParallel:
     """Return how processes share a model or, if they share it already, a part of it."""
@@ -161,21 +330,25 @@ def share(model: keras.Model, mesh: Any) -> TensorParallel:
     known = next((MODELS[each] for each in models if each in MODELS), None)
     if known is None:
         return TensorParallel(model, mesh)
-    MODELS[model], model.is_spread = known, True  # a task around a backbone
-    with_whole_weights(model)
+    known.extend(model)  # a task around a backbone
     return known
 
 
-def refuse_training() -> NoReturn:
-    """Raise ValueError, since processes that share the work of layers do not train."""
-    raise ValueError(
-        "On PyTorch the processes of `setup(model=...)` generate and predict together, and do not "
-        "train. Call `setup(fsdp=...)` before the model is made, or train on JAX."
-    )
+def _between(layer: keras.layers.Layer) -> list[keras.Variable]:
+    """Return the weights of a layer that come after its states are divided and before the sum."""
+    if not (hasattr(layer, "sharing") and hasattr(layer, "output_dense")):
+        return []  # neither attention nor a feed-forward layer
+    whole = (layer.output_dense, getattr(layer, "softmax_gate_dense", None))
+    outside = {id(variable) for each in whole if each is not None for variable in each.weights}
+    return [variable for variable in layer.weights if id(variable) not in outside]
 
 
-def check_shared(config: TransformerConfig, count: int) -> None:
-    """Raise ValueError unless `count` processes can share the layers of a model."""
+def _arrays(batch: Any) -> list:
+    return [keras.ops.convert_to_numpy(x) for x in keras.tree.flatten(batch) if x is not None]
+
+
+def check_plain(config: TransformerConfig, verb: str) -> None:
+    """Raise ValueError unless a model has only parts that several processes can compute."""
     for side in sides(config):
         for i in range(side.groups):
             part = side.layer(i).only_side.block
@@ -183,9 +356,14 @@ def check_shared(config: TransformerConfig, count: int) -> None:
             if wrong is not None or config.kind not in ("encoder", "decoder"):
                 what = f"a model of kind {config.kind!r}" if wrong is None else wrong
                 raise ValueError(
-                    f"Processes of PyTorch share the work of plain attention, feed-forward layers "
-                    f"and experts (`model`): this model has {what}. Choose model=1, or JAX."
+                    f"Processes of PyTorch {verb} of models with plain attention, feed-forward "
+                    f"layers and experts: this model has {what}. Choose another axis, or JAX."
                 )
+
+
+def check_shared(config: TransformerConfig) -> None:
+    """Raise ValueError unless processes can share the layers of a model."""
+    check_plain(config, "share the layers (`model`)")
 
 
 def _not_shared(part: Block) -> str | None:

@@ -10,13 +10,14 @@ from torch import distributed
 
 from keras_transformer.distribution.checkpoint_engine import CheckpointEngine
 from keras_transformer.distribution.engine import Engine
+from keras_transformer.distribution.spread import rows_group, with_same_rows
 
 
 class TorchEngine(Engine):
     """The processes of `torch.distributed`."""
 
     name, packages = "torch", ("torch",)
-    axes = ("data", "fsdp", "model")
+    axes = ("data", "fsdp", "model", "sequence")
     averages_replicas = True
     spreads_batches_by = "keras_transformer.distribution.data_parallel, with torch.distributed"
 
@@ -33,6 +34,10 @@ class TorchEngine(Engine):
     def process_index(self) -> int:
         return distributed.get_rank() if _are_connected() else 0
 
+    def share_of_data(self) -> tuple[int, int]:
+        together = with_same_rows()
+        return self.process_index() // together, self.process_count() // together
+
     def gather(self, array: np.ndarray) -> list[np.ndarray]:
         mine = torch.from_numpy(array.copy())
         every = [torch.empty_like(mine) for _ in range(self.process_count())]
@@ -43,7 +48,7 @@ class TorchEngine(Engine):
         if processes == 1:
             return 1, weight
         total = weight.detach().clone()
-        distributed.all_reduce(total)
+        distributed.all_reduce(total, group=rows_group())
         return processes, total
 
     def check_connected(self, name: str) -> None:

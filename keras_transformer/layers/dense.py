@@ -1,11 +1,13 @@
 """The linear layer of all blocks, with the fastest matrix product for the device, and adapters."""
 
+import math
 from typing import Any
 
 import keras
 import numpy as np
 from keras import ops
 
+from keras_transformer.config.weight import BOUNDS
 from keras_transformer.kernels import products
 from keras_transformer.kernels.quantized_matrix import MODES, QuantizedMatrix
 
@@ -166,3 +168,39 @@ class Dense(keras.layers.Dense):
 
     def _activated(self, outputs):
         return outputs if self.activation is None else self.activation(outputs)
+
+
+class ClippedDense(Dense):
+    """A `Dense` whose inputs and outputs are clipped to ranges that no gradient trains.
+
+    The ranges are weights, since checkpoints hold them. A new layer clips nothing.
+
+    Source: Google DeepMind 2026, the published code of Gemma 4.
+    """
+
+    def build(self, input_shape):
+        super().build(input_shape)
+        self._tracker.unlock()
+        for name in BOUNDS:
+            limit = keras.initializers.Constant(-math.inf if name.endswith("min") else math.inf)
+            setattr(self, name, self.add_weight((), limit, trainable=False, name=name))
+        self._tracker.lock()
+
+    def call(self, inputs, training=None):
+        inputs = _within(inputs, self.input_min, self.input_max)
+        outputs = super().call(inputs, training=training)
+        return _within(outputs, self.output_min, self.output_max)
+
+    @property
+    def variable_serialization_spec(self):
+        spec = super().variable_serialization_spec
+        return {mode: [*names, *BOUNDS] for mode, names in spec.items()}
+
+    def quantized_call(self, inputs, training=None):
+        inputs = _within(inputs, self.input_min, self.input_max)
+        outputs = super().quantized_call(inputs, training=training)
+        return _within(outputs, self.output_min, self.output_max)
+
+
+def _within(x, least, most):
+    return ops.minimum(ops.maximum(x, ops.cast(least, x.dtype)), ops.cast(most, x.dtype))

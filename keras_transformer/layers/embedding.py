@@ -257,7 +257,7 @@ class TokenEmbedding(_OfIds, Rematerializable, keras.layers.ReversibleEmbedding,
     def _shared(self, inputs, reverse: bool):
         """Join the logits of all processes, or sum the vectors of ids: one process has each."""
         if reverse:
-            return self.sharing.join(super().call(inputs, reverse=True))
+            return self.sharing.join(super().call(self.sharing.enter(inputs), reverse=True))
         held = ops.convert_to_tensor(self.embeddings).shape[0]
         own = ops.cast(inputs, "int32") - self.sharing.index * held
         is_here = ops.logical_and(own >= 0, own < held)
@@ -360,14 +360,18 @@ class TokenEmbedding(_OfIds, Rematerializable, keras.layers.ReversibleEmbedding,
         rows = ops.cast(rows, self.compute_dtype)
         return ops.reshape(rows, (*ops.shape(ids), self.output_dim))
 
-    def output_kernel(self):
-        """Return the matrix that projects states to logits, `(vocabulary_size, hidden_dim)`."""
+    def output_kernel(self, joined: bool = True):
+        """Return the matrix that projects states to logits, `(vocabulary_size, hidden_dim)`.
+
+        Args:
+            joined: bool, whether processes that have other words join theirs.
+        """
         if self.quantization_mode is not None:
             return QuantizedMatrix(self, of_logits=True).rows(self.compute_dtype)
         # Gathered once, not for each part of the positions that a loss projects.
         kernel = whole_value(self, self.embeddings if self.tie_weights else self.reverse_embeddings)
         kernel = kernel if self.tie_weights else ops.transpose(kernel)
-        kernel = kernel if self.sharing is None else self.sharing.join(kernel, axis=0)
+        kernel = self.sharing.join(kernel, axis=0) if self.sharing and joined else kernel
         return ops.cast(kernel, self.compute_dtype)
 
     def _finished(self, vectors, ids):

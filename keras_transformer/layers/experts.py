@@ -367,17 +367,17 @@ class MixtureOfExperts(ChecksCall, SavesArguments, Rematerializable, keras.layer
             return
         counted = ops.ones_like(scores[:, :1])
         counted = counted if real is None else ops.cast(real, "float32")[:, None]
-        total = ops.maximum(ops.sum(counted), 1.0)
+        total = ops.sum(counted)  # 0 if this replica has padding alone
         balance = z = 0.0
         if factors[0]:
             choices = ops.sum(self._one_hot(chosen), axis=1)
             loads = mean_over_replicas(ops.sum(choices * counted, axis=0), within_layer=True)
-            loads = loads / mean_over_replicas(total, within_layer=True)
-            means = ops.sum(shares * counted, axis=0) / total
+            loads = ops.divide_no_nan(loads, mean_over_replicas(total, within_layer=True))
+            means = ops.divide_no_nan(ops.sum(shares * counted, axis=0), total)
             balance = self.num_experts * ops.sum(loads * means)
         if factors[1]:
             sums = ops.logsumexp(scores, axis=-1, keepdims=True)
-            z = ops.sum(ops.square(sums) * counted) / total
+            z = ops.divide_no_nan(ops.sum(ops.square(sums) * counted), total)
         share = share_of_weight(total, within_layer=True)
         self.add_loss((factors[0] * balance + factors[1] * z) * share)
 

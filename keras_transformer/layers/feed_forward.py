@@ -11,10 +11,10 @@ from keras import ops
 from keras_transformer.config import Dense as DensePart
 from keras_transformer.kernels.activations import gelu
 from keras_transformer.layers.arguments import ChecksCall, SavesArguments, own_layer
-from keras_transformer.layers.dense import Dense
+from keras_transformer.layers.dense import ClippedDense, Dense
 from keras_transformer.layers.dropout import Dropout
 from keras_transformer.layers.remat import Rematerializable, no_inner_remat
-from keras_transformer.support.checking import check_int, shorten
+from keras_transformer.support.checking import check_bool, check_int, shorten
 
 _ACTIVATIONS = {
     "relu": ops.relu,
@@ -98,6 +98,8 @@ class FeedForward(ChecksCall, SavesArguments, Rematerializable, keras.layers.Lay
             output (Falcon-H1).
         sparsity: float, requires `gated`: the share of the gate's values that become zero before
             its activation, if they are normally distributed (Gemma 3n).
+        clipped: bool, whether the inputs and the outputs of the projections are clipped to ranges
+            that no gradient trains (Gemma 4).
         kernel_initializer: initializer of the kernels.
         **kwargs: as in `keras.layers.Layer`.
 
@@ -132,6 +134,8 @@ class FeedForward(ChecksCall, SavesArguments, Rematerializable, keras.layers.Lay
         "sparsity": "dropout",
     }
     axes: ClassVar = {"inputs": (..., "dim")}
+    # The processes that have other features in between, see `distribution.tensor_parallel`.
+    sharing: Any = None
 
     def __init__(
         self,
@@ -148,6 +152,7 @@ class FeedForward(ChecksCall, SavesArguments, Rematerializable, keras.layers.Lay
         output_scale: float = 1.0,
         sparsity: float = 0.0,
         softmax_gate_first: bool = False,
+        clipped: bool = False,
         **kwargs,
     ):
         super().__init__(**kwargs)
@@ -159,6 +164,9 @@ class FeedForward(ChecksCall, SavesArguments, Rematerializable, keras.layers.Lay
             raise ValueError(f"`sparsity` needs `gated`, received {sparsity} with gated=False.")
         if softmax_gate_first and not softmax_gate:
             raise ValueError("`softmax_gate_first` needs `softmax_gate`, received False.")
+        if check_bool("clipped", clipped) and softmax_gate:
+            raise ValueError("`clipped` and `softmax_gate` cannot be combined.")
+        self.clipped = clipped
         self.gate_scale, self.output_scale, self.sparsity = gate_scale, output_scale, sparsity
         self.intermediate_dim = intermediate_dim
         self.output_dim = output_dim
@@ -177,15 +185,16 @@ class FeedForward(ChecksCall, SavesArguments, Rematerializable, keras.layers.Lay
     def from_part(cls, part: DensePart, **kwargs) -> "FeedForward":
         """Make the layer for a part of a config; `kwargs` are the other arguments of the layer."""
         names = ("activation", "gated", "gate_limit", "gate_scale", "output_scale")
-        names += ("sparsity", "softmax_gate", "softmax_gate_first")
+        names += ("sparsity", "softmax_gate", "softmax_gate_first", "clipped")
         options = {n: getattr(part, n) for n in names}
         biases = {"use_bias": part.bias, "output_bias": part.output_bias}
         return cls(part.dim, **biases, **options, **kwargs)
 
     def _projection(self, units: int, name: str) -> Dense:
         biases = {"output": self.output_bias, "softmax_gate": True}
+        kind = ClippedDense if self.clipped else Dense
         with no_inner_remat():
-            return Dense(
+            return kind(
                 units,
                 use_bias=biases.get(name, self.use_bias),
                 kernel_initializer=self.kernel_initializer.clone(),
@@ -211,6 +220,7 @@ class FeedForward(ChecksCall, SavesArguments, Rematerializable, keras.layers.Lay
     def call(self, inputs):
         if self.softmax_gate_first:
             inputs = inputs * ops.softmax(self.softmax_gate_dense(inputs), axis=-1)
+        inputs = inputs if self.sharing is None else self.sharing.enter(inputs)
         hidden = self.intermediate_dense(inputs)
         gate = self.gate_dense(inputs) if self.gated else None
         gate = gate if gate is None or self.gate_scale == 1 else gate * self.gate_scale

@@ -27,6 +27,8 @@ class LayerVectors(SavesArguments, keras.layers.Layer):
     Call arguments:
         token_ids: int `(batch, length)`.
         embedded: float `(batch, length, hidden_dim)`, the embeddings of the tokens.
+        placed: bool `(batch, length)`, the tokens in whose place other states are. They have the
+            vectors of the first token, which they do not train. Defaults to no such tokens.
 
     Returns:
         Float `(batch, length, num_layers, dim)`.
@@ -71,24 +73,26 @@ class LayerVectors(SavesArguments, keras.layers.Layer):
                 kind.type, kind.epsilon, name="norm", dtype=self.dtype_policy
             )
 
-    def build(self, token_ids_shape, embedded_shape=None):
+    def build(self, token_ids_shape, embedded_shape=None, placed_shape=None):
         shape = (self.part.vocabulary_size, self.num_layers * self.part.dim)
         self.embeddings = self.add_weight(shape, self.embeddings_initializer, name="embeddings")
         self.projection.build(embedded_shape)
         self.norm.build((None, None, self.num_layers, self.part.dim))
         self.built = True
 
-    def call(self, token_ids, embedded=None):
+    def call(self, token_ids, embedded=None, placed=None):
         dim, width = self.part.dim, embedded.shape[-1]
         shape = (*ops.shape(token_ids), self.num_layers, dim)
         known = ops.logical_and(token_ids >= 0, token_ids < self.part.vocabulary_size)
         ids = ops.where(known, token_ids, 0)  # a token without such vectors has those of the first
         own = ops.reshape(look_up(self.embeddings, ids), shape)
+        if placed is not None:  # as published models do: it is their padding's vector
+            own = ops.where(placed[..., None, None], ops.stop_gradient(own), own)
         own = ops.cast(own, self.compute_dtype) * dim**0.5
         projected = ops.reshape(self.projection(embedded) * width**-0.5, shape)
         return (self.norm(projected) + own) * 2**-0.5
 
-    def compute_output_shape(self, token_ids_shape, embedded_shape=None):
+    def compute_output_shape(self, token_ids_shape, embedded_shape=None, placed_shape=None):
         return (*token_ids_shape, self.num_layers, self.part.dim)
 
 

@@ -537,13 +537,21 @@ class RotaryEmbedding(ChecksCall, SavesArguments, Rematerializable, keras.layers
             angles = angles * ops.convert_to_tensor(frequencies, dtype="float32")
         else:
             angles = _angles(positions, frequencies)
+        apart = self.position_axes is not None and self.position_axes.order == "apart"
+        states, whole = inputs, ops.shape(inputs)
+        if apart:  # the features of each axis are rotated like those of a head
+            count = len(self.position_axes.pairs)
+            rows, length = ops.shape(angles)[:2]
+            angles = ops.reshape(angles, (rows, length, count, angles.shape[-1] // count))
+            states = ops.reshape(inputs, (*whole[:3], count, width // count))
         angles = ops.expand_dims(angles, 2)
         sin, cos = ops.sin(angles), ops.cos(angles)
         sin = -sin if self.direction == "clockwise" else sin
         raised = self.raised
         if raised != 1:
             sin, cos = sin * raised, cos * raised
-        return rotate(inputs, sin, cos, self.interleaved)
+        rotated = rotate(states, sin, cos, self.interleaved)
+        return ops.reshape(rotated, whole) if apart else rotated
 
     def scaled_queries(self, queries, positions=None):
         """Return rotated queries `(batch, length, heads, head_dim)` times their `query_growth`.
@@ -558,7 +566,7 @@ class RotaryEmbedding(ChecksCall, SavesArguments, Rematerializable, keras.layers
 
         If the angles depend on the length of a row, these are the angles of short rows.
         """
-        if self.position_axes is not None and self.position_axes.order == "separate":
+        if self.position_axes is not None and self.position_axes.order in ("separate", "apart"):
             each = (_frequencies(2 * count, self.base) for count in self.position_axes.pairs)
             return np.concatenate(list(each))
         frequencies = _frequencies(dim, self.base)

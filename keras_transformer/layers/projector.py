@@ -4,6 +4,7 @@ import keras
 from keras import ops
 
 from keras_transformer.config import TransformerConfig
+from keras_transformer.config.outputs import STANDARD
 from keras_transformer.layers.dense import Dense
 from keras_transformer.layers.feed_forward import FeedForward
 from keras_transformer.layers.initializers import kernel_initializer
@@ -21,6 +22,8 @@ class Projector(keras.layers.Layer):
     to one, row by row, which `"shuffled_mlp"` normalizes. With `"merged"` and `"merged_mlp"` the
     states of a square follow each other, and are normalized before they are joined; `"merged_mlp"`
     joins them feature by feature, and has one more layer, which makes one state of their width.
+    `"merged_mean"` averages them, multiplies the mean by the root of its width and, if the config
+    says `standardized`, shifts and multiplies it by numbers of each feature, before the norm.
 
     The attribute `separator` is the trained state that is placed between rows of patches, or None.
 
@@ -42,7 +45,8 @@ class Projector(keras.layers.Layer):
     layer: Liu et al. 2023, "Visual Instruction Tuning", section 4.1; pooling: Kamath et al. 2025,
     "Gemma 3", section 2.1; joining: Shi et al. 2016, "Real-Time Single Image and Video
     Super-Resolution", section 3.2, the other way round; merging: Wang et al. 2024, "Qwen2-VL",
-    section 2.1, and Mistral AI 2025, "Mistral Small 3.1", by its checkpoint.
+    section 2.1, and Mistral AI 2025, "Mistral Small 3.1", by its checkpoint; means of merged
+    states: the published code of Gemma 4.
     """
 
     def __init__(
@@ -62,8 +66,11 @@ class Projector(keras.layers.Layer):
         self._merges, self.merge = kind.startswith("merged"), None
         if self._pool > 1 and not self._merges:
             self._grid = encoder.stem.grid(encoder.stem.image_size)
-        self._joins = kind.startswith("shuffled") or self._merges
-        self._norm_first = kind in ("pooled", "shuffled_mlp") or self._normalizes_squares
+        self._averages = kind == "merged_mean"
+        self._standardized = config.projector.standardized
+        self._joins = kind.startswith("shuffled") or (self._merges and not self._averages)
+        before = ("pooled", "shuffled_mlp", "merged_mean")
+        self._norm_first = kind in before or self._normalizes_squares
         self._inner = self._widths[0] * (self._pool**2 if self._joins else 1)
         self.separator, self._separates = None, config.projector.separator
         self._initializer = options["kernel_initializer"]
@@ -81,8 +88,11 @@ class Projector(keras.layers.Layer):
                 )
             else:
                 self.dense = Dense(self._widths[1], name="output", **options)
-            if kind in ("normalized", "pooled", "merged", "shuffled_mlp", "merged_mlp"):
-                norms = {"pooled": decoder.normalization, "shuffled_mlp": "layer_norm"}
+            if kind in ("normalized", "pooled", "shuffled_mlp") or self._merges:
+                norms = {
+                    "pooled": decoder.normalization, "shuffled_mlp": "layer_norm",
+                    "merged_mean": "rms_norm_no_weight",
+                }  # fmt: skip
                 epsilons = {
                     "shuffled_mlp": _EPSILON, "merged_mlp": decoder.normalization_epsilon,
                 }  # fmt: skip
@@ -90,7 +100,8 @@ class Projector(keras.layers.Layer):
                     norms.get(kind, encoder.normalization),
                     epsilons.get(kind, encoder.normalization_epsilon),
                     name="norm",
-                    dtype=self.dtype_policy,
+                    # Means times the root of their width may exceed float16.
+                    dtype="float32" if self._averages else self.dtype_policy,
                 )
 
     def build(self, input_shape=None):
@@ -98,6 +109,10 @@ class Projector(keras.layers.Layer):
             self.separator = self.add_weight(
                 (self._widths[1],), self._initializer, name="separator"
             )
+        if self._standardized:
+            for name, first in zip(STANDARD, ("zeros", "ones"), strict=True):
+                options = {"trainable": False, "autocast": False, "name": name}
+                setattr(self, name, self.add_weight(self._widths[:1], first, **options))
         if self.merge is not None:
             self.merge.build((None, None, self._inner))
         self.dense.build((None, None, self._inner if self.merge is None else self._widths[0]))
@@ -120,6 +135,13 @@ class Projector(keras.layers.Layer):
         if self._merges:  # the patches of a square follow each other
             count = self._pool**2
             length = x.shape[1] // count if isinstance(x.shape[1], int) else -1
+            if self._averages:
+                x = ops.reshape(ops.cast(x, "float32"), (-1, length, count, self._widths[0]))
+                x = ops.mean(x, axis=2) * self._widths[0] ** 0.5
+                if not self._standardized:
+                    return x
+                shift, factor = (ops.cast(getattr(self, name), "float32") for name in STANDARD)
+                return (x - shift) * factor
             if self.merge is not None and count > 1:
                 x = ops.reshape(x, (-1, length, count, self._widths[0]))
                 x = ops.transpose(x, (0, 1, 3, 2))

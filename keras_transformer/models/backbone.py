@@ -280,13 +280,14 @@ class Backbone(Runtime):
         capped = self.config.logit_soft_cap is not None
         return type(self).logits is Backbone.logits and not quantized and not capped
 
-    def output_projection(self, hidden_states):
+    def output_projection(self, hidden_states, joined: bool = True):
         """Return states and the kernel `(vocabulary_size, embedding_dim)` that maps them to logits.
 
-        The bias is not included. Useful for a loss that does not need all logits at once.
+        The bias is not included. Useful for a loss that does not need all logits at once. Without
+        `joined`, processes that share the vocabulary get their own words of the kernel alone.
         """
         states = spread_batch(self._before_logits(hidden_states))
-        return states, self.token_embedding.output_kernel()
+        return states, self.token_embedding.output_kernel(joined)
 
     def _before_logits(self, hidden_states):
         for layer in (*self.output_transform, self.state_projection):

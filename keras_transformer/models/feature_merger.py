@@ -150,6 +150,15 @@ class FeatureMerger:
             whole = ops.cast(self.inputs["prefix_mask"], "bool")
             last = ops.max(ops.where(whole, self._ends, 0), axis=1, keepdims=True)
             return {"prefix": ops.where(whole, last, 0)}
+        if kind == "windows" and self.states is not None:
+            # A state also sees those behind itself in its run, the places next to each other.
+            ends = ops.where(self.places, ops.max(self._ends), self._ends - 1)
+            others = ops.sort(ends, axis=1)  # the places of tokens, then the length
+            before = self._ends - ops.cumsum(ops.cast(self.places, "int32"), axis=1)
+            before = ops.where(self.places, before, 0)
+            until = ops.take_along_axis(others, before, axis=1)
+            prefix = ops.where(self.places, until, 0)
+            return {"prefix": prefix, "prefix_start": self._ends, "prefix_in_windows": True}
         if kind != "states" or self.states is None:
             return {}
         # The states of an input are next to each other. A state also sees those behind itself; what
@@ -197,13 +206,14 @@ class FeatureMerger:
             `layers.stems.Embedded`, and the list of `put`.
         """
         inputs, positions = self.stem_inputs(cache_positions)
+        options = {"cache_positions": positions, "layer_inputs": False, "training": training}
         if self.known.counted and self.states is not None:
             x = inputs.get("token_embeddings")
             x = stem.token_embedding(inputs["token_ids"]) if x is None else x
             x, added = self.put(x)
             inputs = {**inputs, "token_embeddings": x}
-            return stem(inputs, cache_positions=positions, training=training), added
-        embedded = stem(inputs, cache_positions=positions, training=training)
+            return stem(inputs, **options), added
+        embedded = stem(inputs, **options)
         states, added = self.put(embedded.states)
         return embedded._replace(states=states), added
 

@@ -407,5 +407,10 @@ class Seq2Seq(Backbone):
         merger = self._merger(states, target)
         target = {**target, **merger.visibility, **merger.positions}
         run = ForwardContext(target["token_ids"], target, cache, collect)
-        embedded, added = merger.embedded(self.decoder_stem, run.cache_positions, training)
-        return self.decoder(embedded.states, run=run, added=added, training=training)
+        stem, further = self.decoder_stem, {}
+        embedded, added = merger.embedded(stem, run.cache_positions, training)
+        if stem.layer_inputs is not None:
+            ids, _ = merger.stem_inputs(None)
+            given = {"embedded": embedded.states, "placed": merger.places}
+            further["layer_inputs"] = stem.layer_inputs(ids["token_ids"], **given)
+        return self.decoder(embedded.states, run=run, added=added, training=training, **further)

@@ -46,7 +46,8 @@ class ForwardContext:
     Args:
         x: `(batch, length)` or `(batch, length, dim)`, tokens or their states, used for its shape.
         inputs: the inputs of the decoder, of which `padding_mask`, `position_ids`, `pack_ids` and
-            `prefix` and `prefix_start` are read, see `AttentionMask`. With a cache `position_ids`
+            `prefix` and `prefix_start` are read, see `AttentionMask`; with `prefix_in_windows` they
+            are for blocks with a pattern alone. With a cache `position_ids`
             are positions of several axes, `(batch, length, axes)`; others are counted by it.
         cache: the argument of `call`, or None.
         collect: tuple of `"states"`, `"block_outputs"`, `"attention"`, `"queries"` and `"keys"`,
@@ -68,6 +69,7 @@ class ForwardContext:
     def __init__(self, x, inputs: Mapping[str, Any], cache=None, collect: tuple[str, ...] = ()):
         self.grid = inputs.get("grid")
         self.segment_ids = inputs.get("segment_ids")
+        self._in_windows = inputs.get("prefix_in_windows", False)
         self.cache = cache = cache.cache if isinstance(cache, OpaqueCache) else cache
         self.collected: dict[str, list] = {name: [] for name in collect}
         if "maps" in self.collected:
@@ -156,6 +158,8 @@ class ForwardContext:
         visibility = self.visibilities[self.group]
         if self.cache is None and block.rotary is None:
             visibility = visibility._replace(query_positions=None)
+        if block.pattern is None and self._in_windows:
+            visibility = visibility._replace(prefix=None, prefix_start=None)
         if block.pattern is None or not block.pattern.takes_global_positions:
             visibility = visibility._replace(global_positions=None)
         options = {"visibility": visibility, **options}

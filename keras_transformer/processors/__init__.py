@@ -12,6 +12,8 @@ from keras_transformer.processors.patch_videos import PatchVideoProcessor
 from keras_transformer.processors.processor import Processor
 from keras_transformer.processors.prompted import PromptedImageProcessor
 from keras_transformer.processors.series import SeriesProcessor
+from keras_transformer.processors.soft_token_videos import SoftTokenVideoProcessor
+from keras_transformer.processors.soft_tokens import SoftTokenProcessor
 from keras_transformer.processors.tiling import (
     Layout,
     Mixes,
@@ -36,6 +38,8 @@ __all__ = [
     "PromptedImageProcessor",
     "Resolutions",
     "SeriesProcessor",
+    "SoftTokenProcessor",
+    "SoftTokenVideoProcessor",
     "Splitting",
     "Thumbnail",
     "Tiling",

@@ -100,7 +100,8 @@ class PatchSequenceProcessor(ImageProcessor):
         self.num_frames = check_int("num_frames", num_frames, 1, 1024)
         if videos is not None and not isinstance(videos, self.video_class or ()):
             raise ValueError(
-                f"`videos` must be a PatchVideoProcessor or None, received {describe(videos)}."
+                f"`videos` must be a {getattr(self.video_class, '__name__', None)} or None, "
+                f"received {describe(videos)}."
             )
         self.videos = videos
         self.min_pixels = check_int("min_pixels", min_pixels, 1, MOST_PIXELS)

@@ -101,6 +101,8 @@ class PatchVideoProcessor(MediaProcessor):
     # What chat templates write for a video, and around it.
     token: ClassVar[str] = "<|video_pad|>"
     around: ClassVar[tuple[str, str]] = ("<|vision_start|>", "<|vision_end|>")
+    # The options that a video may be too large for.
+    lowered: ClassVar[str] = "`fps`, `max_frames` or `max_pixels`"
 
     def __init__(
         self,
@@ -260,8 +262,8 @@ class PatchVideoProcessor(MediaProcessor):
         if math.prod(size) > MOST_PIXELS or pixels > most or states > MOST_STATES:
             raise ValueError(
                 f"`{place}` would be read as {len(numbers):,} frames of {size[0]:,} x {size[1]:,} "
-                f"pixels, {states:,} states. Make it shorter, or lower `fps`, `max_frames` or "
-                "`max_pixels` of `processor.source.videos`."
+                f"pixels, {states:,} states. Make it shorter, or lower {self.lowered} of "
+                "`processor.source.videos`."
             )
         return ChosenFrames(numbers, fps, fps * len(numbers) / shape.frames, given, size)
 

@@ -34,6 +34,7 @@ OF_OTHERS = {
     **family_placed.CONFIGS,
     **family_placed.OF_ANY_SIZE,
     **family_placed.OF_ROWS,
+    **family_placed.OF_BUDGETS,
     **family_placed.RETRIEVERS,
     **family_placed.IN_ENCODERS,
 }
@@ -83,6 +84,7 @@ LANGUAGE_MODELS = {
     "paligemma": "PaliGemmaForConditionalGeneration",
     "colpali": "ColPaliForRetrieval",
     "colqwen2": "ColQwen2ForRetrieval",
+    "gemma4": "Gemma4ForConditionalGeneration",
     "qwen2_vl": "Qwen2VLForConditionalGeneration",
     "qwen2_5_vl": "Qwen2_5_VLForConditionalGeneration",
     "qwen3_5": "Qwen3_5ForConditionalGeneration",
@@ -143,6 +145,10 @@ def make(model_type, number, suffix, seed=0, **values):
     model = class_of(model_type, suffix)(config).eval()
     # As wide as to tell one activation, epsilon or position from another.
     random = torch.Generator().manual_seed(seed)
+
+    def noise_of(buffer):
+        return torch.rand(buffer.shape, generator=random)
+
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if "embed_positions" in name and model_type in ("marian", "pegasus", "roformer"):
@@ -158,6 +164,10 @@ def make(model_type, number, suffix, seed=0, **values):
                 buffer.copy_(offset + 0.5 * noise)
             elif name.endswith("layer_scalar"):  # of Gemma 4
                 buffer.copy_(0.5 + torch.rand(buffer.shape, generator=random))
+            elif name.endswith(("_min", "_max")):  # the ranges of Gemma 4's clipped layers
+                buffer.copy_((1.0 if name.endswith("max") else -1.0) * (1.0 + noise_of(buffer)))
+            elif name.endswith(("std_bias", "std_scale")):
+                buffer.copy_(noise_of(buffer) + name.endswith("scale"))
             elif name.endswith(("e_score_correction_bias", "expert_bias")):
                 buffer.copy_(0.3 * torch.randn(buffer.shape, generator=random))
     if hasattr(model, "final_logits_bias"):

@@ -188,6 +188,64 @@ OF_ROWS = {
         ],
     ),
 }  # fmt: skip
+_GEMMA4_TEXT = {
+    "model_type": "gemma4_text", "vocab_size": 61, "hidden_size": 24, "num_hidden_layers": 4,
+    "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 8, "global_head_dim": 16,
+    "intermediate_size": 20, "vocab_size_per_layer_input": 61, "hidden_size_per_layer_input": 10,
+    "sliding_window": 4, "layer_types": ["sliding_attention", "full_attention"] * 2,
+    "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0, "max_position_embeddings": 512,
+}  # fmt: skip
+_GEMMA4_TOWER = {
+    "hidden_size": 16, "intermediate_size": 20, "num_hidden_layers": 2, "num_attention_heads": 2,
+    "num_key_value_heads": 2, "head_dim": 8, "patch_size": 2, "position_embedding_size": 240,
+}  # fmt: skip
+# Families that read images of any aspect ratio with a budget of states, see
+# `tests/tasks/test_gemma4.py`: as the small models with clipped layers and shared keys, as the
+# large ones whose states of an image see each other, and as those with experts.
+OF_BUDGETS = {
+    "gemma4": (
+        "Gemma4",
+        [
+            {
+                "vision_config": {
+                    **_GEMMA4_TOWER, "use_clipped_linears": True, "pooling_kernel_size": 2,
+                },
+                "text_config": {
+                    **_GEMMA4_TEXT, "num_kv_shared_layers": 2, "use_double_wide_mlp": True,
+                },
+                "audio_config": None,
+                "image_token_id": 57,
+            },
+            {
+                "vision_config": {
+                    **_GEMMA4_TOWER, "standardize": True, "head_dim": 12, "num_key_value_heads": 1,
+                    "rms_norm_eps": 1e-3, "hidden_activation": "silu",
+                    "rope_parameters": {"rope_type": "axial", "rope_theta": 50.0},
+                },
+                "text_config": {
+                    **_GEMMA4_TEXT, "hidden_size_per_layer_input": 0, "attention_k_eq_v": True,
+                    "num_global_key_value_heads": 1, "final_logit_softcapping": 3.0,
+                    "use_bidirectional_attention": "vision", "tie_word_embeddings": False,
+                    "num_hidden_layers": 2, "layer_types": ["sliding_attention", "full_attention"],
+                },
+                "audio_config": None,
+                "image_token_id": 57,
+                "tie_word_embeddings": False,
+            },
+            {
+                "vision_config": {**_GEMMA4_TOWER, "standardize": True, "pooling_kernel_size": 2},
+                "text_config": {
+                    **_GEMMA4_TEXT, "hidden_size_per_layer_input": 0, "enable_moe_block": True,
+                    "num_experts": 5, "top_k_experts": 2, "moe_intermediate_size": 8,
+                    "use_bidirectional_attention": "vision", "num_hidden_layers": 2,
+                    "layer_types": ["sliding_attention", "full_attention"],
+                },
+                "audio_config": None,
+                "image_token_id": 57,
+            },
+        ],
+    ),
+}  # fmt: skip
 PIXTRAL_LLAVA = {
     "vision_config": {**_PIXTRAL, "hidden_act": "silu"},
     "text_config": _MISTRAL,

@@ -1,19 +1,24 @@
-"""Tokens of a long row over devices against one device, on JAX: LENGTH DEVICES.
+"""Tokens of a long row over devices against one device: LENGTH DEVICES.
 
-Run by hand for lengths that take minutes:
+Run by hand for lengths that take minutes; on PyTorch once with one process, once with several:
 
     XLA_FLAGS=--xla_force_host_platform_device_count=4 KERAS_BACKEND=jax \\
         python -m tests.distribution.long_rows 65536 4
+    KERAS_BACKEND=torch python -m tests.distribution.long_rows 65536 1
+    KERAS_BACKEND=torch torchrun --nproc_per_node 4 -m tests.distribution.long_rows 65536 4
 
-A small decoder trains for a step on 1,024 tokens and evaluates a row of LENGTH. For one device and
+On JAX a small decoder trains for a step on 1,024 tokens and evaluates a row of LENGTH. For one device and
 for DEVICES it prints both losses, the largest difference that the step made to a weight, and of the
 program of a training step on LENGTH the bytes of the largest tensor and of all temporary values of
-a device; then the largest difference between the weights after the step.
+a device; then the largest difference between the weights after the step. On PyTorch it trains on
+both, and each process prints the losses, how far the first step moved a weight, and the memory that
+the process took at its peak beyond what it had before the second step.
 """
 
 import json
 import math
 import re
+import resource
 import sys
 
 import keras
@@ -30,14 +35,10 @@ def long_rows(length: int, devices: int) -> dict:
     """Train and evaluate on one device, and on some that share the tokens of a row."""
     found: dict = {}
     weights = []
-    ids = np.random.default_rng(0).integers(1, 64, (1, length + 1)).astype("int32")
-    short, long = (({"token_ids": ids[:, :n]}, ids[:, 1 : n + 1]) for n in (_TRAINED, length))
+    short, long = _batches(length)
     for sequence in (1, devices):
         kt.distribution.setup(**({"data": 1} if sequence == 1 else {"sequence": sequence}))
-        keras.utils.set_random_seed(0)
-        sizes = {"num_heads": 4, "num_key_value_heads": 4, "max_sequence_length": length}
-        task = kt.CausalLM(kt.models.build_backbone(config("decoder", **sizes)))
-        task.compile(keras.optimizers.SGD(1.0), kt.training.TokenCrossEntropy())
+        task = _task(length)
         before = task.get_weights()
         trained = float(task.train_on_batch(*short)[0])
         weights.append(task.get_weights())
@@ -53,6 +54,33 @@ def long_rows(length: int, devices: int) -> dict:
         print(sequence, json.dumps(found[sequence]), flush=True)
     keras.distribution.set_distribution(None)
     return {**found, "weights differ by": _farthest(*weights)}
+
+
+def processes_on_torch(length: int, processes: int) -> dict:
+    """Train in this process on its tokens of a row."""
+    if processes > 1:
+        kt.distribution.setup(sequence=processes)
+    task, (short, long) = _task(length), _batches(length)
+    before = task.get_weights()
+    trained = float(task.train_on_batch(*short)[0])
+    moved = _farthest(before, task.get_weights())
+    start = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    loss = float(task.train_on_batch(*long)[0])
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - start
+    return {"loss of the step": trained, "moved by": moved, "loss": loss, "peak MB": peak / 1e3}
+
+
+def _task(length: int) -> kt.CausalLM:
+    keras.utils.set_random_seed(0)
+    sizes = {"num_heads": 4, "num_key_value_heads": 4, "max_sequence_length": length}
+    task = kt.CausalLM(kt.models.build_backbone(config("decoder", **sizes)))
+    task.compile(keras.optimizers.SGD(1.0), kt.training.TokenCrossEntropy())
+    return task
+
+
+def _batches(length: int) -> tuple:
+    ids = np.random.default_rng(0).integers(1, 64, (1, length + 1)).astype("int32")
+    return tuple(({"token_ids": ids[:, :n]}, ids[:, 1 : n + 1]) for n in (_TRAINED, length))
 
 
 def _farthest(some: list, others: list) -> float:
@@ -76,4 +104,8 @@ def _bytes(shape: tuple[str, str]) -> int:
 
 
 if __name__ == "__main__":
-    print(long_rows(*map(int, sys.argv[1:]))["weights differ by"], flush=True)
+    numbers = [int(number) for number in sys.argv[1:]]
+    if keras.backend.backend() == "torch":
+        print(json.dumps(processes_on_torch(*numbers)), flush=True)
+    else:
+        print(long_rows(*numbers)["weights differ by"], flush=True)

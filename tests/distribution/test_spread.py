@@ -98,20 +98,21 @@ def test_setup_says_what_does_not_fit(spread):
         assert [found["setup"] for found in spread[4]] == [[2, 2, rank, 4] for rank in range(4)]
     errors = first["errors"]
     assert "before the first `fit`" in errors["new weights"] and "lora" in errors["new weights"]
-    assert "data=3 times fsdp=2 times model=1 must be the number of" in errors["world"]
-    assert "`sequence` is for JAX" in errors["tokens"]
-    assert "`data` and `fsdp` are to train, and `model` to generate" in errors["both"]
+    assert "data=3 times fsdp=2 times model=1 times sequence=1 must be" in errors["world"]
+    assert "received fsdp=2, model=2, sequence=None" in errors["both"]
+    assert "received fsdp=None, model=2, sequence=2" in errors["both works"]
     versions = r"versions.keras: '3.*' in process 0 \(.*\), '3.0.0' in process 1 \("
     assert all(re.search(versions, found["errors"]["versions"]) for found in (first, second))
 
 
 @on_torch
 def test_processes_share_the_work_of_layers(spread):
-    """They generate, predict and serve what one process does, with a part of the weights each."""
+    """They train, generate, predict and serve as one process does, with a part of the weights."""
     one = spread["alone"]["shared"]
     first, second = (found["shared"] for found in spread[2])
     for name in SHARED:
         for found in (first, second):
+            assert found[name]["losses"] == pytest.approx(one[name]["losses"], rel=1e-5)
             assert found[name]["generate"] == one[name]["generate"]
             assert found[name]["predict"] == pytest.approx(one[name]["predict"], rel=1e-5)
             for (path, shape, held), (*_, whole) in zip(
@@ -121,17 +122,46 @@ def test_processes_share_the_work_of_layers(spread):
                 halved = not re.search(sub_layer, path) and 63 not in shape
                 assert held == whole / (2 if halved else 1), path
     held = sum(held for *_, held in first["decoder"]["bytes"])
-    assert first["plan"] == [True, held]
+    assert first["plan"] == [held, 2 * held]
+    for found in (first, second):
+        assert found["classifier"]["losses"] == pytest.approx(one["classifier"]["losses"], rel=1e-5)
+        assert found["classifier"]["weights"] == first["classifier"]["weights"]
     assert first["streamed"] == second["streamed"] == one["streamed"]
     assert first["served"] == one["served"] and [end for _, end in one["served"]] == ["stop"] * 2
     assert first["saved"] == second["saved"]
 
 
 @on_torch
+@pytest.mark.thorough
+def test_copies_of_processes_that_share_the_work(spread):
+    for found in spread[4]:
+        for name in SHARED:
+            one = spread["alone"]["shared"][name]["losses"]
+            assert found["shared"][name] == pytest.approx(one, rel=1e-5)
+        for name, one in spread["alone"]["tokens"].items():
+            assert found["tokens"][name] == pytest.approx(one, rel=1e-5)
+
+
+@on_torch
+def test_processes_share_the_tokens_of_rows(spread):
+    for found in spread[2]:
+        tokens, errors = found["tokens"], found["tokens"]["errors"]
+        assert tokens["setup"] == [1, 2]
+        for name, one in spread["alone"]["tokens"].items():
+            assert tokens[name] == pytest.approx(one, rel=1e-5)
+        assert "and not a TextClassifier" in errors["task"]
+        assert "do not divide mask_positions of shape (8, 3)" in errors["places"]
+        assert "num_heads=8, num_key_value_heads=1" in errors["heads"]
+        assert "with attention sinks" in errors["sinks"]
+        assert "expert_capacity_factor=None" in errors["capacity"]
+        assert "the mixer 'latent_attention'" in errors["mixer"]
+
+
+@on_torch
 def test_what_processes_cannot_share(spread):
     errors = spread[2][0]["shared"]["errors"]
     assert "seed: 0 in process 0" in errors["seed"] and "1 in process 1" in errors["seed"]
-    assert "generate and predict together, and do not train" in errors["fit"]
+    assert "have other rows in their batches" in errors["rows"] and "`shard_of`" in errors["rows"]
     assert "some of its heads" in errors["attention"]
     assert "this model has score_bias=RelativeBias()" in errors["kind"]
     assert "the mixer 'latent_attention'" in errors["mixer"]

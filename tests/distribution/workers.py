@@ -357,7 +357,7 @@ if THOROUGH:
 def torch_alone() -> dict:
     """Losses of one process on PyTorch, of all that processes do together."""
     found = {name: losses(*spread_case(name)) for name in SPREAD[2]}
-    return {**found, "shared": shared_work()}
+    return {**found, "shared": shared_work(), "tokens": shared_tokens()}
 
 
 SHARED: dict[str, dict] = {
@@ -367,23 +367,28 @@ SHARED: dict[str, dict] = {
 
 
 def shared_work(rank: int | None = None, folder: Path | None = None) -> dict:
-    """Return what two processes that share the work of each layer generate, or one process."""
+    """Return what two processes that share the work of each layer find, or one process.
+
+    They train, generate, predict and serve.
+    """
     found: dict = {}
     if rank is not None:
         plan = kt.distribution.setup(config("decoder", **SHARED["decoder"]), model=2).plan
-        found["plan"] = [plan.generating, plan.memory.weights]
+        found["plan"] = [plan.memory.weights, plan.memory.optimizer]
     for name, values in SHARED.items():
+        found[name] = {"losses": shared_losses(name, rank == 1)}
         task = make(name, **values)
         if rank == 1:  # as with another seed
             for variable in task.trainable_variables:
                 variable.assign(variable + 1.0)
-        found[name] = {
+        found[name] |= {
             "generate": continued(task),
             "predict": float(
                 abs(task.predict({"token_ids": np.array([[1, 2, 3]])}, verbose=0)).mean()
             ),
             "bytes": [[v.path, list(v.shape), local_bytes(v)] for v in task.weights],
         }
+    found["classifier"] = shared_classifier(rank)
     task = kt.CausalLM.from_preset("gpt_tiny_shakespeare")
     found["streamed"] = "".join(
         task.generate("ROMEO:", max_new_tokens=6, sampler="greedy", stream=True)
@@ -394,7 +399,7 @@ def shared_work(rank: int | None = None, folder: Path | None = None) -> dict:
     task.save_to_preset(folder)
     found["saved"] = hashlib.sha256((folder / "model.safetensors").read_bytes()).hexdigest()
     calls = {
-        "fit": lambda: task.fit(["to be or not to be"] * 2, verbose=0),
+        "rows": lambda: task.fit([f"to be or not to be {rank}"] * 2, verbose=0),
         "attention": lambda: task.explain("ROMEO:"),
         "kind": lambda: make("seq2seq"),
         "mixer": lambda: make("latent"),
@@ -403,6 +408,61 @@ def shared_work(rank: int | None = None, folder: Path | None = None) -> dict:
         "adapter": lambda: make_variant("adapters").generate([[1]], max_new_tokens=1),
     }
     return {**found, "errors": messages(calls)}
+
+
+def shared_losses(name: str, is_other: bool) -> list[float]:
+    """Return losses of a model of `SHARED`, of which a process begins with other weights."""
+    values = SHARED[name]
+    task = make(name, **values)
+    if is_other:
+        for variable in task.trainable_variables:
+            variable.assign(variable + 1.0)
+    # Experts count the rows that fill up a share, as they count all others.
+    rows = {} if name == "experts" else {"odd_rows": 5}
+    batches = Batches(name, values.get("vocabulary_size", 64), **rows)
+    return losses(task, kt.distribution.shard_of(batches))
+
+
+class ShortRows(Batches):
+    """Rows whose number of tokens two processes do not divide, some of padding behind the middle."""
+
+    def __getitem__(self, place):
+        return keras.tree.map_structure(lambda array: array[:, :11], super().__getitem__(place))
+
+
+def shared_tokens() -> dict:
+    """Return losses of models whose rows' tokens processes share, if `setup` says so."""
+    cases = {
+        "decoder": {"window": 3, "tie_embeddings": True},
+        "experts": {"expert_capacity_factor": None},
+    }
+    found = {}
+    for name, values in cases.items():
+        rows = {} if name == "experts" else {"odd_rows": 5}
+        shard = kt.distribution.shard_of(ShortRows(name, **rows))
+        found[name] = losses(make(name, **values), shard)
+    return found
+
+
+def shared_classifier(rank: int | None) -> dict:
+    """Return losses of a classifier, whose last block computes the first state alone.
+
+    The head is made around a backbone that the processes share already. Random numbers differ
+    between them until `fit`.
+    """
+    import torch
+
+    keras.utils.set_random_seed(0)
+    backbone = kt.models.build_backbone(config("encoder", dropout=0.2))
+    random = np.random.default_rng(0)
+    x, y = {"token_ids": random.integers(1, 64, (8, 6))}, random.integers(0, 2, 8)
+    backbone.predict(x, verbose=0)
+    classifier = kt.TextClassifier(backbone, num_classes=2)
+    classifier.compile(keras.optimizers.SGD(0.1), classifier.loss)
+    torch.manual_seed(rank or 0)
+    history = classifier.fit(x, y, epochs=3, batch_size=4, shuffle=False, verbose=0).history
+    weights = b"".join(weight.tobytes() for weight in classifier.get_weights())
+    return {"losses": history["loss"], "weights": hashlib.sha256(weights).hexdigest()}
 
 
 def served(task, follows: bool) -> list:
@@ -459,6 +519,12 @@ def torch_spread(rank: str, count: str, store: str, folder: str) -> dict:
     distributed.init_process_group("gloo", f"file://{store}", rank=int(rank), world_size=int(count))
     setup = kt.distribution.setup(fsdp=2)
     found: dict = {"setup": [setup.data, setup.fsdp, setup.process_index, setup.process_count]}
+    if count == "4":
+        kt.distribution.setup(model=2)  # in two copies
+        found["shared"] = {name: shared_losses(name, rank == "3") for name in SHARED}
+        kt.distribution.setup(sequence=2, fsdp=2)
+        found["tokens"] = shared_tokens()
+        kt.distribution.setup(fsdp=2)
     for name in SPREAD[int(count)]:
         task, batches = spread_case(name)
         if rank != "0":  # as with other seeds
@@ -483,10 +549,11 @@ def torch_spread(rank: str, count: str, store: str, folder: str) -> dict:
             {
                 "new weights": lambda: task.enable_lora(rank=2) or task.make_train_function(),
                 "world": lambda: kt.distribution.setup(data=3, fsdp=2),
-                "tokens": lambda: kt.distribution.setup(sequence=2),
                 "both": lambda: kt.distribution.setup(fsdp=2, model=2),
+                "both works": lambda: kt.distribution.setup(sequence=2, model=2),
             }
         )
+        found["tokens"] = tokens_over_processes()
         found["shared"] = shared_work(int(rank), Path(folder, f"shared {rank}"))
         if rank == "1":  # as on a machine with an older one
             version = importlib.metadata.version
@@ -494,6 +561,24 @@ def torch_spread(rank: str, count: str, store: str, folder: str) -> dict:
         found["errors"] |= messages({"versions": kt.distribution.setup})
     distributed.destroy_process_group()
     return found
+
+
+def tokens_over_processes() -> dict:
+    """Return what two processes find that share the tokens of each row."""
+    setup = kt.distribution.setup(sequence=2)
+    found = {"setup": [setup.data, setup.sequence], **shared_tokens()}
+    ids = {"token_ids": np.ones((2, 6), "int32")}
+    calls = {
+        "task": lambda: kt.TextClassifier(
+            kt.models.build_backbone(config("encoder")), num_classes=2
+        ).fit(ids, np.array([0, 1]), verbose=0),
+        "places": lambda: make("encoder").fit(Batches("encoder"), verbose=0),
+        "heads": lambda: make("decoder", num_key_value_heads=1).fit(Batches("decoder"), verbose=0),
+        "sinks": lambda: make("decoder", attention_sinks=True).fit(Batches("decoder"), verbose=0),
+        "capacity": lambda: make("experts").fit(Batches("experts"), verbose=0),
+        "mixer": lambda: make("latent").fit(Batches("latent"), verbose=0),
+    }
+    return {**found, "errors": messages(calls)}
 
 
 def sent(task, batch) -> dict[str, list[int]]:

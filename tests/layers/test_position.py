@@ -11,6 +11,7 @@ from keras_transformer.config import (
     GatedRelativeBias,
     GridRotary,
     PatchStemConfig,
+    Rotary,
     RotaryAxes,
     Side,
     Tokens,
@@ -227,6 +228,28 @@ def test_rotary_of_grouped_axes():
     assert_close(found, expected)
 
 
+def test_rotary_of_axes_apart():
+    """Gemma 4's: the columns rotate the first half of a head as if it were one, rows the second.
+
+    Feature by feature, after the published code.
+    """
+    x = random(2, 6, 2, 12)
+    places = np.array([[[0, 0], [0, 1], [1, 0], [2, 5], [7, 3], [9, 9]]] * 2, "int32")
+    rotary = RotaryEmbedding(base=50.0, position_axes=RotaryAxes(pairs=(3, 3), order="apart"))
+    expected = np.zeros_like(x)
+    for half, axis in enumerate((1, 0)):
+        for pair in range(3):
+            angle = places[..., axis] * 50.0 ** (-2 * pair / 6)
+            place = 6 * half + pair
+            first, second = x[..., place], x[..., place + 3]
+            sin, cos = np.sin(angle)[..., None], np.cos(angle)[..., None]
+            expected[..., place] = first * cos - second * sin
+            expected[..., place + 3] = second * cos + first * sin
+    assert_close(rotary(x, positions=places), expected)
+    once = np.repeat(np.arange(6)[None, :, None], 2, axis=-1)  # a number is that of all axes
+    assert_close(rotary(x), rotary(x, positions=np.repeat(once, 2, axis=0)))
+
+
 def test_rotary_odd_width():
     with pytest.raises(ValueError, match="need an even number of features.*received 5"):
         RotaryEmbedding()(np.zeros((1, 3, 2, 5), "float32"))
@@ -354,6 +377,16 @@ def test_a_rotation_over_a_grid():
 def test_where_grouped_axes_do_not_fit():
     with pytest.raises(ValueError, match="order='grouped' needs an axis first that has at least"):
         RotaryAxes(pairs=(2, 3), order="grouped")
+
+
+@pytest.mark.backend_independent
+def test_where_axes_apart_do_not_fit():
+    with pytest.raises(ValueError, match="order='apart' needs axes with as many pairs each"):
+        RotaryAxes(pairs=(2, 3), order="apart")
+    axes = RotaryAxes(pairs=(2, 2), order="apart")
+    for options in ({"dim": 8}, {"interleaved": True}):
+        with pytest.raises(ValueError, match="order='apart' of `position_axes` rotates whole"):
+            Rotary(position_axes=axes, **options)
 
 
 @pytest.mark.backend_independent

@@ -4,6 +4,7 @@ They call torchvision, which is not installed here. Of it they use the two funct
 for frames of bytes are one operation of PyTorch each.
 """
 
+import builtins
 import contextlib
 import enum
 import importlib
@@ -26,7 +27,12 @@ class InterpolationMode(enum.Enum):
     LANCZOS = "lanczos"
 
 
+# From the numbers of Pillow.
+_OF_PILLOW = {2: InterpolationMode.BILINEAR, 3: InterpolationMode.BICUBIC}
+
+
 def _resize(image, size, interpolation, antialias=True):
+    interpolation = _OF_PILLOW.get(interpolation, interpolation)
     return torch.nn.functional.interpolate(
         image.flatten(0, -4), size=tuple(size), mode=interpolation.value, antialias=antialias
     ).unflatten(0, image.shape[:-3])
@@ -61,9 +67,11 @@ def _modules():
         if parent:
             setattr(sys.modules[parent], last, module)
     sys.modules["torchvision.transforms.v2"].functional = _FUNCTIONS
+    builtins.tvF = _FUNCTIONS  # annotations of Gemma 4's name it while the module is made
     try:
         yield
     finally:
+        del builtins.tvF
         for name in names:
             del sys.modules[name]
 
@@ -76,10 +84,6 @@ def video_processor(family, **values):
         backend = importlib.import_module("transformers.image_processing_backends")
     for each in (module, shared, backend):
         each.tvF = _FUNCTIONS
-    # From the numbers of Pillow.
-    backend.pil_torch_interpolation_mapping = {
-        2: InterpolationMode.BILINEAR,
-        3: InterpolationMode.BICUBIC,
-    }
-    name = {"qwen2_vl": "Qwen2VL", "qwen3_vl": "Qwen3VL"}[family]
+    backend.pil_torch_interpolation_mapping = _OF_PILLOW
+    name = {"qwen2_vl": "Qwen2VL", "qwen3_vl": "Qwen3VL", "gemma4": "Gemma4"}[family]
     return getattr(module, f"{name}VideoProcessor")(**values)

@@ -200,6 +200,26 @@ def test_images_of_any_size(tmp_path):
     assert "`file` takes 12 tokens, and at most 11 are read" in found.text
 
 
+def test_images_and_frames_with_budgets(tmp_path):
+    """The frames of a Gemma 4 are behind their times in the text."""
+    vision_chats.gemma4(tmp_path, num_frames=3)
+    task = kt.ImageToText.from_preset(tmp_path)
+    a, b, _ = vision_chats.pictures()
+    coded = ",".join(url_of(frame).partition(",")[2] for frame in (a, a[::-1]))
+    video = {"type": "video_url", "video_url": {"url": f"data:video/png;base64,{coded}"}}
+    with started(make_api({"llava": ServedTask(task)})) as port:
+        url = f"http://127.0.0.1:{port}/v1"
+        client = openai.OpenAI(base_url=url, api_key="none", max_retries=0)
+        for parts in ([a, "which ?"], ["a ", b, " or ", a, " ?"]):
+            expected = task.chat([user(*parts)], max_new_tokens=5)
+            assert asked(client, as_client(*parts)).message.content == expected
+        message = as_client(b, " or ")
+        message["content"].append(video)
+        ours = user(b, " or ", {"type": "video", "video": [a, a[::-1]]})
+        expected = task.chat([ours], max_new_tokens=5)
+        assert asked(client, message).message.content == expected
+
+
 def test_frames_of_videos(tmp_path):
     """A video is images, whose pixels are bounded together; files are not decoded."""
     vision_chats.qwen(tmp_path, "qwen2_5_vl")

@@ -1,11 +1,12 @@
 """A small LLaVA of Transformers, with its processor, and conversations with images."""
 
 import json
+import sys
 
 import numpy as np
 import tokenizers
 
-from tests.checkpoints.family_placed import OF_ANY_SIZE, OF_ROWS, PIXTRAL_LLAVA
+from tests.checkpoints.family_placed import OF_ANY_SIZE, OF_BUDGETS, OF_ROWS, PIXTRAL_LLAVA
 
 WORDS = (
     "user", "assistant", "which", "is", "dark", "?", "the", "first", "second", "both", "cat", "a",
@@ -261,6 +262,122 @@ def pixtral(folder, name, number=0):
     outer = {"processor_class": "PixtralProcessor", "patch_size": 4, "spatial_merge_size": merge}
     (folder / "processor_config.json").write_text(json.dumps(outer))
     return model, PixtralInputs(images, tokenizer, 4 * merge)
+
+
+# Gemma 4's.
+OF_GEMMA4 = (
+    "{{ bos_token }}{% for m in messages %}"
+    "{{ '<|turn>' + m['role'].replace('assistant', 'model') + '\n' }}"
+    "{% if m['content'] is string %}{{ m['content'] | trim }}{% else %}"
+    "{% for c in m['content'] %}{% if c['type'] == 'text' %}{{ c['text'] | trim }}"
+    "{% else %}{{ '\n\n<|' + c['type'] + '|>\n\n' }}{% endif %}{% endfor %}{% endif %}"
+    "{{ '<turn|>\n' }}{% endfor %}{% if add_generation_prompt %}{{ '<|turn>model\n' }}{% endif %}"
+)
+
+
+class Gemma4Inputs:
+    """Inputs of Transformers' Gemma 4: its images, videos and tokenizer, and rows of tokens.
+
+    Its own class for all needs torchvision. What it writes for an image and a video is in the
+    source of `Gemma4Processor.replace_image_token` and `replace_video_token`.
+    """
+
+    def __init__(self, images, tokenizer, videos=None):
+        self.images, self.tokenizer, self.videos = images, tokenizer, videos
+
+    def apply_chat_template(self, conversation, **options):
+        import torch
+
+        content = [m["content"] for m in conversation if not isinstance(m["content"], str)]
+        parts = [c for each in content for c in each]
+        text = self.tokenizer.apply_chat_template(
+            conversation, tokenize=False, add_generation_prompt=True
+        )
+        found, written = {}, {"image": [], "video": []}
+        if pictures := [c["image"] for c in parts if c["type"] == "image"]:
+            found |= self.images(pictures, return_tensors="pt")
+            written["image"] = [
+                f"<|image>{'<|image|>' * int(count)}<image|>"
+                for count in found.pop("num_soft_tokens_per_image")
+            ]
+        if given := [c for c in parts if c["type"] == "video"]:
+            import numpy as np
+
+            made = self.videos(
+                videos=[np.moveaxis(c["video"], -1, 1) for c in given],
+                video_metadata=[
+                    {"fps": c["fps"], "total_num_frames": len(c["video"])} for c in given
+                ],
+                return_metadata=True, return_tensors="pt",
+            )  # fmt: skip
+            counts, about = made.pop("num_soft_tokens_per_video"), made.pop("video_metadata")
+            for count, each in zip(counts, about, strict=True):
+                run = f"<|image>{'<|video|>' * int(count)}<image|>"
+                times = (f"{int(t // 60):02d}:{int(t % 60):02d}" for t in each.timestamps)
+                written["video"].append(" ".join(f"{time} {run}" for time in times))
+            found |= made
+        for kind, texts in written.items():
+            before, *behind = text.split(f"<|{kind}|>")
+            text = before + "".join(a + b for a, b in zip(texts, behind, strict=True))
+        ids = self.tokenizer(text, add_special_tokens=False, return_tensors="pt")["input_ids"]
+        kinds = torch.zeros_like(ids)
+        for number, name in enumerate(("image", "video"), 1):
+            kinds[ids == self.tokenizer.convert_tokens_to_ids(f"<|{name}|>")] = number
+        return {"input_ids": ids, "mm_token_type_ids": kinds, **found}
+
+
+def gemma4(folder, number=0, **of_videos):
+    """A Gemma 4, whose images and frames have at most 14 states, fewer than in published models."""
+    import torch
+    import transformers
+    from transformers.models.gemma4 import image_processing_pil_gemma4 as of_images
+
+    from tests.processors.published_videos import video_processor
+
+    budgets = (14, 70, 140, 280, 560, 1120)
+    of_images._SUPPORTED_SOFT_TOKENS = budgets
+
+    tokenizer = tokenizer_of(
+        boi_token="<|image>", eoi_token="<image|>", image_token="<|image|>",
+        video_token="<|video|>",
+    )  # fmt: skip
+    tokenizer.add_special_tokens(
+        {"extra_special_tokens": ["<|turn>", "<turn|>"]}, replace_extra_special_tokens=False
+    )
+    tokenizer.chat_template = OF_GEMMA4
+    values = OF_BUDGETS["gemma4"][1][number]
+    sizes = {name: len(tokenizer) for name in ("vocab_size", "vocab_size_per_layer_input")}
+    config = transformers.Gemma4Config(
+        **{
+            **values, "text_config": {**values["text_config"], **sizes},
+            "image_token_id": tokenizer.image_token_id, "video_token_id": tokenizer.video_token_id,
+        }
+    )  # fmt: skip
+    vision = config.vision_config
+    images = transformers.Gemma4ImageProcessorPil(
+        patch_size=vision.patch_size, pooling_kernel_size=vision.pooling_kernel_size,
+        max_soft_tokens=14,
+    )  # fmt: skip
+    videos = video_processor(
+        "gemma4", patch_size=images.patch_size, pooling_kernel_size=images.pooling_kernel_size,
+        **of_videos,
+    )  # fmt: skip
+    sys.modules[type(videos).__module__]._SUPPORTED_SOFT_TOKENS = budgets
+    videos.max_soft_tokens = 14
+    torch.manual_seed(0)
+    model = transformers.Gemma4ForConditionalGeneration(config).eval()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            norm = "norm" in name and name.endswith("weight")
+            parameter.normal_(mean=float(norm), std=0.15)
+        for name, buffer in model.named_buffers():
+            if name.endswith(("_min", "_max")):  # some of the numbers are beyond them
+                buffer.copy_(torch.rand(()) + 0.8 if name.endswith("max") else -1.1)
+            elif name.endswith(("std_bias", "std_scale", "layer_scalar")):
+                buffer.copy_(torch.rand(buffer.shape) + 0.5)
+    for part in (model, images, tokenizer, videos):
+        part.save_pretrained(folder)
+    return model, Gemma4Inputs(images, tokenizer, videos)
 
 
 # SmolVLM's.

@@ -23,6 +23,7 @@ from keras_transformer.checkpoints.weights.expert_tensors import TRANSPOSED, unp
 from keras_transformer.checkpoints.weights.expert_tensors import gathered as gathered_experts
 from keras_transformer.checkpoints.weights.weight_norm import DIRECTIONS, folded, kernel_of
 from keras_transformer.checkpoints.weights.weight_norm import DTYPE as WEIGHT_NORM
+from keras_transformer.config.weight import BOUNDS
 from keras_transformer.distribution.layout import gathered
 from keras_transformer.support.checking import check_choice, load_json
 from keras_transformer.support.files import stream_safetensors
@@ -305,8 +306,10 @@ def without_wrappers(tensors: Mapping[str, TensorInfo]) -> dict[str, TensorInfo]
 
 
 def check_finite(array: np.ndarray, name: str, path: Path) -> None:
-    """Raise ValueError if an array holds NaN or infinity."""
+    """Raise ValueError if an array holds NaN or infinity, but for a range that is open."""
     if array.size and not _all_finite(array):
+        if name.endswith(BOUNDS) and not np.isnan(array).any():
+            return
         raise ValueError(
             f"The tensor {name!r} of {path} holds NaN or infinity, as {array.dtype}. Weights must "
             "be finite: the file is damaged, or training diverged."

@@ -2,7 +2,7 @@
 
 import functools
 import math
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import keras
 from keras import ops
@@ -17,7 +17,7 @@ from keras_transformer.config import (
 )
 from keras_transformer.config.flat import ATTENTION_KEYWORDS, attention_by_keywords
 from keras_transformer.config.mixers import GATE_VALUES
-from keras_transformer.distribution.layout import over_heads, over_tokens
+from keras_transformer.distribution.layout import over_heads, over_tokens, seen_over_heads
 from keras_transformer.layers.arguments import (
     ChecksCall,
     SavesArguments,
@@ -44,7 +44,7 @@ from keras_transformer.layers.attention.masking import AttentionMask, is_static_
 from keras_transformer.layers.attention.merged import joined_keys, with_keys_before
 from keras_transformer.layers.attention.relative_sinusoids import RelativeScores
 from keras_transformer.layers.attention.score_bias import LazyBias, gated_bias
-from keras_transformer.layers.dense import Dense
+from keras_transformer.layers.dense import ClippedDense, Dense
 from keras_transformer.layers.dropout import Dropout
 from keras_transformer.layers.merging import SequenceReduction
 from keras_transformer.layers.normalization import make_head_normalization, make_normalization
@@ -162,6 +162,9 @@ class MultiHeadAttention(
         "value": ("batch or 1", "key_length", "value_dim"),
         "key": ("batch or 1", "key_length", "key_dim"),
     }
+
+    # The processes that have other heads, see `distribution.tensor_parallel`.
+    sharing: Any = None
 
     def __init__(
         self,
@@ -289,8 +292,9 @@ class MultiHeadAttention(
     def _projection(self, units: int, name: str, use_bias: bool) -> Dense:
         # A fresh initializer each: one instance would give kernels of the same shape equal values.
         initializer = self.kernel_initializer.clone()
+        kind = ClippedDense if self.attention.clipped else Dense
         with no_inner_remat():
-            return Dense(
+            return kind(
                 units,
                 use_bias=use_bias,
                 kernel_initializer=initializer,
@@ -400,6 +404,9 @@ class MultiHeadAttention(
     ):
         if self.reduction is not None:
             value = self.reduction(query if value is None else value, grid=grid)
+        if self.sharing is not None:
+            states = (query, value, key)
+            query, value, key = (x if x is None else self.sharing.enter(x) for x in states)
         own_keys = self._has_own_keys(value, cache)
         mask = query_mask if mask is None else mask
         self._check_masks(query, value, cache, mask, value_mask)
@@ -450,6 +457,7 @@ class MultiHeadAttention(
         of_call = (keys, values) if return_for_later else None
         if cache is None:
             queries, keys, values = over_heads(queries, keys, values)
+            visibility = seen_over_heads(visibility)
         if from_cache:
             keys, values = cache.read(self.compute_dtype)
         elif visibility.key_positions is None:

@@ -153,7 +153,7 @@ class WindowPattern(AttentionPattern):
         of_global = functools.partial(_of_global, attention, states) if own else None
         cut = None
         if options["may_cut"] and isinstance(bias, LazyBias | None):
-            cut = self._cut(visibility, *ops.shape(states)[:2])
+            cut = self._cut(visibility, *ops.shape(projected[0])[:2])
         if cut is not None:
             groups = ()
             if self.part.group_size is not None:

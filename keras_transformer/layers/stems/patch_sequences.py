@@ -4,6 +4,7 @@ import keras
 from keras import ops
 
 from keras_transformer.config import TransformerConfig
+from keras_transformer.kernels.indexing import look_up
 from keras_transformer.kernels.products import by_rows, onednn_matmul_scope
 from keras_transformer.layers.initializers import kernel_initializer
 from keras_transformer.layers.stems.positioned import PositionedStem
@@ -33,7 +34,7 @@ class PatchSequenceStem(PositionedStem):
 
     Source: Wang et al. 2024, "Qwen2-VL", section 2.1; Dehghani et al. 2023, "Patch n' Pack: NaViT";
     trained positions: Bai et al. 2025, "Qwen3-VL Technical Report"; antialiased: Tschannen et al.
-    2025, "SigLIP 2", section 2.4.2.
+    2025, "SigLIP 2", section 2.4.2; of rows and columns: the published code of Gemma 4.
     """
 
     def __init__(self, config: TransformerConfig, initializer=None, **kwargs):
@@ -66,6 +67,10 @@ class PatchSequenceStem(PositionedStem):
         if side is not None:
             shape = (side**2, self.config.embedding_dim)
             self.grid = self.add_weight(shape, self._embeddings, name="input_positions")
+        self.axes, count = None, self.config.stem.axis_positions
+        if count is not None:  # of columns, then of rows
+            shape = (2, count, self.config.embedding_dim)
+            self.axes = self.add_weight(shape, self._embeddings, name="input_axis_positions")
         super().build(input_shape)
 
     def call(self, inputs, training=False):
@@ -80,11 +85,21 @@ class PatchSequenceStem(PositionedStem):
             x = x + ops.cast(self.patches.bias, x.dtype)
         if self.grid is not None:
             x = x + ops.cast(self._on_grid(positions), x.dtype)
+        if self.axes is not None:
+            x = x + ops.cast(self._on_axes(positions), x.dtype)
         x = self.finished(x, training)
         return Embedded(x, padding_mask=real, position_ids=ops.maximum(positions, 0))
 
     def mask_of(self, inputs, length):
         return ops.cast(inputs["patch_positions"], "int32")[..., 0] >= 0
+
+    def _on_axes(self, positions):
+        """Return the sum of the vectors of each patch's column and row, `(images, length, dim)`."""
+        count, width = self.config.stem.axis_positions, self.config.embedding_dim
+        places = ops.clip(positions, 0, count - 1)
+        numbers = ops.stack([places[..., 1], places[..., 0] + count], axis=-1)
+        table = ops.reshape(ops.convert_to_tensor(self.axes), (2 * count, width))
+        return ops.sum(look_up(table, numbers), axis=-2)
 
     def _on_grid(self, positions):
         """Interpolate the trained positions at each patch, `(images, length, dim)`."""

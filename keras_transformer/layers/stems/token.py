@@ -34,6 +34,8 @@ class TokenStem(PositionedStem):
             of the ids. An encoder with a window takes `global_positions` int `(batch, count)`, see
             `Embedded`.
         cache_positions: int `(batch, length)`, positions counted by a cache.
+        layer_inputs: bool, whether to make what each token has for each layer, if the config says
+            so. False leaves it to the caller, who changes the states first.
 
     Returns:
         `Embedded`.
@@ -106,7 +108,7 @@ class TokenStem(PositionedStem):
             self.layer_inputs.build((None, None), (None, None, self.config.hidden_dim))
         super().build(input_shape)
 
-    def call(self, inputs, cache_positions=None, training: bool = False):
+    def call(self, inputs, cache_positions=None, layer_inputs: bool = True, training: bool = False):
         segment_ids, positions = inputs.get("segment_ids"), inputs.get("position_ids")
         if self.segment_embedding is None and not self.compares_segments:
             refuse_unused("the model has no segments.", segment_ids=segment_ids)
@@ -127,7 +129,7 @@ class TokenStem(PositionedStem):
             x = x * ops.cast(self._dropout_factors(inputs), x.dtype)
         x = x if self.token_projection is None else self.token_projection(x)
         vectors = None
-        if self.layer_inputs is not None:
+        if self.layer_inputs is not None and layer_inputs:
             vectors = self.layer_inputs(inputs["token_ids"], embedded=x)
         if self.segment_embedding is not None:
             if segment_ids is None:

@@ -45,13 +45,17 @@ class TokenLoss(TrainingLoss):
 
     def loss(self, states, x, y, sample_weight, training):
         task = self.model
+        states, kernel = task.head.output_projection(states, joined=False)
+        whole = kernel.shape[0] == task.head.number_of_targets
         sums = linear_cross_entropy(
-            *task.head.output_projection(states),
+            states,
+            kernel,
             y,
             sample_weight,
             task.head.summed_bias(),
             task.loss.label_smoothing,
             gradient="states" if training and not task.head.projection_learns else training,
+            sharing=None if whole else task.backbone.token_embedding.sharing,
         )
         for metric in self.metrics:
             metric.update_from_sums(sums)
@@ -140,9 +144,12 @@ class VocabularyHead(Head):
         layers = (self.task.backbone.token_embedding, *self.biases)
         return any(layer.trainable_variables for layer in layers if layer is not None)
 
-    def output_projection(self, states):
-        """Return states and the kernel `(vocabulary_size, width)` that maps them to logits."""
-        return self.task.backbone.output_projection(states)
+    def output_projection(self, states, joined: bool = True):
+        """Return states and the kernel `(vocabulary_size, width)` that maps them to logits.
+
+        Not `joined`, it has this process's rows alone, where processes share the vocabulary.
+        """
+        return self.task.backbone.output_projection(states, joined)
 
     def summed_bias(self):
         """Return the sum of the `biases`, `(vocabulary_size,)`, or None."""

@@ -231,7 +231,8 @@ def check_padding(processor: ImageProcessor, layouts: Sequence[Layout]) -> None:
             f"{len(counts)} images are padded to the largest of them, {max(counts):,} states, and "
             f"have only {sum(counts):,} together, where each pair of frames of a video is an "
             "image: too much memory would hold nothing. Give fewer images at once, or let the "
-            "processor make them smaller, by its `max_pixels` or `longest_edge`."
+            "processor make them smaller, by its `max_pixels`, `longest_edge` or "
+            "`max_soft_tokens`."
         )
 
 

@@ -150,9 +150,9 @@ class MaskedTokenHead(VocabularyHead):
     def projection_learns(self) -> bool:
         return self.output_dense is not None or super().projection_learns
 
-    def output_projection(self, states):
+    def output_projection(self, states, joined: bool = True):
         if self.output_dense is None:
-            return super().output_projection(states)
+            return super().output_projection(states, joined)
         kernel = ops.cast(ops.transpose(self.output_dense.kernel), states.dtype)
         return states, kernel
 

@@ -34,6 +34,7 @@ def linear_cross_entropy(
     label_smoothing: float = 0.0,
     gradient: bool | str = True,
     chunk_bytes: int | None = None,
+    sharing: Any = None,
 ) -> TokenSums:
     """Sum the cross-entropy of `states @ kernel.T + bias` without the whole product in memory.
 
@@ -48,6 +49,8 @@ def linear_cross_entropy(
             stands for a kernel and a bias that are not trained: their gradients are not computed.
         chunk_bytes: int, approximate size of the logits that a device holds at a time. Defaults to
             16 MiB on a CPU, which fits into its caches, else to a share of the device's memory.
+        sharing: the processes on PyTorch that have other rows of the kernel, each the next
+            `len(kernel)` words, see `distribution.tensor_parallel.Sharing`. The bias is whole.
 
     Returns:
         `TokenSums`. Within a compiled program a target outside the vocabulary makes the losses NaN.
@@ -69,15 +72,19 @@ def linear_cross_entropy(
     Source: the gradient is computed in the forward pass, as in Hsu et al. 2024, "Liger Kernel",
     section 3.2.
     """
+    if sharing is not None:
+        first, held = sharing.index * len(kernel), len(kernel)
+        states = sharing.enter(states)
+        bias = None if bias is None else sharing.enter(bias)[first : first + held]
     arguments, targets, weights, width = _prepared(
-        states, kernel, targets, weights, bias, chunk_bytes
+        states, kernel, targets, weights, bias, chunk_bytes, sharing
     )
 
     def forward(*arguments):
         # Gradients are computed in this pass, so nothing has to be kept or computed again for
         # another.
         values, gradients = _of_tokens(
-            arguments, targets, weights, label_smoothing, width, gradient
+            arguments, targets, weights, label_smoothing, width, gradient, sharing
         )
         sums = [ops.sum(ops.where(weights > 0, value * weights, 0.0)) for value in values]
         return (*sums, ops.sum(weights)), gradients
@@ -157,10 +164,10 @@ def linear_log_probabilities(
     return differentiated(*map(tensor_of, arguments))
 
 
-def _prepared(states, kernel, targets, weights, bias, chunk_bytes):
+def _prepared(states, kernel, targets, weights, bias, chunk_bytes, sharing=None):
     """Return states, kernel and bias; the checked targets, their weights, the width of a chunk."""
     states, kernel = ops.convert_to_tensor(states), ops.convert_to_tensor(kernel)
-    targets = checked_targets(targets, kernel.shape[0], weights)
+    targets = checked_targets(targets, _words(kernel, sharing), weights)
     if weights is None:
         weights = ops.ones(ops.shape(targets), "float32")
     arguments = (states, kernel, *([] if bias is None else [ops.convert_to_tensor(bias)]))
@@ -172,12 +179,17 @@ def _prepared(states, kernel, targets, weights, bias, chunk_bytes):
     return arguments, targets, ops.cast(weights, "float32"), width
 
 
+def _words(kernel, sharing) -> int:
+    """Return the size of the vocabulary, of which a kernel may be a process's part."""
+    return kernel.shape[0] * (1 if sharing is None else sharing.count)
+
+
 def _like(dtypes, gradients) -> tuple:
     pairs = zip(gradients, dtypes, strict=True)
     return tuple(None if g is None else ops.cast(g, dtype) for g, dtype in pairs)
 
 
-def _of_tokens(arguments, targets, weights, label_smoothing, width, gradient):
+def _of_tokens(arguments, targets, weights, label_smoothing, width, gradient, sharing=None):
     """Return loss, cross-entropy and correctness of tokens, and the gradients of the loss.
 
     The gradients are those of the weighted sum of the losses with respect to states, kernel and
@@ -192,14 +204,14 @@ def _of_tokens(arguments, targets, weights, label_smoothing, width, gradient):
         return _in_chunks(
             *arguments[:2],
             arguments[2] if len(arguments) > 2 else None,
-            targets, weights, label_smoothing, width, gradient,
+            targets, weights, label_smoothing, width, gradient, sharing,
         )  # fmt: skip
 
 
-def _in_chunks(states, kernel, bias, targets, weights, label_smoothing, width, gradient):
+def _in_chunks(states, kernel, bias, targets, weights, label_smoothing, width, gradient, sharing):
     batch, length, dim = ops.shape(states)
     of_kernel = gradient is True
-    vocabulary_size = kernel.shape[0]
+    vocabulary_size = _words(kernel, sharing)
     count = -(-length // width)
     # At a padded position neither infinite states nor a target outside the vocabulary matters.
     states = ops.where(weights[..., None] != 0, states, ops.zeros((), states.dtype))
@@ -207,7 +219,8 @@ def _in_chunks(states, kernel, bias, targets, weights, label_smoothing, width, g
     weights = ops.where(known, weights, 0.0)
     means = []  # of kernel and bias over the vocabulary: a pass over all of it, as float32
     if label_smoothing:
-        means = [ops.mean(ops.cast(x, "float32"), axis=0) for x in (kernel, bias) if x is not None]
+        parts = [ops.cast(x, "float32") for x in (kernel, bias) if x is not None]
+        means = [ops.sum(part, axis=0) / vocabulary_size for part in parts]
 
     def in_chunks(x):
         x = ops.pad(x, [(0, 0), (0, count * width - length)] + [(0, 0)] * (len(x.shape) - 2))
@@ -219,13 +232,20 @@ def _in_chunks(states, kernel, bias, targets, weights, label_smoothing, width, g
         states, targets, weights = (x[i] for x in chunks)
         states = ops.reshape(states, (-1, dim))
         targets, weights = ops.reshape(targets, (-1, 1)), ops.reshape(weights, (-1, 1))
-        values, p = _of_chunk(states, kernel, bias, targets, label_smoothing, means)
+        here = None
+        if sharing is not None:
+            targets = targets - sharing.index * kernel.shape[0]
+            here = ops.logical_and(targets >= 0, targets < kernel.shape[0])
+            targets = ops.where(here, targets, 0)
+        values, p = _of_chunk(states, kernel, bias, targets, label_smoothing, means, here, sharing)
         new = ops.reshape(ops.stack(values), (1, 3, batch, width))
         found = put(found, new, i, axis=0)
         if not gradient:
             return found, by_states, by_kernel, by_bias
         # Computed before the cast to fewer bits, in which p of an almost certain word rounds to 1.
         by_target = ops.exp(-values[1]) - (1.0 - label_smoothing)
+        if here is not None:
+            by_target = ops.where(here, by_target, ops.take_along_axis(p, targets, axis=-1))
         by_logits = with_one_replaced(p, targets, by_target)
         if of_kernel and bias is not None:
             by_bias = by_bias + ops.matmul(weights[:, 0], by_logits)
@@ -242,7 +262,7 @@ def _in_chunks(states, kernel, bias, targets, weights, label_smoothing, width, g
         ops.zeros((count, 3, batch, width), "float32"),
         ops.zeros_like(chunks[0]) if gradient else nothing,
         ops.zeros(kernel.shape, "float32") if of_kernel else nothing,
-        ops.zeros((vocabulary_size,), "float32") if of_kernel and bias is not None else nothing,
+        ops.zeros(kernel.shape[:1], "float32") if of_kernel and bias is not None else nothing,
     )
     found, by_states, by_kernel, by_bias = ops.fori_loop(0, count, step, carry)
     found = ops.reshape(ops.moveaxis(found, 0, 2), (3, batch, count * width))[..., :length]
@@ -273,19 +293,30 @@ def _by_kernel(by_logits, states, weights):
     return ops.cast(ops.matmul(ops.transpose(by_logits), weighted), "float32")
 
 
-def _of_chunk(states, kernel, bias, targets, label_smoothing, means):
-    """Return loss, cross-entropy and correctness of tokens, each `(tokens, 1)`, and the softmax."""
+def _of_chunk(states, kernel, bias, targets, label_smoothing, means, here=None, sharing=None):
+    """Return loss, cross-entropy and correctness of tokens, each `(tokens, 1)`, and the softmax.
+
+    With `sharing` the softmax is that of this process's words, and `here` says whose target is one.
+    """
     logits = ops.cast(ops.matmul(states, ops.transpose(kernel)), "float32")
     if bias is not None:
         logits = logits + ops.cast(bias, "float32")
     largest = ops.max(logits, axis=-1, keepdims=True)
-    p = ops.softmax(logits)
-    above = -ops.log(ops.max(p, axis=-1, keepdims=True))  # log-sum-exp minus the largest logit
     picked = ops.take_along_axis(logits, targets, axis=-1)
+    if sharing is None:
+        p = ops.softmax(logits)
+        above = -ops.log(ops.max(p, axis=-1, keepdims=True))  # log-sum-exp minus the largest logit
+    else:
+        largest = sharing.largest(largest)
+        p = ops.exp(logits - largest)
+        total = sharing.sum(ops.sum(p, axis=-1, keepdims=True))
+        p, above = p / total, ops.log(total)
+        picked = sharing.sum(ops.where(here, picked, 0.0))
     # Differences of logits first, which are exact however large the logits are.
     loss = cross_entropy = above + (largest - picked)
     if label_smoothing:
         mean = sum(means[1:], ops.matmul(ops.cast(states, "float32"), means[0][:, None]))
+        mean = mean if sharing is None else sharing.sum(mean)
         below = (1.0 - label_smoothing) * (largest - picked) + label_smoothing * (largest - mean)
         loss = above + below
     return (loss, cross_entropy, ops.cast(picked >= largest, "float32")), p

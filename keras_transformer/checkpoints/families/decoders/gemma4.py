@@ -27,7 +27,13 @@ from keras_transformer.checkpoints.families.base.shared import (
     rotary,
 )
 from keras_transformer.checkpoints.families.decoders.gemma import GEMMA3
-from keras_transformer.checkpoints.weights.tables import WeightLine, fused, layers, output_matrix
+from keras_transformer.checkpoints.weights.tables import (
+    Names,
+    WeightLine,
+    fused,
+    layers,
+    output_matrix,
+)
 from keras_transformer.config import (
     Attention,
     Experts,
@@ -284,6 +290,9 @@ _IN_LAYERS = {
     "intermediate_size",
 }  # fmt: skip
 
+# Published checkpoints hold these of layers with the keys and values of earlier ones too.
+SHARED_KEYS = tuple(f"layers.*.self_attn.{name}.weight" for name in ("k_proj", "v_proj", "k_norm"))
+
 GEMMA4_TEXT = dataclasses.replace(
     GEMMA3,
     model_type="gemma4_text",
@@ -328,4 +337,5 @@ GEMMA4_TEXT = dataclasses.replace(
         ),
     ),
     heads={"CausalLM": PublishedHead(architectures=("Gemma4ForCausalLM",))},
+    names=Names(prefixes=("model.",), ignored=SHARED_KEYS),
 )
