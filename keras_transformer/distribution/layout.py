@@ -261,8 +261,9 @@ def spread_batch(states):
 def over_heads(*projections):
     """Exchange split tokens for split heads, where devices or processes share the tokens of rows.
 
-    On JAX these are the devices of a mesh with a sequence axis, in a compiled step. Then each device attends over whole sequences with some of the heads (Jacobs et al. 2023,
-    "DeepSpeed Ulysses"). Projections whose heads the devices do not divide are gathered.
+    On JAX these are the devices of a mesh with a sequence axis, in a compiled step. Then each
+    attends over whole sequences with some of the heads (Jacobs et al. 2023, "DeepSpeed Ulysses").
+    On JAX projections whose heads the devices do not divide are gathered.
 
     Args:
         *projections: `(batch, length, heads, head_dim)`, queries, keys and values.

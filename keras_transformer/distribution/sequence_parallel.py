@@ -110,7 +110,7 @@ class TokenExchange:
             known = name in _OF_TOKENS or name.startswith("the ")
             if array is not None and not (known and np.shape(array)[1:2] == (length,)):
                 raise ValueError(
-                    f"Processes that share the tokens of each row (`sequence`) train on tokens with "
+                    "Processes that share the tokens of each row (`sequence`) train on tokens with "
                     f"a target each: they do not divide {name} of shape {tuple(np.shape(array))}."
                 )
         missing = -length % self.count
@@ -149,8 +149,8 @@ def check_divides_tokens(model: keras.Model, count: int) -> None:
     """Raise ValueError unless `count` processes can share the tokens of rows of a model."""
     if not getattr(getattr(model, "head", None), "learns_tokens", False):
         raise ValueError(
-            "Processes that share the tokens of each row (`sequence`) train tasks with a target for "
-            f"each token, such as a CausalLM, and not a {type(model).__name__}."
+            "Processes that share the tokens of each row (`sequence`) train tasks with a target "
+            f"for each token, such as a CausalLM, and not a {type(model).__name__}."
         )
     for layer in model._flatten_layers():
         config, attention = (getattr(layer, name, None) for name in ("config", "attention"))
@@ -158,8 +158,8 @@ def check_divides_tokens(model: keras.Model, count: int) -> None:
             check_plain(config, "share the tokens of rows (`sequence`)")
         if getattr(layer, "expert_capacity_factor", None) is not None:
             raise ValueError(
-                "Processes that share the tokens of each row (`sequence`) do not count the tokens of "
-                "an expert: set expert_capacity_factor=None."
+                "Processes that share the tokens of each row (`sequence`) do not count the tokens "
+                "of an expert: set expert_capacity_factor=None."
             )
         if not isinstance(attention, Attention):
             continue

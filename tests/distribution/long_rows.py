@@ -7,12 +7,12 @@ Run by hand for lengths that take minutes; on PyTorch once with one process, onc
     KERAS_BACKEND=torch python -m tests.distribution.long_rows 65536 1
     KERAS_BACKEND=torch torchrun --nproc_per_node 4 -m tests.distribution.long_rows 65536 4
 
-On JAX a small decoder trains for a step on 1,024 tokens and evaluates a row of LENGTH. For one device and
-for DEVICES it prints both losses, the largest difference that the step made to a weight, and of the
-program of a training step on LENGTH the bytes of the largest tensor and of all temporary values of
-a device; then the largest difference between the weights after the step. On PyTorch it trains on
-both, and each process prints the losses, how far the first step moved a weight, and the memory that
-the process took at its peak beyond what it had before the second step.
+On JAX a small decoder trains for a step on 1,024 tokens and evaluates a row of LENGTH. For one
+device and for DEVICES it prints both losses, the largest difference that the step made to a weight,
+and of the program of a training step on LENGTH the bytes of the largest tensor and of all temporary
+values of a device; then the largest difference between the weights after the step. On PyTorch it
+trains on both, and each process prints the losses, how far the first step moved a weight, and the
+memory that the process took at its peak beyond what it had before the second step.
 """
 
 import json

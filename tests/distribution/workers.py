@@ -424,7 +424,7 @@ def shared_losses(name: str, is_other: bool) -> list[float]:
 
 
 class ShortRows(Batches):
-    """Rows whose number of tokens two processes do not divide, some of padding behind the middle."""
+    """Rows whose number of tokens two processes do not divide, some with a half of padding."""
 
     def __getitem__(self, place):
         return keras.tree.map_structure(lambda array: array[:, :11], super().__getitem__(place))
