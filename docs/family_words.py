@@ -387,7 +387,13 @@ def special(family: Family) -> list[str]:
             "shuffled_mlp": "a norm and two layers on the joined states of squares",
         }
         by = ways.get(config.flat["projector"], "one layer")
-        parts.append(f"states of images, projected by {by}, in the place of tokens{whose}")
+        kind = "states of images"
+        if config.queries is not None:
+            kind = "trained queries that attend to images in some layers"
+        where = " of the encoder" * (config.placeholder_side == "encoder")
+        parts.append(f"{kind}, projected by {by}, in the place of tokens{where}{whose}")
+        parts += ["positions count these places too"] * config.placeholders_counted
+        parts += ["an OPT, or a T5 that has them in its encoder"] * (config.queries is not None)
         parts += ["without that of the class token"] * (not config.place_class_token)
         if config.stacked_layers:
             parts.append(
@@ -479,7 +485,10 @@ def special(family: Family) -> list[str]:
         projected = "" if config.projector is not None else ", where their widths differ"
         parts.append(f"a layer between them{projected}")
     names = [name for task in family.heads for name in family.classes(task)]
-    if any(config.source for config in (family.config({"architectures": [n]}) for n in names)):
+    if any(
+        config.source and config.placeholders is None
+        for config in (family.config({"architectures": [n]}) for n in names)
+    ):
         parts.append("for questions a further encoder that reads them and attends to the image")
     if config.output_transform:
         bias = "" if config.output_transform_bias else " without bias"

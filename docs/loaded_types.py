@@ -88,7 +88,7 @@ LOADED_TYPES: dict[str, str | None] = {
     "florence2": "Its encoder of images is a DaViT, whose attention is also between channels.",
     "vits": _SPEECH_OUT,
     "speecht5": _SPEECH_OUT,
-    "blip-2": "Trained queries attend to the image in an encoder between those of image and text.",
+    "blip-2": None,
     "layoutlm": "Places of words on a page are embedded.",
     "longformer": None,
     "big_bird": None,

@@ -96,6 +96,21 @@ NOT_COVERED = (
         ({"model_type": "blip", "architectures": ["BlipForImageTextRetrieval"]},),
     ),
     NotCovered(
+        "ViTDet (`vitdet`)",
+        "Its learned positions are those of a smaller grid than the biases of its scores, and some "
+        "blocks have convolutions behind them. Its windows and biases are SAM's, which is covered.",
+        ({"model_type": "vitdet"},),
+    ),
+    NotCovered(
+        "InstructBLIP, and BLIP-2 for images and texts that fit",
+        "Their query transformer reads a text beside its trained states, with a feed-forward layer "
+        "of its own for tokens: `queries` are a side without tokens.",
+        (
+            {"model_type": "instructblip"},
+            {"model_type": "blip-2", "qformer_config": {"use_qformer_text_input": True}},
+        ),
+    ),
+    NotCovered(
         "Both directions of attention in Gemma 1 and 2",
         "A Gemma 3 may be an encoder whose tokens see both sides (EmbeddingGemma).",
         ({"model_type": "gemma", "use_bidirectional_attention": True},),
@@ -147,11 +162,6 @@ NOT_COVERED = (
         "They scale a window by its first piece, and have two kinds of norms in a block and a "
         "state for the frequency. TimesFM 2.5 is covered.",
         ({"model_type": "timesfm"},),
-    ),
-    NotCovered(
-        "Images for T5Gemma 2 (`t5gemma2`)",
-        "Its encoder and decoder of texts load, without the image tower, and are exported with the "
-        "smallest tower that Transformers takes, whose weights are not in the file.",
     ),
     NotCovered(
         "Words that XLNet predicts (`XLNetLMHeadModel`)",

@@ -15,6 +15,8 @@ TEXT_MODELS = {
     "qwen3_5": "qwen3_5_text",
     "qwen3_5_moe": "qwen3_5_moe_text",
 }
+# The `model_type` of folders whose texts alone are a family -> the family with images.
+WITH_IMAGES = {"t5gemma2": "t5gemma2_images"}
 # Where its tensors are; the output matrix may be outside.
 _PREFIX, _INNER, _OUTPUT = "language_model.", "model.language_model.", "lm_head."
 

@@ -126,6 +126,11 @@ class Block(Part):
         "a seq2seq model.",
         False,
     )
+    attends_to_source: bool = option(
+        "the block attends to the states of another side, in a side that does. False for some of "
+        "the blocks of `queries` (BLIP-2, in every second).",
+        True,
+    )
     convolution: Convolution | None = option("a convolution parallel to both sub-layers.", None)
     global_norm: bool = option(
         "the `global_tokens` of the mixer's pattern have a norm of their own before the mixer "
@@ -287,7 +292,7 @@ class Block(Part):
         weights = () if self.merging is None else self.merging.weights(kind)
         weights += self.mixer.weights(self.mixer.name, kind)
         sublayers = self.sublayers
-        if cross_attention and not self.merged_attention:
+        if cross_attention and self.attends_to_source and not self.merged_attention:
             attention = self.cross_attention
             weights += attention.weights("cross_attention", kind, "source_dim")
             sublayers = ("cross_attention", *sublayers)

@@ -155,6 +155,8 @@ _VECTOR = {
 }
 _PLACEHOLDERS = {
     "placeholder_id": "token_id",
+    "placeholder_side": "side",
+    "placeholders_counted": "counted",
     "placeholder_visibility": "visibility",
     "place_class_token": "class_token",
     "stacked_layers": "stacked_layers",
@@ -1000,6 +1002,8 @@ def values_of(config: Any) -> dict[str, Any]:
     if len(names) == 1:
         return values
     for name in names[:-1]:
+        if name == "queries":  # which no keyword describes
+            continue
         own = {**values, **DEFAULTS, **_side_values(getattr(config, name))}
         shared = {**values, "encoder": None, "decoder": None}
         values[name] = _differing(own, shared, (*_BELOW["side"], "layer_pattern")) or None

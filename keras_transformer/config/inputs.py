@@ -13,13 +13,16 @@ __all__ = ["ImageStemConfig", "StemConfig", "Tokens"]
 class StemConfig(Part):
     """Base class of inputs: values of the layer that turns arrays into states."""
 
-    # Whether the states have positions that each attention adds to its queries and keys.
-    attention_positions: ClassVar[bool] = False
     # Whether the states are a set, which a decoder reads without an order (DETR).
     is_set: ClassVar[bool] = False
 
     def check_width(self, width: int) -> None:
         """Raise ValueError if the stem cannot make states of this width."""
+
+    @property
+    def attention_positions(self) -> bool:
+        """Whether the states have positions that each attention adds to its queries and keys."""
+        return False
 
     @property
     def num_states(self) -> int | None:

@@ -79,6 +79,12 @@ class TransformerConfig(Part):
     source: Side | None = option(
         "an additional encoder of images or sound that the encoder attends to (BLIP).", None
     )
+    queries: Side | None = option(
+        "a query transformer between a side of images and the side of the placeholders: its "
+        "trained states attend to the images' states, and replace placeholders in their stead "
+        "(BLIP-2).",
+        None,
+    )
     encoder: Side | None = option("the encoder.", None)
     decoder: Side | None = option("the decoder.", None)
     logits: Logits = option("how states become vocabulary logits.", Logits())
@@ -150,7 +156,7 @@ class TransformerConfig(Part):
                     f"kind={self.kind!r}."
                 )
         for name in self.side_names:
-            getattr(self, name).check_kind("decoder" if name == "decoder" else "encoder")
+            getattr(self, name).check_kind(self._kind_of(name))
         self._check_merged()
         if self.logits.transform and self.decoder is None:
             raise ValueError(
@@ -164,7 +170,8 @@ class TransformerConfig(Part):
         elif self.kind == "seq2seq":
             self._check_seq2seq()
         else:
-            given = [n for n in ("placeholders", "projector", "source") if getattr(self, n)]
+            names = ("placeholders", "projector", "source", "queries")
+            given = [n for n in names if getattr(self, n)]
             if given or self.share_embeddings is not None:
                 name = given[0] if given else "share_embeddings"
                 raise ValueError(f"`{name}` needs kind='seq2seq', received kind={self.kind!r}.")
@@ -177,7 +184,8 @@ class TransformerConfig(Part):
         }
         if not merges:
             return
-        attends = self.kind in ("seq2seq", "decoder") and self.placeholders is None
+        placed = self.placeholders is not None and self.placeholders.side == "decoder"
+        attends = self.kind in ("seq2seq", "decoder") and not placed
         if merges != {"decoder"} or not attends:
             raise ValueError(
                 "`merged_attention` is for the decoder of kind='seq2seq', which attends to the "
@@ -185,7 +193,8 @@ class TransformerConfig(Part):
             )
         if self.kind == "decoder":  # a side alone
             return
-        width = self.decoder.hidden_dim if self.projector else self.encoder.hidden_dim
+        projected = self.projector is not None and self.placeholders is None
+        width = self.decoder.hidden_dim if projected else self.encoder.hidden_dim
         if width != self.decoder.hidden_dim:
             raise ValueError(
                 "`merged_attention` projects the states of both sides with the same weights: they "
@@ -235,18 +244,53 @@ class TransformerConfig(Part):
                 f"A decoder with a stem of kind {decoder.input.kind!r} cannot be combined with "
                 "`placeholder_id`, a `projector` or a `source`."
             )
+        self._check_queries()
         if self.placeholders is not None:
-            self._check_placeholders(encoder, decoder)
-        elif any(block.residual.is_parallel for block in decoder.every_block):
+            self._check_placeholders()
+        in_decoder = self.placeholders is not None and self.placeholders.side == "decoder"
+        if not in_decoder and any(block.residual.is_parallel for block in decoder.every_block):
             raise ValueError(
                 "`parallel_residual` cannot be combined with the cross-attention of kind='seq2seq'."
             )
-        if self.source is not None:
+        if self.source is not None and self.placeholders is None:
             self._check_source(encoder)
 
-    def _check_placeholders(self, encoder: Side, decoder: Side):
-        if self.source is not None:
-            raise ValueError("`source` and `placeholder_id` cannot be combined.")
+    def _check_queries(self):
+        for name in self.side_names:
+            blocks = getattr(self, name).every_block
+            if name != "queries" and not all(block.attends_to_source for block in blocks):
+                raise ValueError(
+                    f"`attends_to_source`=False is for blocks of `queries`, received it in {name}."
+                )
+        if self.queries is None:
+            return
+        one = self.projector is not None and self.projector.type in ("linear", "mlp")
+        one = one and not self.projector.separator and self.placeholders is not None
+        if not one or not self.placeholders.class_token:
+            raise ValueError(
+                "`queries` need a `placeholder_id`, whose tokens their states replace, and a "
+                "`projector` of single states, 'linear' or 'mlp', without a separator and with "
+                f"`place_class_token`, received {self.projector} and {self.placeholders}."
+            )
+        if not self.queries.input.is_set:
+            raise ValueError(
+                "The input of `queries` is a set of trained states, `QueryStemConfig`, received "
+                f"{shorten(self.queries.input)}."
+            )
+
+    def _check_placeholders(self):
+        """Raise ValueError unless states of images fit the side of the placeholders."""
+        of_encoder = self.placeholders.side == "encoder"
+        if of_encoder != (self.source is not None):
+            raise ValueError(
+                "placeholder_side='encoder' needs a `source`, which reads the images."
+                if of_encoder
+                else "`source` and `placeholder_id` cannot be combined, unless "
+                "placeholder_side='encoder'."
+            )
+        encoder, decoder = getattr(self, self.placed_side), getattr(self, self.placeholders.side)
+        if of_encoder:
+            self._check_placed_in_encoder()
         if isinstance(encoder.input, Tokens):
             raise ValueError(
                 "`placeholder_id` needs an encoder of images or sound: give it a stem, "
@@ -258,10 +302,20 @@ class TransformerConfig(Part):
                 f"`placeholder_id` must be the id of a token or the next id, at most {size}, "
                 f"received {self.placeholders.token_id}."
             )
+        if self.placeholders.counted and decoder.embedding_projection is not None:
+            raise ValueError(
+                "`placeholders_counted` cannot be combined with `token_projection` or "
+                "`embedding_projection`: the states are put among the embeddings."
+            )
         if not self.placeholders.class_token and not _tokens_of(encoder):
             raise ValueError("`place_class_token`=False needs a stem that has a `class_token`.")
         pool = 1 if self.projector is None else self.projector.pool
         kind = None if self.projector is None else self.projector.type
+        if self.queries is not None and encoder.input.num_states is None:
+            raise ValueError(
+                "`queries` read images of one size: give the encoder another stem, received "
+                f"{encoder.input.kind!r}."
+            )
         of_any_size, merged = encoder.input.num_states is None, str(kind).startswith("merged")
         if (merged and not of_any_size) or (of_any_size and kind not in OF_SEQUENCES):
             raise ValueError(
@@ -289,6 +343,19 @@ class TransformerConfig(Part):
             raise ValueError(
                 f"The encoder's states have width {encoder.hidden_dim}, the decoder's "
                 f"{decoder.hidden_dim}: give a `projector`."
+            )
+
+    def _check_placed_in_encoder(self):
+        if not isinstance(self.encoder.input, Tokens) or not isinstance(self.decoder.input, Tokens):
+            raise ValueError(
+                "With placeholder_side='encoder' the encoder and the decoder read tokens: only the "
+                "`source` has a stem."
+            )
+        if self.placeholders.visibility != "causal" or self.source.input.num_states is None:
+            raise ValueError(
+                "placeholder_side='encoder' needs images of one size, and every token sees them: "
+                "leave out `placeholder_visibility`, received "
+                f"{self.placeholders.visibility!r} and {self.source.input.kind!r}."
             )
 
     def _check_stacked(self, encoder: Side, decoder: Side):
@@ -342,6 +409,11 @@ class TransformerConfig(Part):
                         f"{shorten(value)}."
                     )
 
+    @staticmethod
+    def _kind_of(name: str) -> str:
+        """Return the kind of a side as a model of its own."""
+        return "decoder" if name in ("decoder", "queries") else "encoder"
+
     @property
     def kind(self) -> str:
         """`"encoder"`, `"decoder"`, `"seq2seq"` or `"dual"`."""
@@ -386,8 +458,24 @@ class TransformerConfig(Part):
     @property
     def side_names(self) -> tuple[str, ...]:
         """Names of all sides, in the order of the forward pass."""
-        names = ("source", *flat.SIDES)
+        places = self.__dict__.get("placeholders")
+        names = ["source", *flat.SIDES]
+        names.insert(names.index("decoder" if places is None else places.side), "queries")
         return tuple(name for name in names if self.__dict__.get(name) is not None)
+
+    @property
+    def projected_sides(self) -> tuple[str, str]:
+        """Names of the side whose states the `projector` reads, and of the one that gets them."""
+        names = self.side_names
+        target = "decoder" if self.placeholders is None else self.placeholders.side
+        return names[names.index(target) - 1], target
+
+    @property
+    def placed_side(self) -> str | None:
+        """Name of the side of images or sound whose states replace placeholders, if any do."""
+        if self.placeholders is None:
+            return None
+        return "source" if self.placeholders.side == "encoder" else "encoder"
 
     @property
     def sides(self) -> tuple["TransformerConfig", ...]:
@@ -398,8 +486,8 @@ class TransformerConfig(Part):
         """Return the config of one side as a model of its own.
 
         Args:
-            name: `"encoder"`, `"decoder"` or `"source"`, which is a config of kind `"encoder"`. A
-                config with this kind already returns itself.
+            name: `"encoder"` or `"decoder"`; `"source"`, which is a config of kind `"encoder"`; or
+                `"queries"`, of kind `"decoder"`. A config with this kind already returns itself.
 
         Raises:
             ValueError: if the model has no such side.
@@ -410,8 +498,7 @@ class TransformerConfig(Part):
             raise ValueError(f"A config of kind={self.kind!r} has no side {name!r}.")
         plain = self.logits.replace(transform=None, transform_bias=True)
         logits = self.logits if name == "decoder" else plain
-        kind = "decoder" if name == "decoder" else "encoder"
-        return type(self)(**{kind: getattr(self, name), "logits": logits})
+        return type(self)(**{self._kind_of(name): getattr(self, name), "logits": logits})
 
     def tower(self, name: str) -> "TransformerConfig":
         """Return the config of one side of a `"dual"` as a model of its own, with its weights.
@@ -492,7 +579,9 @@ class TransformerConfig(Part):
         """
         if self.placeholders is None:
             return 0
-        encoder = self.encoder
+        if self.queries is not None:
+            return self.queries.input.num_states
+        encoder = getattr(self, self.placed_side)
         states = encoder.input.num_states
         if states is None:
             return None

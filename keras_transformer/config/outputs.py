@@ -128,14 +128,27 @@ class Similarity(Part):
 
 @part
 class Placeholders(Part):
-    """Encoder states that replace placeholder tokens of the decoder (LLaVA)."""
+    """States of images or sound that replace placeholder tokens of another side (LLaVA)."""
 
     token_id: int = option(
         '`"seq2seq"` only. The encoder\'s states replace the tokens with this id, and the '
-        "decoder has no cross-attention (LLaVA). Positions that are added to states, such as "
-        "learned ones, count only the other tokens (GIT).",
+        "decoder has no cross-attention (LLaVA).",
         of="model",
         least=0,
+    )
+    side: str = option(
+        'with `placeholder_id`. The side whose tokens they are: the `"decoder"`, or the '
+        '`"encoder"`, whose states the decoder attends to; the images are then those of the '
+        "`source` (T5Gemma 2).",
+        "decoder",
+        of="model",
+        choices=("encoder", "decoder"),
+    )
+    counted: bool = option(
+        "with `placeholder_id`. Positions that are added to states, such as learned ones, count "
+        "the placeholders too (BLIP-2), and not only the other tokens (GIT).",
+        False,
+        of="model",
     )
     visibility: str = option(
         "with `placeholder_id`. Which states a merged state sees: the states before it, "

@@ -1,4 +1,4 @@
-"""Config of the object queries that a decoder reads."""
+"""Config of trained queries, which read the states of another side."""
 
 from typing import ClassVar
 
@@ -11,18 +11,28 @@ __all__ = ["QueryStemConfig"]
 
 @part
 class QueryStemConfig(StemConfig, kind="queries"):
-    """`layers.stems.QueryStem`: states of zeros, each with a trained position (DETR).
+    """`layers.stems.QueryStem`: states that belong to the model, or their positions.
 
-    They are the input of a decoder that finds objects in the states of an encoder: a set, whose
-    states all see each other.
+    They are the input of a decoder that finds objects in the states of an encoder (DETR), or of the
+    `queries` that make few states of those of an image (BLIP-2): a set, whose states all see each
+    other.
     """
 
-    attention_positions: ClassVar[bool] = True
     is_set: ClassVar[bool] = True
 
     num_queries: int = option(
-        "number of object queries, each of which may find an object.", 100, least=1, most=2**15
+        "number of queries, each of which may find an object.", 100, least=1, most=2**15
     )
+    trained: str = option(
+        'what each query trains: its `"position"`, which every attention adds to a state that '
+        'begins as zeros (DETR), or its `"state"` (BLIP-2).',
+        "position",
+        choices=("position", "state"),
+    )
+
+    @property
+    def attention_positions(self):
+        return self.trained == "position"
 
     @property
     def num_states(self):

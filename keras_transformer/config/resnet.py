@@ -1,7 +1,7 @@
 """Config of the convolutional network that makes the states of an image."""
 
 import math
-from typing import ClassVar, NamedTuple
+from typing import NamedTuple
 
 from keras_transformer.config.inputs import ImageStemConfig
 from keras_transformer.config.options import option, part
@@ -49,8 +49,6 @@ class ResNetStemConfig(ImageStemConfig, kind="resnet"):
     Each place of the last map is a state. Each attention adds the sines and cosines of the row and
     the column of a state to its queries and keys. A head may read the maps of earlier stages.
     """
-
-    attention_positions: ClassVar[bool] = True
 
     image_size: tuple | list = option(
         "usual height and width of an image, for plans; images may have any size.", (800, 1333)
@@ -127,6 +125,10 @@ class ResNetStemConfig(ImageStemConfig, kind="resnet"):
         for _ in range(1 + len(self.widths)):
             image_size = halved(image_size)
         return image_size
+
+    @property
+    def attention_positions(self):
+        return True
 
     @property
     def num_states(self):

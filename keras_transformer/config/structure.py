@@ -311,11 +311,12 @@ class ModelSide:
 def sides(config: TransformerConfig) -> list[ModelSide]:
     """Return the sides of a model, in the order of the forward pass."""
     found: list[ModelSide] = []
+    placed = config.placeholders and config.placeholders.side
     for name, side in zip(config.side_names, config.sides, strict=True):
         reads = found[-1] if config.kind == "seq2seq" and found else None
-        reads = None if config.placeholders is not None else reads
+        reads = None if name == placed else reads
         target = name == "decoder" and config.kind == "seq2seq"
-        projected = target and config.projector is not None
+        projected = target and config.projector is not None and placed is None
         width = (side if projected else reads.config).hidden_dim if reads else None
         groups = max(block_order(side)) + 1
         own = side.only_side.input
@@ -425,7 +426,7 @@ def projector_weights(config: TransformerConfig) -> list[Weight]:
     """Return the weights that project encoder states to decoder states, if there are any."""
     if config.projector is None:
         return []
-    encoder, decoder = config.encoder, config.decoder
+    encoder, decoder = (getattr(config, name) for name in config.projected_sides)
     sizes = {"source_dim": encoder.hidden_dim, "target_dim": decoder.hidden_dim}
     sizes["joined_dim"] = encoder.hidden_dim * config.projector.pool**2
     norms = (side.block.norm.type for side in (encoder, decoder))

@@ -11,6 +11,9 @@ from keras_transformer.explanations.explanation import Explanation
 from keras_transformer.explanations.tokens import readable_tokens, state_names
 from keras_transformer.layers.stems import TokenStem
 
+# Sides before the encoder, by the prefix of their names: they are not explained.
+BEFORE = ("source_", "queries_")
+
 
 class ExplainedSide(NamedTuple):
     """Tokens of one side of a model (encoder or decoder), for one row.
@@ -32,7 +35,8 @@ def sides_of(
     if task.input_adapter is not None:
         inputs = {n: ops.convert_to_numpy(x) for n, x in task.input_adapter(dict(inputs)).items()}
     prefixes = {"seq2seq": ("encoder_", ""), "dual": ("encoder_", "")}.get(kind, ("",))
-    sides = backbone.sides or {"": (None, None)}
+    sides = {name: side for name, side in backbone.sides.items() if name not in BEFORE}
+    sides = sides or {"": (None, None)}
     for prefix, (name, (stem, stack)) in zip(prefixes, sides.items(), strict=True):
         states = found.get(f"{prefix}states")
         if not states:

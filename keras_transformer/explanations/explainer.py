@@ -10,6 +10,7 @@ import numpy as np
 from keras import ops
 
 from keras_transformer.config import GridWindows
+from keras_transformer.explanations.building import BEFORE
 from keras_transformer.kernels.gradients import values_and_gradients
 from keras_transformer.kernels.programs import compile_function, compile_gradients, to_tensor
 from keras_transformer.layers.stems import TokenStem
@@ -100,7 +101,7 @@ class Explainer:
         layers = [layer for side in task.backbone.config.sides for layer in side.layers]
         if not any(layer.global_block_size for layer in layers):
             outputs, found = self._see(tensors, collect=collect)
-            return _arrays(outputs), _arrays(found)
+            return _arrays(outputs), _arrays(_of_shown(found))
         # An encoder that also attends to sums of tokens has no weights of tokens alone. The weights
         # of the decoder and of cross-attention are computed from its states.
         outputs, found = self._see(tensors, collect=("states",))
@@ -124,10 +125,15 @@ class Explainer:
         return tuple(np.stack([each[part][0] for each in found]) for part in (0, 1))
 
     def differentiable(self, inputs: Mapping[str, Any]) -> dict[str, np.ndarray]:
-        """Return the inputs that gradients are taken by: token embeddings, or inputs of a stem."""
+        """Return the inputs that gradients are taken by: token embeddings, or inputs of a stem.
+
+        Sides before the encoder have none.
+        """
         task, found = self._task(), {}
         sides = task.backbone.sides or {"": (None, None)}
         for side, (stem, _) in sides.items():
+            if side in BEFORE:
+                continue
             prefix = (
                 ""
                 if task.input_adapter is not None or task.backbone.config.kind == "dual"
@@ -236,6 +242,12 @@ class Explainer:
         if not steps:
             return added, None
         return added, float(sum(x.sum() for x in added.values()) - (values[1] - values[0]))
+
+
+def _of_shown(found: Mapping[str, list]) -> dict[str, list]:
+    """Return what is collected of the encoder and the decoder, and not of sides before them."""
+    hidden = (*BEFORE, "encoder_cross_")
+    return {n: each for n, each in found.items() if not n.startswith(hidden)}
 
 
 def _stem(task, side: str):

@@ -54,7 +54,7 @@ class Projector(keras.layers.Layer):
     ):
         super().__init__(**kwargs)
         self._normalizes_squares = normalized == "squares"
-        encoder, decoder = config.sides[-2:]
+        encoder, decoder = map(config.side, config.projected_sides)
         self._widths = encoder.hidden_dim, decoder.hidden_dim
         options = {
             "use_bias": config.projector.bias,

@@ -1,4 +1,4 @@
-"""Encoder states merged into the states of a decoder, in place of its placeholder tokens."""
+"""States of images merged into those of tokens, in place of the placeholders among them."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -18,15 +18,16 @@ OFFSETS = "placed_offsets"
 
 
 def placed_inputs(config: TransformerConfig) -> tuple[Input, ...]:
-    """Return the inputs of a decoder with placeholders that say what replaces them."""
+    """Return the inputs of a side with placeholders that say what replaces them."""
     axes = position_axes(config)
     offsets = (Input(OFFSETS, "int32", (None, axes + 1), of_tokens=False),) if axes else ()
     return (PLACED_STATES, *offsets)
 
 
 def position_axes(config: TransformerConfig) -> int:
-    """Return the number of axes of the positions of a decoder, 0 if they have one number."""
-    positions = (getattr(block.mixer, "position", None) for block in config.decoder.every_block)
+    """Return the number of axes of the positions of placeholders, 0 if they have one number."""
+    side = getattr(config, config.placeholders.side)
+    positions = (getattr(block.mixer, "position", None) for block in side.every_block)
     axes = (getattr(position, "position_axes", None) for position in positions)
     return next((len(each.pairs) for each in axes if each is not None), 0)
 
@@ -37,17 +38,23 @@ class PlaceholderTokens:
 
     Args:
         token: int, the id of a placeholder.
+        side: str, the side whose tokens they are, `"encoder"` or `"decoder"`.
+        images: str, the side whose states, or those of the queries behind it, replace them.
         count: int, number of placeholders of an input of the encoder. None if it depends on the
             input.
         visibility: str, the config's `placeholder_visibility`.
         apart: bool, whether positions count only the other tokens.
+        counted: bool, whether positions that are added to states are those of placed ones too.
         axes: int, number of axes of the positions, 0 if a position is one number.
     """
 
     token: int
+    side: str
+    images: str
     count: int | None
     visibility: str
     apart: bool
+    counted: bool = False
     axes: int = 0
 
     @classmethod
@@ -55,9 +62,11 @@ class PlaceholderTokens:
         """Read the options of a config; None without a `placeholder_id`."""
         if config.placeholder_id is None:
             return None
-        apart = config.decoder.position is not None
-        visibility, axes = config.placeholder_visibility, position_axes(config)
-        return cls(config.placeholder_id, config.num_placeholders, visibility, apart, axes)
+        part, axes = config.placeholders, position_axes(config)
+        apart = getattr(config, part.side).position is not None and not part.counted
+        count, images = config.num_placeholders, config.placed_side
+        placed = part.token_id, part.side, images, count, part.visibility
+        return cls(*placed, apart, part.counted, axes)
 
     def check(self, name: str, token_ids, mask, placed=None) -> None:
         """Raise ValueError if a row of NumPy ids has another number of placeholders.
@@ -71,12 +80,12 @@ class PlaceholderTokens:
         if placed is not None and self.apart:
             raise ValueError(
                 "The positions of this model count only the tokens beside the states of one input: "
-                "leave out `decoder_placed_states`, and give each row one input."
+                f"leave out `{self.side}_placed_states`, and give each row one input."
             )
         if placed is None and self.count is None:
             raise ValueError(
-                "The images have different numbers of states: give `decoder_placed_states`, int "
-                "(batch, most), which state replaces each placeholder of a row."
+                f"The images have different numbers of states: give `{self.side}_placed_states`, "
+                "int (batch, most), which state replaces each placeholder of a row."
             )
         if not isinstance(token_ids, np.ndarray) or not isinstance(placed, np.ndarray | None):
             return
@@ -90,7 +99,7 @@ class PlaceholderTokens:
         for row, (count, number) in enumerate(zip(counts, wanted, strict=True)):
             if count != number:
                 if placed is not None:
-                    given = f"`decoder_placed_states[{row}]` has {number} states"
+                    given = f"`{self.side}_placed_states[{row}]` has {number} states"
                 raise ValueError(
                     f"`{name}[{row}]` has {count} placeholders, tokens of the id {self.token}, and "
                     f"{given}: give each row that many."
@@ -189,6 +198,24 @@ class FeatureMerger:
             return inputs, None
         positions = ops.maximum(self._ends - 1 - before, 0)
         return {**inputs, "position_ids": positions}, None
+
+    def embedded(self, stem, cache_positions=None, training: bool = False) -> tuple:
+        """Embed the tokens with their stem, and put the placed states among them.
+
+        Returns:
+            `layers.stems.Embedded`, and the list of `put`.
+        """
+        inputs, positions = self.stem_inputs(cache_positions)
+        options = {"cache_positions": positions, "layer_inputs": False, "training": training}
+        if self.known.counted and self.states is not None:
+            x = inputs.get("token_embeddings")
+            x = stem.token_embedding(inputs["token_ids"]) if x is None else x
+            x, added = self.put(x)
+            inputs = {**inputs, "token_embeddings": x}
+            return stem(inputs, **options), added
+        embedded = stem(inputs, **options)
+        states, added = self.put(embedded.states)
+        return embedded._replace(states=states), added
 
     def put(self, x) -> tuple:
         """Put the placed states into the tokens' states, `(batch, length, hidden_dim)`.

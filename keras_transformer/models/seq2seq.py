@@ -6,7 +6,7 @@ from collections.abc import Mapping
 import keras
 from keras import ops
 
-from keras_transformer.config import TransformerConfig
+from keras_transformer.config import SIDES, TransformerConfig
 from keras_transformer.layers.arguments import refuse_unused
 from keras_transformer.layers.projector import Projector
 from keras_transformer.layers.stems import Input
@@ -25,8 +25,6 @@ from keras_transformer.models.inputs import check_states
 from keras_transformer.models.stack import ForwardContext, positions_of
 from keras_transformer.support.checking import agree, known_shape, show_shape
 
-_PLACED, _OFFSETS = f"decoder_{PLACED_STATES.name}", f"decoder_{OFFSETS}"
-
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
 class Seq2Seq(Backbone):
@@ -36,7 +34,9 @@ class Seq2Seq(Backbone):
     queries in place of tokens. With a `placeholder_id` the decoder does not attend to the
     source; instead the projected states of the encoder replace its placeholder tokens. With a
     `source` in the config the encoder attends to the states of a third side, such as an image that
-    its text asks about.
+    its text asks about; or, with placeholder_side="encoder", these states replace placeholder
+    tokens of the encoder. With `queries`, states that attend to those of an image are what replaces
+    placeholders.
 
     Args:
         config: `TransformerConfig` of kind `"seq2seq"`.
@@ -63,7 +63,9 @@ class Seq2Seq(Backbone):
             `decoder_mixed_states` int `(batch, most_mixed, 4)` and `decoder_mixed_weights` float of
             the same shape: weighted sums of four states, whose numbers follow that of the
             separator, row by row. With a `source` also its arrays, such as `source_images`. With
-            object queries only the arrays of the encoder, such as `encoder_images`.
+            placeholder_side="encoder" the names of what is placed begin with `encoder_`, and the
+            images are `source_images`. With object queries only the arrays of the encoder, such as
+            `encoder_images`.
         cache: optional `generation.Cache` that the decoder tokens continue.
         part: str, what to compute: `"states"`; from given states `"logits"`; or `"encode"`, from a
             dict of the arguments of the method `encode`.
@@ -88,7 +90,7 @@ class Seq2Seq(Backbone):
     ```
 
     Source: Vaswani et al. 2017, section 3; with placeholders: Liu et al. 2023, "Visual Instruction
-    Tuning", section 4.1.
+    Tuning", section 4.1; with queries: Li et al. 2023, "BLIP-2", section 3.
     """
 
     kind = "seq2seq"
@@ -96,18 +98,25 @@ class Seq2Seq(Backbone):
     def __init__(self, config: TransformerConfig, dtype=None, name: str | None = None, **kwargs):
         reads_tokens = getattr(config, "stem", None) is None
         super().__init__(config, dtype=dtype, name=name, tokens=reads_tokens, **kwargs)
-        *source, encoder, decoder = config.sides
+        encoder, decoder = config.side("encoder"), config.side("decoder")
         shared = self.token_embedding
         if encoder.stem is not None:
             shared = None
         elif not config.share_embeddings:
             shared = self._token_embedding(encoder, "encoder_token_embedding", tied=True)
         self.encoder_token_embedding = shared
+        self.placeholder_tokens = places = PlaceholderTokens.from_config(config)
+        in_encoder, in_decoder = (places is not None and places.side == each for each in SIDES)
         self.source_stem = self.source = width = None
-        if source:
-            self.source_stem, self.source = self._side(source[0], None, name="source")
-            width = source[0].hidden_dim
+        if config.source is not None:
+            self.source_stem, self.source = self._side(config.side("source"), None, name="source")
+            width = None if in_encoder else config.source.hidden_dim
         self.encoder_stem, self.encoder = self._side(encoder, shared, width)
+        self.queries_stem = self.queries = None
+        if config.queries is not None:
+            width = getattr(config, places.images).hidden_dim
+            made = self._side(config.side("queries"), None, width, name="queries")
+            self.queries_stem, self.queries = made
         self.projector, self.source_dim = None, encoder.hidden_dim
         self.stacked_projectors, self._stacked_layers = [], ()
         if config.projector is not None:
@@ -119,22 +128,24 @@ class Seq2Seq(Backbone):
                 make(normalized="squares", name=f"stacked_projector_{i}")
                 for i in range(len(self._stacked_layers))
             ]
-            self.source_dim = decoder.hidden_dim * (1 + len(self._stacked_layers))
-        self.placeholder_tokens = places = PlaceholderTokens.from_config(config)
+            if not in_encoder:
+                self.source_dim = decoder.hidden_dim * (1 + len(self._stacked_layers))
         self.decoder_stem, self.decoder = self._side(
-            decoder, self.token_embedding, self.source_dim if places is None else None
+            decoder, self.token_embedding, None if in_decoder else self.source_dim
         )
-        self._checked_side = decoder.only_side
+        self._checked_side = None
         if places is not None:  # placeholders may be outside the vocabulary and have no positions
+            side = getattr(config, places.side)
             apart = places.count if places.apart else 0
-            self._checked_side = self._checked_side.replace(
-                max_sequence_length=decoder.max_sequence_length + apart,
-                input=decoder.only_side.input.replace(
-                    vocabulary_size=max(decoder.vocabulary_size, places.token + 1)
+            self._checked_side = side.replace(
+                max_sequence_length=side.max_sequence_length + apart,
+                input=side.input.replace(
+                    vocabulary_size=max(side.input.vocabulary_size, places.token + 1)
                 ),
             )
-            if decoder.position == "learned":
-                self.decoder_stem.position_embedding.uncounted = places.count
+            if places.apart and config.side(places.side).position == "learned":
+                stem = self.sides[f"{places.side}_"][0]
+                stem.position_embedding.uncounted = places.count
         self.build()
 
     def build(self, input_shape=None):
@@ -147,22 +158,24 @@ class Seq2Seq(Backbone):
 
     @property
     def sides(self) -> dict:
-        source = {} if self.source is None else {"source_": (self.source_stem, self.source)}
         return {
-            **source,
-            "encoder_": (self.encoder_stem, self.encoder),
-            "decoder_": (self.decoder_stem, self.decoder),
+            f"{name}_": (getattr(self, f"{name}_stem"), getattr(self, name))
+            for name in self.config.side_names
         }
 
     def _inputs_of_sides(self) -> list:
-        *read, (prefix, arrays, _) = super()._inputs_of_sides()
-        if self.config.placeholders is not None:
-            arrays = (*arrays, *placed_inputs(self.config))
+        places, found = self.placeholder_tokens, super()._inputs_of_sides()
+        if places is None:
+            return found
+        further = placed_inputs(self.config)
         if self.projector is not None and self.projector.separator is not None:
-            arrays = (*arrays, MIXED_STATES, MIXED_WEIGHTS)
-        if self.config.placeholder_visibility == "prompt":
-            arrays = (*arrays, PREFIX_MASK)
-        return [*read, (prefix, arrays, self._checked_side)]
+            further = (*further, MIXED_STATES, MIXED_WEIGHTS)
+        if places.visibility == "prompt":
+            further = (*further, PREFIX_MASK)
+        place = list(self.sides).index(f"{places.side}_")
+        prefix, arrays, _ = found[place]
+        found[place] = prefix, (*arrays, *further), self._checked_side
+        return found
 
     @property
     def input_arrays(self) -> tuple[Input, ...]:
@@ -175,25 +188,35 @@ class Seq2Seq(Backbone):
         inputs = super().checked_inputs(inputs, *args, **kwargs)
         if "encoder_states" in inputs:
             check_states("encoder_states", inputs["encoder_states"], self.source_dim)
-        if self.placeholder_tokens is not None and not {
-            "encoder_states",
-            self.id_inputs[0],
-            _PLACED,
-        }.isdisjoint(inputs):
-            self._check_placed(inputs)
+        places = self.placeholder_tokens
+        if places is not None and f"{places.side}_token_ids" in inputs:
+            shown = {self.id_inputs[0], self._placed}
+            shown |= {"encoder_states"} if places.side == "decoder" else set()
+            if not shown.isdisjoint(inputs):
+                self._check_placed(inputs)
         return inputs
 
+    @property
+    def _placed(self) -> str:
+        """Name of the input that says which states replace placeholders."""
+        return f"{self.placeholder_tokens.side}_{PLACED_STATES.name}"
+
     def needed_inputs(self, inputs, needed):
-        placed = isinstance(inputs, Mapping) and inputs.get(_PLACED) is not None
-        return needed[-1:] if placed else needed  # the batch may have no images
+        places = self.placeholder_tokens
+        if places is None or not isinstance(inputs, Mapping) or inputs.get(self._placed) is None:
+            return needed
+        images = f"{places.images}_"  # of which the batch may have none
+        return tuple(name for name in needed if not name.startswith(images))
 
     def _check_placed(self, inputs) -> None:
-        """Raise ValueError unless the ids fit the states of the encoder."""
-        ids, mask = inputs["decoder_token_ids"], inputs.get("decoder_padding_mask")
-        if self.placeholder_tokens.axes:
+        """Raise ValueError unless the ids fit the states that replace some of them."""
+        places = self.placeholder_tokens
+        name = f"{places.side}_token_ids"
+        ids, mask = inputs[name], inputs.get(f"{places.side}_padding_mask")
+        if places.axes:
             self._check_offsets(inputs)
-        self.placeholder_tokens.check("decoder_token_ids", ids, mask, inputs.get(_PLACED))
-        if self.placeholder_tokens.visibility == "prompt" and "decoder_prefix_mask" not in inputs:
+        places.check(name, ids, mask, inputs.get(self._placed))
+        if places.visibility == "prompt" and "decoder_prefix_mask" not in inputs:
             raise ValueError(
                 "The tokens of a prompt see each other: give `decoder_prefix_mask`, bool like the "
                 "ids, True for placeholders and prompt and False for the tokens after them."
@@ -201,27 +224,29 @@ class Seq2Seq(Backbone):
 
     def _check_offsets(self, inputs) -> None:
         """Raise ValueError unless the states that are placed have positions on each axis."""
-        placed, offsets = inputs.get(_PLACED), inputs.get(_OFFSETS)
+        named = self._placed, f"decoder_{OFFSETS}"
+        placed, offsets = map(inputs.get, named)
         if (placed is None) != (offsets is None):
             raise ValueError(
                 f"The positions of this model have {self.placeholder_tokens.axes} axes: give "
-                f"`{_PLACED}` and `{_OFFSETS}` together, or neither for rows without images."
+                f"`{named[0]}` and `{named[1]}` together, or neither for rows without images."
             )
         if offsets is None:
             return
-        reason = f"the positions follow from `{_OFFSETS}`."
+        reason = f"the positions follow from `{named[1]}`."
         refuse_unused(reason, decoder_position_ids=inputs.get("decoder_position_ids"))
         sizes = [known_shape(array) for array in (placed, offsets)]
         if None not in sizes and not agree(*(size[:2] for size in sizes)):
             raise ValueError(
-                f"`{_OFFSETS}` must have a row of numbers for each of `{_PLACED}`, "
+                f"`{named[1]}` must have a row of numbers for each of `{named[0]}`, "
                 f"{show_shape(sizes[0])}, received {show_shape(sizes[1])}."
             )
 
     def prompt_tokens(self, inputs):
         ids, mask = super().prompt_tokens(inputs)
-        most = self.decoder.config.vocabulary_size - 1
-        return (ids if self.placeholder_tokens is None else ops.minimum(ids, most)), mask
+        most, places = self.decoder.config.vocabulary_size - 1, self.placeholder_tokens
+        outside = places is not None and places.side == "decoder"
+        return (ops.minimum(ids, most) if outside else ids), mask
 
     def encode(
         self, token_ids=None, padding_mask=None, training: bool = False, position_ids=None,
@@ -240,23 +265,45 @@ class Seq2Seq(Backbone):
             return self(inputs, part="encode", training=training)
         if self.source is not None:
             raise ValueError(
-                "The encoder attends to a `source`, which `encode` does not take: call the "
-                "model with the arrays of all sides."
+                "The encoder reads the states of a `source`, which `encode` does not take: call "
+                "the model with the arrays of all sides."
             )
         return self._encoded(inputs, {}, (), training)[0]["encoder_states"]
 
     def _encoded(self, inputs, source, collect, training):
-        """Return what the decoder attends to, see `_of_side`, and the collected values by name."""
+        """Return what the decoder reads, see `_of_side`, and the collected values by name."""
         options = {"collect": collect, "training": training}
-        attended, before = {}, {}
-        if self.source is not None:
+        places, attended, before = self.placeholder_tokens, {}, {}
+        in_encoder = places is not None and places.side == "encoder"
+        if in_encoder and self._takes("source", source):
+            attended, before = self._projected("source", source, **options)
+        elif self.source is not None and not in_encoder:
             attended, before = self._of_side("source", source, **options)
+        if in_encoder:
+            merger = self._merger(attended.get("encoder_states"), inputs)
+            encoded, found = self._of_side("encoder", inputs, merger=merger, **options)
+        else:
+            encoded, found = self._projected("encoder", inputs, **options, **attended)
+        return encoded, {**before, **found}
+
+    def _takes(self, name: str, inputs) -> bool:
+        """Return whether the inputs of a side have what it reads."""
+        stem = self.sides[f"{name}_"][0]
+        return any(each.required and each.name in inputs for each in stem.inputs)
+
+    def _projected(self, name, inputs, collect, training, **attended):
+        """Return what another side reads of a side, and the collected values, as `_of_side`."""
+        options = {"collect": collect, "training": training}
         if self._stacked_layers:
             options["collect"] = tuple(dict.fromkeys((*collect, "states")))
-        encoded, found = self._of_side("encoder", inputs, **options, **attended)
+        encoded, found = self._of_side(name, inputs, **options, **attended)
         states = encoded["encoder_states"]
         if not self.config.place_class_token:
-            states = states[:, self.encoder.config.stem.num_tokens :]
+            states = states[:, self.config.side(name).stem.num_tokens :]
+        if self.queries is not None:
+            read = {"encoder_states": states, "encoder_padding_mask": None}
+            encoded, more = self._of_side("queries", {"attended": states}, **options, **read)
+            states, found = encoded["encoder_states"], {**found, **more}
         if self.projector is not None:
             states = self.projector(states)
         if self._stacked_layers:
@@ -266,16 +313,19 @@ class Seq2Seq(Backbone):
             stacked = zip(self.stacked_projectors, self._stacked_layers, strict=True)
             others = [projector(behind[i]) for projector, i in stacked]
             states = ops.concatenate([states, *others], axis=-1)
-        return {**encoded, "encoder_states": states}, {**before, **found}
+        return {**encoded, "encoder_states": states}, found
 
-    def _of_side(self, name, inputs, collect, training, **attended):
-        """Run a side that is read.
+    def _of_side(self, name, inputs, collect, training, merger=None, **attended):
+        """Run a side that is read, with the states of a `merger` among its own, if there are any.
 
         Returns the arguments of a stack that attends to it, its states, their mask and, if there
         are any, their positions; and the collected values.
         """
         stem, stack = self.sides[f"{name}_"]
-        embedded = stem(inputs, training=training)
+        if merger is None:
+            embedded = stem(inputs, training=training)
+        else:
+            embedded, _ = merger.embedded(stem, training=training)
         run = ForwardContext(embedded.states, embedded._asdict(), collect=collect)
         attended |= positions_of(embedded)
         found = stack(embedded.states, run=run, training=training, **attended)
@@ -298,9 +348,9 @@ class Seq2Seq(Backbone):
             return self.encode(**inputs, training=training)
         if part != "states":
             return {"logits": self.logits}[part](inputs)
-        *before, source, target = (
+        before, source, target = (
             {n.removeprefix(prefix): array for n, array in inputs.items() if n.startswith(prefix)}
-            for prefix in self.sides
+            for prefix in ("source_", "encoder_", "decoder_")
         )
         states, collected = source.pop("states", None), {}
         attended = {"encoder_states": states, "encoder_padding_mask": source.get("padding_mask")}
@@ -308,10 +358,9 @@ class Seq2Seq(Backbone):
             refuse_unused(
                 "its `encoder_states` are given.", encoder_token_ids=source.get("token_ids")
             )
-        elif any(each.required and each.name in source for each in self.encoder_stem.inputs):
-            read = before[0] if before else {}
-            attended, collected = self._encoded(source, read, collect, training)
-        if self.placeholder_tokens is not None:
+        elif self._takes("encoder", source):
+            attended, collected = self._encoded(source, before, collect, training)
+        if self.placeholder_tokens is not None and self.placeholder_tokens.side == "decoder":
             states = attended["encoder_states"]
             result = self._with_placed(states, target, cache, collect, training)
         elif self.config.stem is not None:
@@ -341,23 +390,27 @@ class Seq2Seq(Backbone):
             result[-1].update(collected)
         return result
 
-    def _with_placed(self, states, target, cache, collect, training):
-        """Run the decoder on tokens some of which are replaced by encoder states."""
-        count = self.placeholder_tokens.count
+    def _merger(self, states, inputs) -> FeatureMerger:
+        """Return the merger of states that replace placeholders; None places no states."""
+        places = self.placeholder_tokens
+        count = places.count
         if states is not None and count is not None and states.shape[1] not in (None, count):
             raise ValueError(
-                f"An input has {states.shape[1]} states of the encoder, and {count} are placed: "
-                "the images of this model have one size, given by the `stem` in its config."
+                f"An input has {states.shape[1]} states of the {places.images}, and {count} are "
+                "placed: the images of this model have one size, given by the `stem` in its config."
             )
         separator = None if self.projector is None else self.projector.separator
-        merger = FeatureMerger(self.placeholder_tokens, target, states, separator)
+        return FeatureMerger(places, inputs, states, separator)
+
+    def _with_placed(self, states, target, cache, collect, training):
+        """Run the decoder on tokens some of which are replaced by encoder states."""
+        merger = self._merger(states, target)
         target = {**target, **merger.visibility, **merger.positions}
         run = ForwardContext(target["token_ids"], target, cache, collect)
-        inputs, positions = merger.stem_inputs(run.cache_positions)
         stem, further = self.decoder_stem, {}
-        embedded = stem(inputs, cache_positions=positions, layer_inputs=False, training=training)
-        states, added = merger.put(embedded.states)
+        embedded, added = merger.embedded(stem, run.cache_positions, training)
         if stem.layer_inputs is not None:
-            given = {"embedded": states, "placed": merger.places}
-            further["layer_inputs"] = stem.layer_inputs(inputs["token_ids"], **given)
-        return self.decoder(states, run=run, added=added, training=training, **further)
+            ids, _ = merger.stem_inputs(None)
+            given = {"embedded": embedded.states, "placed": merger.places}
+            further["layer_inputs"] = stem.layer_inputs(ids["token_ids"], **given)
+        return self.decoder(embedded.states, run=run, added=added, training=training, **further)

@@ -23,6 +23,8 @@ from keras_transformer.layers.parts import layer_of
 from keras_transformer.layers.position import sequence_positions
 from keras_transformer.layers.remat import no_inner_remat, with_whole_weights
 
+# Arguments of a block that attends to the states of another side.
+_OF_SOURCE = ("encoder_states", "encoder_positions", "cross_visibility")
 # The allowed values of a backbone's `collect`: intermediate results of a pass.
 COLLECTED = ("states", "block_outputs", "attention", "queries", "keys", "maps")
 
@@ -308,17 +310,21 @@ class Stack(keras.layers.Layer):
         kind, options = EncoderBlock, {}
         if causal or cross_dim is not None:
             kind, options = DecoderBlock, {"causal": causal}
-            options["cross_attention"] = cross_dim is not None
-        self.blocks = [
-            kind(
-                side.layer(i),
+        self.blocks = []
+        for i in range(max(self.order) + 1):
+            part = side.layer(i)
+            if kind is DecoderBlock:
+                attends = cross_dim is not None and part.attends_to_source
+                options = {**options, "cross_attention": attends}
+            block = kind(
+                part,
                 kernel_initializer=kernel_initializer(config, initializer),
                 name=f"layer_{i}",
                 dtype=self.dtype_policy,
                 **options,
             )
-            for i in range(max(self.order) + 1)
-        ]
+            self.blocks.append(block)
+        self._some_attend = len({block.cross_attention_enabled for block in self.blocks}) > 1
         if config.final_normalization:
             self.final_norm = make_normalization(
                 config.normalization,
@@ -337,7 +343,7 @@ class Stack(keras.layers.Layer):
             of_block = self.altup_copies.compute_output_shape(input_shape)
             self.altup_mean.build(of_block)
         for i, block in enumerate(self.blocks):
-            block.build(of_block, *source)
+            block.build(of_block, *(source if block.cross_attention_enabled else ()))
             if self.side.merges:
                 of_block = (*input_shape[:-1], self.side.width(i))
         biases = (self.position_bias, self.group_bias, self.grid_bias, self.relative_embedding)
@@ -397,9 +403,12 @@ class Stack(keras.layers.Layer):
                 options["layer_input"] = layer_inputs[:, :, i]
             if block.on_grid:
                 options["grid"] = grid
+            given = options
+            if self._some_attend and not block.cross_attention_enabled:
+                given = {n: value for n, value in options.items() if n not in _OF_SOURCE}
             taken = {"source": self.sources[i], "for_later": i if i in self.sources else None}
             # The first block checks what the stem made; the others get the same.
-            x = run(block, x, checked=i > 0, bias=bias, **taken, **options)
+            x = run(block, x, checked=i > 0, bias=bias, **taken, **given)
             merging = block.config.merging
             grid = grid if merging is None else merging.grid(grid)
             x = x + added[i] if i < len(added) else x

@@ -94,7 +94,8 @@ def activations(
         tokens, source = side.lengths(rows.source, rows.target)
         for i in range(side.depth):
             length = side.states(i, tokens)
-            layer, gradient = _layer(side.layer(i), rows, length, source)
+            attended = source if side.side.layer(i).attends_to_source else None
+            layer, gradient = _layer(side.layer(i), rows, length, attended)
             of_experts = _around_experts(side.layer(i), rows, length)
             kept += layer + of_experts[0]
             copies = 1 if side.side.altup is None else side.side.altup.copies

@@ -225,7 +225,7 @@ def layer_flops(
     width = config.hidden_dim
     pairs = mixer.pair_products(queries, keys, width)
     total += 2 * (mixer.cached_products(keys, width) if cached else pairs)
-    if source_dim is not None:
+    if source_dim is not None and one.attends_to_source:
         pairs = one.cross_attention.pair_products(queries, attended[1][0], width)
         total += 2 * pairs
     return total

@@ -36,6 +36,7 @@ OF_OTHERS = {
     **family_placed.OF_ROWS,
     **family_placed.OF_BUDGETS,
     **family_placed.RETRIEVERS,
+    **family_placed.IN_ENCODERS,
 }
 CONFIGS = {**OF_TEXTS, **OF_OTHERS}
 # Models of theirs that mix padding with the tokens: their texts are of one length.
@@ -62,6 +63,7 @@ LANGUAGE_MODELS = {
     "pegasus_x": "PegasusXForConditionalGeneration",
     "t5gemma": "T5GemmaForConditionalGeneration",
     "t5gemma2": "T5Gemma2ForConditionalGeneration",
+    "t5gemma2_images": "T5Gemma2ForConditionalGeneration",
     "marian": "MarianMTModel",
     "led": "LEDForConditionalGeneration",
     "longt5": "LongT5ForConditionalGeneration",
@@ -70,6 +72,7 @@ LANGUAGE_MODELS = {
     "encoder-decoder": "EncoderDecoderModel",
     "vision-encoder-decoder": "VisionEncoderDecoderModel",
     "blip": "BlipForConditionalGeneration",
+    "blip-2": "Blip2ForConditionalGeneration",
     "llava": "LlavaForConditionalGeneration",
     "mistral3": "Mistral3ForConditionalGeneration",
     "gemma3": "Gemma3ForConditionalGeneration",

@@ -254,6 +254,26 @@ PIXTRAL_LLAVA = {
     "vision_feature_select_strategy": "full",
     "multimodal_projector_bias": True,
 }
+# The images of BLIP-2, its query transformer, and its language models.
+_OF_BLIP = {
+    "hidden_size": 16, "intermediate_size": 28, "num_hidden_layers": 2, "num_attention_heads": 2,
+    "image_size": 20, "patch_size": 4,
+}  # fmt: skip
+_QUERIES = {
+    "hidden_size": 12, "num_hidden_layers": 3, "num_attention_heads": 3, "intermediate_size": 22,
+    "vocab_size": 7,
+}  # fmt: skip
+_OPT = {
+    "model_type": "opt", "vocab_size": 61, "hidden_size": 20, "word_embed_proj_dim": 20,
+    "num_hidden_layers": 2, "num_attention_heads": 4, "ffn_dim": 26, "max_position_embeddings": 64,
+    "bos_token_id": 2, "eos_token_id": 1, "pad_token_id": 0,
+}  # fmt: skip
+_T5 = {
+    "model_type": "t5", "vocab_size": 61, "d_model": 20, "d_kv": 6, "d_ff": 26, "num_layers": 2,
+    "num_heads": 3, "relative_attention_num_buckets": 8, "relative_attention_max_distance": 12,
+    "decoder_start_token_id": 0, "eos_token_id": 1, "pad_token_id": 0,
+}  # fmt: skip
+
 CONFIGS = {
     "llava": (
         "Llava",
@@ -410,6 +430,63 @@ CONFIGS = {
             },
         ],
     ),
+    "blip-2": (
+        "Blip2",
+        [
+            {
+                "vision_config": _OF_BLIP,
+                "qformer_config": _QUERIES,
+                "text_config": _OPT,
+                "num_query_tokens": 3,
+                "image_token_index": 60,
+            },
+            # A query transformer that attends to the image in its first layer alone.
+            {
+                "vision_config": {
+                    **_OF_BLIP,
+                    "hidden_size": 18,
+                    "num_attention_heads": 3,
+                    "qkv_bias": False,
+                    "hidden_act": "relu",
+                    "layer_norm_eps": 1e-3,
+                    "image_size": 16,
+                },
+                "qformer_config": {
+                    **_QUERIES,
+                    "hidden_size": 15,
+                    "num_hidden_layers": 2,
+                    "hidden_act": "relu",
+                    "layer_norm_eps": 1e-3,
+                },
+                "text_config": {
+                    **_OPT,
+                    "do_layer_norm_before": False,
+                    "tie_word_embeddings": False,
+                },
+                "num_query_tokens": 5,
+                "image_token_index": 4,
+            },
+            # Placed in the encoder of a T5, see `tests/checkpoints/test_placed_in_encoders.py`.
+            {
+                "vision_config": _OF_BLIP,
+                "qformer_config": _QUERIES,
+                "text_config": _T5,
+                "num_query_tokens": 3,
+                "image_token_index": 60,
+            },
+            {
+                "vision_config": {**_OF_BLIP, "hidden_size": 18, "num_attention_heads": 3},
+                "qformer_config": {**_QUERIES, "cross_attention_frequency": 1},
+                "text_config": {
+                    **_T5,
+                    "feed_forward_proj": "gated-gelu",
+                    "tie_word_embeddings": False,
+                },
+                "num_query_tokens": 4,
+                "image_token_index": 4,
+            },
+        ],
+    ),
     "git": (
         "Git",
         [
@@ -425,6 +502,36 @@ CONFIGS = {
         ],
     ),
 }
+
+# Families whose encoder reads the images' states among its tokens, see
+# `tests/checkpoints/test_placed_in_encoders.py`.
+_SIDE = {**LLAMA, "head_dim": 6, "sliding_window": 4, "query_pre_attn_scalar": 5}
+_ENCODER = {
+    "text_config": _SIDE, "vision_config": _SQUARES, "mm_tokens_per_image": 4, "eoi_token_index": 6,
+}  # fmt: skip
+IN_ENCODERS = {
+    "t5gemma2_images": (
+        "T5Gemma2",
+        [
+            {
+                "encoder": {
+                    **_ENCODER,
+                    "text_config": {
+                        **_SIDE, "layer_types": ["full_attention", "sliding_attention"]
+                    },
+                },
+                "decoder": _SIDE, "image_token_index": 60,
+            },
+            {
+                "encoder": {
+                    **_ENCODER, "mm_tokens_per_image": 1,
+                    "vision_config": {**_SQUARES, "layer_norm_eps": 1e-3, "num_hidden_layers": 1},
+                },
+                "decoder": {**_SIDE, "num_hidden_layers": 3}, "image_token_index": 4,
+            },
+        ],
+    ),
+}  # fmt: skip
 
 # Families of retrievers of pages, see `tests/tasks/test_page_embedder.py`.
 RETRIEVERS = {

@@ -195,6 +195,7 @@ _POSSIBLE = {
         "qwen3_5_moe",
     )
 }
+_POSSIBLE["t5gemma2_images"] = {"encoder": {"mm_tokens_per_image": 256}}
 _POSSIBLE["colqwen2"] = {"vlm_config": _POSSIBLE["qwen2_vl"]}
 # By default their image token is beyond the vocabulary of the text model, and the 7 x 7 patches of
 # an image do not form squares of 2 x 2.

@@ -143,3 +143,30 @@ def test_quantized_weights_stay_as_they_are(tmp_path, monkeypatch):
     expected = kt.Backbone.from_preset(tmp_path / "hub")
     assert_same_values(loaded, expected)
     assert kt.Backbone.from_preset("qwen2_small", dtype="float32").quantized_by is None
+
+
+@pytest.mark.parametrize("model_type", ["t5gemma2_images", "mistral3"])
+def test_the_images_of_folders_whose_texts_are_a_model_too(model_type, tmp_path, monkeypatch):
+    """A bundled preset with images reads more of the folder than its texts."""
+    pytest.importorskip("transformers")
+    from tests.checkpoints import families
+    from tests.checkpoints.test_families import saved
+
+    saved(families.make(model_type, 0, "LanguageModel"), tmp_path / "hub")
+    expected = kt.ImageToText.from_preset(tmp_path / "hub").backbone
+    folder = tmp_path / "presets" / "small"
+    folder.mkdir(parents=True)
+    values = {
+        "format": "keras_transformer",
+        "format_version": 2,
+        "backbone": {"kind": "seq2seq", **expected.config.to_dict()},
+        "task": {"name": "ImageToText", "start_id": 2},
+        "metadata": {"family": model_type},
+        "weights": {"format": "huggingface", "hub": "hf://org/small"},
+    }
+    (folder / "config.json").write_text(json.dumps(values))
+    monkeypatch.setattr(HubName, "download", lambda self, patterns: tmp_path / "hub")
+    monkeypatch.setattr(presets, "presets_folder", lambda: tmp_path / "presets")
+    for loaded in (kt.Task.from_preset("small").backbone, kt.Backbone.from_preset("small")):
+        assert loaded.config == expected.config
+        assert_same_values(loaded, expected)

@@ -33,6 +33,11 @@ SAID = {
     "blip_image_captioning_large": 470 - 23.4,
     "blip_vqa_base": 385 - 23.4,
     "blip_vqa_capfilt_large": 385 - 23.4,
+    # The image tower, the query transformer, which alone was trained, and the language model.
+    "blip2_opt_2_7b": 986 + 104 + 2652,
+    "blip2_opt_6_7b": 986 + 104 + 6658,
+    "blip2_flan_t5_xl": 986 + 104 + 2850,
+    "blip2_flan_t5_xxl": 986 + 104 + 11_135,
     "bloom_560m_multi": 559,
     "bloom_7_1b_multi": 7069,
     "bloom_176b_multi": 176_247,
@@ -248,6 +253,9 @@ SAID = {
     "t5gemma2_270m_270m": 370,  # without the image tower
     "t5gemma2_1b_1b": 1700,
     "t5gemma2_4b_4b": 7000,
+    "t5gemma2_270m_270m_images": 370 + 417,
+    "t5gemma2_1b_1b_images": 1700 + 417,
+    "t5gemma2_4b_4b_images": 7000 + 417,
     "t5_11b_multi": 11_000,
     "trocr_small_printed": 62,
     "trocr_base_handwritten": 334,
@@ -416,8 +424,11 @@ def test_sizes_are_those_of_the_transformers_library(monkeypatch):
             and not path.startswith("vision_encoder.neck.")  # SAM's, a part of the head
             and (metadata["family"] != "rt_detr" or _IN_BACKBONE.match(path))
             and path not in ("embeddings.mask_token", "mask_emb")  # of masked pre-training
-            # Of T5Gemma 2's images, which are not read.
-            and not path.startswith(("model.encoder.vision_", "model.encoder.multi_modal_"))
+            # Of T5Gemma 2's images, which its texts alone do not read.
+            and not (
+                metadata["family"] == "t5gemma2"
+                and path.startswith(("model.encoder.vision_", "model.encoder.multi_modal_"))
+            )
             # The lengths of weight norm, which a kernel has in itself here.
             and not path.endswith("parametrizations.weight.original0")
         )

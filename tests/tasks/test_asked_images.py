@@ -7,7 +7,7 @@ import pytest
 import keras_transformer as kt
 from keras_transformer.planning import flops_per_sequence, make_plan
 from tests.tasks import images
-from tests.tasks.test_image_to_text import QUESTIONS, TEXTS, rows
+from tests.tasks.test_image_to_text import QUESTIONS, TEXTS, assert_answers, rows
 
 
 def config(**values):
@@ -34,23 +34,7 @@ def learned():
 
 
 def test_answers(learned, tmp_path):
-    x, questions, answers = rows()
-    results = learned.evaluate((x, questions), answers, verbose=0, return_dict=True)
-    assert results["accuracy"] == 1
-    assert learned.answer(x, questions) == answers
-    assert learned.answer(x[1], QUESTIONS[1]) == "bright"
-    assert learned.answer(x, questions, batch_size=3, sampler="beam") == answers
-    pieces = list(learned.generate(x[1], QUESTIONS[0], stream=True))
-    assert "".join(pieces) == "a bright square" and len(pieces) > 1
-
-    learned.save_to_preset(tmp_path / "preset")
-    learned.save(tmp_path / "model.keras")
-    for again in (
-        kt.Task.from_preset(tmp_path / "preset"),
-        keras.models.load_model(tmp_path / "model.keras"),
-    ):
-        assert again.task_values() == learned.task_values()
-        assert again.answer(x[:2], QUESTIONS[1]) == ["dark", "bright"]
+    assert_answers(learned, tmp_path)
 
 
 def test_scores_are_those_of_the_logits(learned):
@@ -106,6 +90,8 @@ def test_what_each_side_computes_is_collected(learned):
     assert found["cross_attention"][0].shape[-2:] == (1, length)
     assert found["encoder_attention"][0].shape[-2:] == (length, length)
     assert (keras.ops.convert_to_numpy(found["encoder_attention"][0])[..., 0, -1] > 0).all()
+    explanation = learned.explain(x[0], prompts=QUESTIONS[0], saliency="gradient_x_input")
+    assert explanation.encoder_attention.shape[-2:] == (length, length)
 
 
 @pytest.mark.one_backend

@@ -38,7 +38,8 @@ def learned():
     return made
 
 
-def test_answers(learned, tmp_path):
+def assert_answers(learned, tmp_path):
+    """Check what a model has learned from all of `rows`, and saved."""
     x, questions, answers = rows()
     results = learned.evaluate((x, questions), answers, verbose=0, return_dict=True)
     assert results["accuracy"] == 1
@@ -56,6 +57,10 @@ def test_answers(learned, tmp_path):
     ):
         assert again.task_values() == learned.task_values()
         assert again.answer(x[:2], QUESTIONS[1]) == ["dark", "bright"]
+
+
+def test_answers(learned, tmp_path):
+    assert_answers(learned, tmp_path)
 
 
 def test_scores_are_those_of_the_logits(learned):

@@ -98,6 +98,7 @@ from keras_transformer.checkpoints.families.encoders.roberta_pre_norm import (
 from keras_transformer.checkpoints.families.encoders.roformer import ROFORMER
 from keras_transformer.checkpoints.families.encoders.xlnet import XLNET
 from keras_transformer.checkpoints.families.joined.blip import BLIP
+from keras_transformer.checkpoints.families.joined.blip_2 import BLIP_2
 from keras_transformer.checkpoints.families.joined.encoder_decoder import ENCODER_DECODER
 from keras_transformer.checkpoints.families.joined.vision_encoder_decoder import (
     VISION_ENCODER_DECODER,
@@ -173,6 +174,7 @@ from keras_transformer.checkpoints.families.vision.siglip2 import (
 )
 from keras_transformer.checkpoints.families.vision.swin import SWIN
 from keras_transformer.checkpoints.families.vision.swinv2 import SWINV2
+from keras_transformer.checkpoints.families.vision.t5gemma2_images import T5GEMMA2_IMAGES
 from keras_transformer.checkpoints.families.vision.videomae import VIDEOMAE
 from keras_transformer.checkpoints.families.vision.vit import DEIT, VIT
 from keras_transformer.checkpoints.families.vision.vivit import VIVIT
@@ -359,6 +361,8 @@ FAMILIES = {
         LLAVA_NEXT,
         LLAVA_ONEVISION,
         INTERNVL,
+        BLIP_2,
+        T5GEMMA2_IMAGES,
         GIT,
     )
 }

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 
 # The `model_type` under which checkpoints of the same architecture load in Hugging Face's form.
 PUBLISHED_FORM: Mapping[str, tuple[str, ...]] = {
+    "BLIP2Backbone": ("blip-2",),
     "BloomBackbone": ("bloom",),
     "CLIPBackbone": ("clip",),
     "DINOV2Backbone": ("dinov2",),
@@ -38,7 +39,6 @@ PUBLISHED_FORM: Mapping[str, tuple[str, ...]] = {
 }
 # Transformers that this library does not compute, with the reason.
 NOT_COMPUTED: Mapping[str, str] = {
-    "BLIP2Backbone": "a transformer of learned queries reads the image for the language model.",
     "DFineBackbone": "its attention reads a few places of maps of several sizes.",
     "DINOV3Backbone": "its rotary positions are those of two axes of a grid.",
     "EdRecBackbone": "its encoder-decoder has not been compared, and has no published weights.",

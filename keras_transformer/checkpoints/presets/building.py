@@ -162,7 +162,7 @@ def _load_task(
     if not hasattr(task_class, "backbone_kinds"):
         task_class = _saved_class(preset, task_class)
     name = task_class.__name__
-    preset = preset.for_kinds(task_class.backbone_kinds)
+    preset = preset.for_kinds(task_class.backbone_kinds, name)
     side = _side(preset, task_class, task_class.backbone_kinds)
     config, saved, metadata = preset.describe(load_weights)
     config = config if side is None else config.tower(side)

@@ -60,7 +60,7 @@ class GGUFPreset(Preset):
         """The preset itself, or None if it has no vocabulary."""
         return self if has_tokenizer(self._header) else None
 
-    def for_kinds(self, kinds: Collection[str] | None) -> "GGUFPreset":
+    def for_kinds(self, kinds: Collection[str] | None, task: str = "") -> "GGUFPreset":
         """Return the preset itself: a file has one model."""
         return self
 

@@ -15,7 +15,12 @@ from keras_transformer.checkpoints.presets.publishing import Stamp, current_fold
 from keras_transformer.checkpoints.presets.sentence_transformers import read_embedder
 from keras_transformer.checkpoints.quantized.scheme import Scheme
 from keras_transformer.checkpoints.quantized.schemes import find_scheme, gather
-from keras_transformer.checkpoints.text_models import TEXT_MODELS, TextCheckpoint, text_config
+from keras_transformer.checkpoints.text_models import (
+    TEXT_MODELS,
+    WITH_IMAGES,
+    TextCheckpoint,
+    text_config,
+)
 from keras_transformer.checkpoints.weights.safetensors_io import Checkpoint, no_weights
 from keras_transformer.config import TransformerConfig
 from keras_transformer.support.notebook import html_table, model_rows
@@ -139,18 +144,28 @@ class Preset(os.PathLike):
         kind = self._config_file.get("model_type")
         return isinstance(kind, str) and kind in TEXT_MODELS and self.media == "texts"
 
-    def for_kinds(self, kinds: Collection[str] | None) -> "Preset":
+    def for_kinds(self, kinds: Collection[str] | None, task: str = "") -> "Preset":
         """Return the preset as a class reads it whose backbones are of these kinds.
 
         An encoder-decoder reads all of a folder with images and texts whose family is known, and
-        other classes its text model alone.
+        other classes its text model alone. Where both are encoder-decoders, the name of the `task`
+        tells which is read.
         """
         from keras_transformer.checkpoints.families import FAMILIES
 
+        images = self._with_images
+        if images is not None and task in FAMILIES[images].heads:
+            return dataclasses.replace(self, media="all")
         whole = kinds is not None and "seq2seq" in kinds and "decoder" not in kinds
         if whole and self._has_text_model and self._config_file["model_type"] in FAMILIES:
             return dataclasses.replace(self, media="all")
         return self
+
+    @property
+    def _with_images(self) -> str | None:
+        """The family of all of a folder whose texts alone are a family too, or None."""
+        kind = self._config_file.get("model_type")
+        return WITH_IMAGES.get(kind) if isinstance(kind, str) else None
 
     @property
     def is_published(self) -> bool:
@@ -169,6 +184,8 @@ class Preset(os.PathLike):
         from keras_transformer.checkpoints import keras_hub
         from keras_transformer.checkpoints.families import FAMILIES, get_family
 
+        if self.is_published and self.media == "all" and self._with_images is not None:
+            return FAMILIES[self._with_images]
         if self.is_published:
             return (keras_hub.find_family if self.is_keras_hub else get_family)(self.config)
         metadata = self.config.get("metadata")
@@ -396,8 +413,11 @@ class Preset(os.PathLike):
     def _weights_elsewhere(self) -> "Preset":
         """Return the preset with the weights of a bundled one, from a package or the hub."""
         files, pointer = (CONFIG_FILE, GENERATION_FILE, *WEIGHT_FILES), self._pointer
+        kind = None if self.family is None else self.family.model_type
+        media = "all" if kind in {*TEXT_MODELS, *WITH_IMAGES.values()} else self.media
         try:
-            return Preset(self.name, self._elsewhere(lambda hub: hub.download(files)))
+            folder = self._elsewhere(lambda hub: hub.download(files))
+            return Preset(self.name, folder, media=media)
         except OSError as error:
             where = (
                 f"in the package {pointer['distribution']!r}, which is not installed, and could "

@@ -1,4 +1,4 @@
-"""Stem of a decoder that finds objects: states of zeros with trained positions."""
+"""Stem of trained queries: their states, or states of zeros with trained positions."""
 
 import keras
 from keras import ops
@@ -10,7 +10,7 @@ from keras_transformer.layers.stems.stem import Embedded
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
 class QueryStem(PositionedStem):
-    """Object queries: states of zeros, each with a trained position for every attention.
+    """Queries: states of zeros, each with a trained position for every attention; or trained ones.
 
     Args:
         config: `TransformerConfig` of a side whose `stem` is a `QueryStemConfig`.
@@ -22,9 +22,11 @@ class QueryStem(PositionedStem):
             attend to, for the number of their rows.
 
     Returns:
-        `Embedded`: states `(batch, num_queries, hidden_dim)`, and their positions.
+        `Embedded`: states `(batch, num_queries, hidden_dim)`, and their positions if these are
+        trained.
 
-    Source: Carion et al. 2020, "End-to-End Object Detection with Transformers", section 3.2.
+    Source: Carion et al. 2020, "End-to-End Object Detection with Transformers", section 3.2;
+    trained states: Li et al. 2023, "BLIP-2", section 3.1.
     """
 
     def __init__(self, config: TransformerConfig, initializer=None, **kwargs):
@@ -43,5 +45,8 @@ class QueryStem(PositionedStem):
     def call(self, inputs, training=False):
         positions = ops.cast(self.queries, self.compute_dtype)[None]
         rows = ops.shape(inputs["attended"])[0]
+        if self.config.stem.trained == "state":
+            states = ops.broadcast_to(positions, (rows, *positions.shape[1:]))
+            return Embedded(self.finished(states, training))
         states = ops.zeros((rows, *positions.shape[1:]), positions.dtype)
         return Embedded(self.finished(states, training), attention_positions=positions)

@@ -41,7 +41,7 @@ class ImageConversations:
 
     def __init__(self, task):
         places, tokenizer = task.backbone.placeholder_tokens, tokenizer_of(task)
-        if places is None or places.apart:
+        if places is None or places.apart or places.side == "encoder":
             raise ValueError(
                 "This model takes one image for each text, as fit((images, questions), answers): "
                 "conversations need a model that puts images among the tokens of a decoder, with "

@@ -55,16 +55,17 @@ class ImageToText(SourceToText):
         backbone: a `Seq2Seq` whose encoder has an image `stem`. The decoder attends to the
             encoder's states or, with a `placeholder_id`, gets them in its prompt in the place of
             placeholder tokens. Or a `Seq2Seq` whose `source` has the image stem: the encoder then
-            reads the question and attends to the image, and the decoder attends to the encoder
-            (BLIP).
+            reads the question, and attends to the image (BLIP) or gets its states in the place of
+            placeholder tokens (BLIP-2 with T5), and the decoder attends to the encoder.
         processor: `processors.ImageProcessor`, or None if the task only takes arrays and ids.
         tokenizer: `Tokenizer`, or None if the task only takes arrays and ids.
         start_id: int, the id that the decoder starts from. Defaults to the tokenizer's start id,
             else to its padding id; a model with placeholders may have no start id.
         end_ids: list of int, ids that each end a text. Defaults to the tokenizer's end id.
         template: str, a text around each prompt, with `"{prompt}"` in its place, such as
-            `"USER: <image> {prompt} ASSISTANT:"`. A prompt that already contains the placeholder
-            is used as is. Defaults to the prompt alone.
+            `"USER: <image> {prompt} ASSISTANT:"`. A placeholder may be written as `"{image}"`. A
+            prompt that already contains the placeholder is used as is. Defaults to the prompt
+            alone.
         image_token: str, the token that the chat template writes for an image in a conversation.
             Defaults to the placeholder's.
         image_text: str, what replaces this token, with `"{image}"` in place of the placeholders,
@@ -142,6 +143,7 @@ class ImageToText(SourceToText):
         places, tokenizer = self.backbone.placeholder_tokens, self.tokenizer
         return (
             places is not None
+            and places.side == "decoder"
             and not places.apart
             and tokenizer is not None
             and tokenizer.chat_template is not None
@@ -152,7 +154,9 @@ class ImageToText(SourceToText):
         names = super().source_inputs
         of_rows = ("placed_states", "placed_offsets", "mixed_states", "mixed_weights")
         taken = {each.name for each in self.backbone.input_arrays}
-        return (*names, *(n for each in of_rows if (n := f"decoder_{each}") in taken))
+        places = self.backbone.placeholder_tokens
+        side = "decoder" if places is None else places.side
+        return (*names, *(n for each in of_rows if (n := f"{side}_{each}") in taken))
 
     def arrays_of(self, sources, places=None, learns=False):
         if len(sources) and isinstance(sources[0], RowImages):
@@ -237,7 +241,7 @@ class ImageToText(SourceToText):
         ]
         token = self.tokenizer.id_to_token(places.token)
         asked = "" if prompts is None else prompts
-        texts = in_template(self.template, self._prompt_texts(asked, len(sources)), token)
+        texts = self._in_template(self._prompt_texts(asked, len(sources)), token)
         for place, text in enumerate(texts):
             if text.count(token) > 1:
                 raise ValueError(
@@ -265,7 +269,13 @@ class ImageToText(SourceToText):
         place = self.backbone.config.placeholder_id
         token = None if place is None else self.tokenizer.id_to_token(place)
         texts = self._prompt_texts(prompts, count)
-        return self.generator.format.encode(in_template(self.template, texts, token))
+        return self.generator.format.encode(self._in_template(texts, token))
+
+    def _in_template(self, texts: list[str], token: str | None) -> list[str]:
+        template = self.template
+        if template is not None and token is not None:
+            template = template.replace("{image}", token)
+        return in_template(template, texts, token)
 
     def _holds_conversations(self, x) -> bool:
         names = column_names(x)

@@ -97,13 +97,14 @@ def image_arrays(
 
     Returns:
         Dict with `decoder_placed_states`, int32 `(rows, most)`, and, unless there is no image,
-        `encoder_images`, float32 `(tiles, height, width, channels)`. A tile is an image, or a part
-        of one. If states are mixed also `decoder_mixed_states`, int32, and `decoder_mixed_weights`,
+        `encoder_images`, float32 `(tiles, height, width, channels)`; or `encoder_placed_states` and
+        `source_images` if the placeholders are the encoder's. A tile is an image, or a part of one.
+        If states are mixed also `decoder_mixed_states`, int32, and `decoder_mixed_weights`,
         float32, both `(rows, mixed, 4)`. For images of any size also `decoder_placed_offsets`, the
         positions of the states, see `FeatureMerger`, and the images are `encoder_patches` and
         `encoder_patch_positions`, see `PatchSequenceStem`.
     """
-    count = backbone.placeholder_tokens.count
+    known, count = backbone.placeholder_tokens, backbone.placeholder_tokens.count
     places = range(len(rows)) if places is None else places
     if count is None:
         return _patch_arrays(backbone, processor, rows, places, least, most)
@@ -119,7 +120,7 @@ def image_arrays(
     arrays, wanted = {}, max(least, total)
     if wanted:
         wanted = round_rows(wanted) if compiles else wanted
-        arrays["encoder_images"] = _read(backbone, processor, tiles, wanted)
+        arrays[f"{known.images}_images"] = _read(backbone, processor, tiles, wanted)
     mixed = max(most_mixed, *(count_mixed(row) for row in rows))
     if mixed:
         mixed = round_rows(-(-mixed // count)) * count if compiles else mixed
@@ -149,7 +150,7 @@ def image_arrays(
     made = np.full((len(rows), most), -1, "int32")
     for i, each in enumerate(numbers):
         made[i, : len(each)] = each
-    return {"decoder_placed_states": made, **arrays}
+    return {f"{known.side}_placed_states": made, **arrays}
 
 
 def count_mixed(row: RowImages) -> int:
@@ -285,7 +286,7 @@ def states_of(backbone: Backbone) -> tuple[int, int]:
     config, count = backbone.config, backbone.placeholder_tokens.count
     if count is None:
         return 0, 0
-    stem = config.side("encoder").stem
+    stem = config.side(config.placed_side).stem
     pool = 1 if config.projector is None else config.projector.pool
     rows, columns = (side // pool for side in stem.grid(stem.image_size))
     return (rows, columns) if rows * columns == count else (1, count)
@@ -301,7 +302,7 @@ def repeated(ids: Sequence[int], token: int, runs: Sequence[int]) -> list[int]:
 
 def _read(backbone, processor: ImageProcessor, tiles: list, wanted: int) -> np.ndarray:
     """Return the pixels of images, their layouts and places, with blank tiles up to `wanted`."""
-    stem = backbone.config.side("encoder").stem
+    stem = backbone.config.side(backbone.placeholder_tokens.images).stem
     pixels = [
         image.pixels
         if isinstance(image, PreparedImage)

@@ -49,7 +49,7 @@ class SourceTextHead(VocabularyHead):
 class MediaSourceFormat(PromptFormat):
     """The format of prompts that the decoder continues, or that the encoder reads.
 
-    The encoder reads them if the config has a `source`, to which it also attends.
+    The encoder reads them if the config has a `source`, whose states it reads too.
     """
 
     def encode(self, texts):
@@ -99,7 +99,7 @@ class SourceToText(Task):
 
     The decoder starts from a prompt of ids, made by `prompt_rows`: the start id and the user's
     text, such as a question. If the config has a `source`, the encoder reads the prompt instead,
-    and attends to the source.
+    and attends to the source, or has its states among those of the prompt.
     """
 
     backbone_kinds = ("seq2seq",)
@@ -217,6 +217,9 @@ class SourceToText(Task):
         """
         refuse(f"{type(self).__name__}.generate", options)
         asked = self.asks_encoder
+        places = self.backbone.placeholder_tokens
+        if asked and prompts is None and places is not None:
+            prompts = ""
         if asked and prompts is None:
             raise ValueError(
                 f"The encoder of this model reads a text beside each {self.source_unit}: give "
@@ -224,8 +227,8 @@ class SourceToText(Task):
             )
         start = [] if self.start_id is None or asked else [self.start_id]
         encoded = [[]] * count if prompts is None else self._encoded_prompts(prompts, count)
-        if self.backbone.placeholder_tokens is not None:
-            return placed_rows(self.backbone.placeholder_tokens, encoded, start)
+        if places is not None:
+            return placed_rows(places, encoded, start)
         return [[*start, *row] for row in encoded]
 
     def _encoded_prompts(self, prompts: Any, count: int) -> list[list[int]]:

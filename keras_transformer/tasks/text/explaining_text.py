@@ -102,7 +102,8 @@ def _text_inputs(
 ) -> tuple[dict[str, Any], Any]:
     """Return the arrays of one text, and the position where its generated part begins."""
     inputs, first = generator.format.scoring_inputs([prompt], [written or [generator.pad_id]])
-    others = {name: np.asarray(rows[[place]]) for name, rows in (further or {}).items()}
+    others = {name: rows[[place]] for name, rows in (further or {}).items()}
+    others = {name: np.asarray(row) for name, row in others.items() if row is not None}
     return {**inputs, **others}, first
 
 

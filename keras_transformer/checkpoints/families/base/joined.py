@@ -108,7 +108,7 @@ class EncoderDecoderFamily:
         reasons = []
         for family in self._known(side.kind).values():
             try:
-                return family, family.published_config(_as_model(side))
+                return family, family.published_config(as_model(side))
             except ValueError as error:
                 reasons.append(f"\n  {error}")
         raise ValueError(f"No family fits the {side.kind}:{''.join(reasons)}")
@@ -126,7 +126,7 @@ def _joined(encoder: TransformerConfig, decoder: TransformerConfig) -> dict[str,
     return {**flat, **depths, "kind": "seq2seq", "share_embeddings": False, "encoder": own or None}
 
 
-def _as_model(side: TransformerConfig) -> TransformerConfig:
+def as_model(side: TransformerConfig) -> TransformerConfig:
     """Return a side as the config of a model, without values that belong to the joined model."""
     if side.kind == "decoder":
         return side

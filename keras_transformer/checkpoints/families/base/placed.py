@@ -48,9 +48,15 @@ def write_text(config: TransformerConfig, *families: Family) -> dict[str, Any]:
 
 def prefixed(lines: Iterable[WeightLine], prefix: str) -> tuple[WeightLine, ...]:
     """Return the lines of a text model inside another, without its output matrix."""
-    return tuple(
-        dataclasses.replace(line, theirs=prefix + line.theirs) for line in lines if not line.outside
-    )
+
+    def within(line: WeightLine) -> WeightLine:
+        names = {
+            name: tuple(prefix + each for each in getattr(line, name))
+            for name in ("also", "copies")
+        }
+        return dataclasses.replace(line, theirs=prefix + line.theirs, **names)
+
+    return tuple(within(line) for line in lines if not line.outside)
 
 
 def _read_ends(values: Values) -> dict[str, Any]:

@@ -39,7 +39,7 @@ _LAYER = {
     "feed_forward/output": "mlp.fc2",
     "feed_forward_norm": "layer_norm2",
 }
-_IMAGES = Family(
+IMAGES = Family(
     model_type="blip_vision_model",
     architecture="BlipVisionModel",
     fields={
@@ -78,7 +78,7 @@ _TEXTS = dataclasses.replace(
     required={"is_decoder": True},
 )
 _JOINED = EncoderDecoderFamily(
-    encoders=(_IMAGES,),
+    encoders=(IMAGES,),
     decoders=(_TEXTS,),
     configs=("vision_config", "text_config"),
     prefixes=("vision_model.", "text_decoder."),
@@ -122,7 +122,7 @@ def _write(config: TransformerConfig) -> dict[str, Any]:
 def _weights(config: TransformerConfig) -> tuple[WeightLine, ...]:
     if config.source is None:
         return _JOINED.weights(config)
-    families = (_IMAGES, _READER, _TEXTS)
+    families = (IMAGES, _READER, _TEXTS)
     prefixes = ("vision_model.", "text_encoder.", "text_decoder.")
     each = zip(families, config.sides, prefixes, config.side_names, strict=True)
     return tuple(line for side in each for line in side_weights(*side))

@@ -1,8 +1,9 @@
 """T5Gemma2: Zhang et al. 2025, https://arxiv.org/abs/2512.14856.
 
 An encoder and a decoder of Gemma 3's blocks with one embedding. The decoder attends to its own
-tokens and to the encoder's states in one softmax (merged attention). The text side is read; the
-image tower of the published models is left out.
+tokens and to the encoder's states in one softmax (merged attention). With images: Gemma 3's image
+tower, whose states are put among the tokens of the encoder. Published models have the tower; tasks
+of texts leave it out.
 """
 
 from collections.abc import Callable
@@ -65,7 +66,8 @@ def _with_behind(block: Block, behind: int | None) -> Block:
     return block.replace(mixer=block.mixer.replace(pattern=pattern.replace(behind=behind)))
 
 
-def _read_parts(values: Values, config: TransformerConfig) -> TransformerConfig:
+def read_parts(values: Values, config: TransformerConfig) -> TransformerConfig:
+    """Return the config of `read_sides` with the parts that its keywords lack."""
     size = number(_of_side(values, "encoder"), "sliding_window", _WINDOW)
     own = number(nested(values, "encoder"), "eoi_token_index", 256000)
     return merged(config, size, own)
@@ -101,7 +103,8 @@ def _published_window(side: Side) -> int:
     return window.size + behind
 
 
-def _write_parts(config: TransformerConfig) -> tuple[TransformerConfig, dict[str, Any]]:
+def write_parts(config: TransformerConfig) -> tuple[TransformerConfig, dict[str, Any]]:
+    """Return the config by keywords, and the published values of its other parts."""
     if config.kind != "seq2seq" or not all(
         isinstance(s.only_side.input, Tokens) for s in config.sides
     ):
@@ -158,7 +161,7 @@ T5GEMMA2 = Family(
     },
     constants={**GEMMA3.constants, "kind": "seq2seq", "share_embeddings": True},
     conversions=(Conversion(read_sides, lambda config: {}),),
-    parts=PartsWithoutKeywords(_read_parts, _write_parts),
+    parts=PartsWithoutKeywords(read_parts, write_parts),
     required={"tie_word_embeddings": True, "is_encoder_decoder": True},
     weights=(
         *(

@@ -49,7 +49,8 @@ _IMAGES = {
 }
 
 
-def _read(values: Values) -> dict[str, Any]:
+def read_tower(values: Values) -> tuple[TransformerConfig, int]:
+    """Return the image tower of a published config, and the side of the squares of its patches."""
     vision = nested(values, "vision_config") or _IMAGES
     kind = vision.get("model_type", "siglip_vision_model")
     if kind != "siglip_vision_model":
@@ -62,6 +63,11 @@ def _read(values: Values) -> dict[str, Any]:
             f"mm_tokens_per_image={tokens} must be the number of squares that the {patches} "
             "patches of an image form."
         )
+    return encoder, pool
+
+
+def _read(values: Values) -> dict[str, Any]:
+    encoder, pool = read_tower(values)
     return with_encoder(
         encoder,
         read_text(values, GEMMA3),
@@ -74,13 +80,20 @@ def _read(values: Values) -> dict[str, Any]:
     )
 
 
-def _write(config: TransformerConfig) -> dict[str, Any]:
-    vision = write_images(config.side("encoder"), siglip.IMAGES)
+def write_tower(config: TransformerConfig) -> dict[str, Any]:
+    """Return the published values of the image tower."""
+    vision = write_images(config.side(config.placed_side), siglip.IMAGES)
     return {
         "vision_config": {**vision, "model_type": "siglip_vision_model", "vision_use_head": False},
+        "mm_tokens_per_image": config.num_placeholders,
+    }
+
+
+def _write(config: TransformerConfig) -> dict[str, Any]:
+    return {
+        **write_tower(config),
         "text_config": write_text(config, GEMMA3),
         "image_token_index": config.placeholder_id,
-        "mm_tokens_per_image": config.num_placeholders,
         "tie_word_embeddings": config.tie_embeddings,
     }
 
