@@ -7,12 +7,14 @@ which shows that the numbers are right, but says nothing about speed:
     KERAS_BACKEND=jax python examples/train_distributed.py --data 4 --processes 2
     KERAS_BACKEND=torch python examples/train_distributed.py --data 2
     KERAS_BACKEND=torch python examples/train_distributed.py --data 1 --fsdp 2
+    KERAS_BACKEND=torch python examples/train_distributed.py --data 1 --model 2
     KERAS_BACKEND=tensorflow python examples/train_distributed.py --data 2
 
 The number of devices is --data, the copies of the weights, times --fsdp, the devices that see
-different rows and share a copy, times --model, the devices that share the work of each layer. JAX
-supports all of them. PyTorch starts a process for each device, and --model must be 1. TensorFlow
-has replicas in one process (MirroredStrategy): each device holds the whole model.
+different rows and share a copy, times --model, the devices that share the work of each layer, times
+--sequence, those that share the tokens of each row. PyTorch starts a process for each device, and
+has --model without --fsdp and --sequence. TensorFlow has replicas in one process
+(MirroredStrategy): each device holds the whole model.
 
 On a machine with accelerators add --novirtual.
 
@@ -49,7 +51,8 @@ from absl import app, flags
 FLAGS = flags.FLAGS
 flags.DEFINE_integer("data", 2, "Copies of the weights.", lower_bound=1)
 flags.DEFINE_integer("fsdp", 1, "Devices that share a copy. JAX, PyTorch.", lower_bound=1)
-flags.DEFINE_integer("model", 1, "Parts of the weights. On JAX only.", lower_bound=1)
+flags.DEFINE_integer("model", 1, "Devices that share layers. JAX, PyTorch.", lower_bound=1)
+flags.DEFINE_integer("sequence", 1, "Devices that share tokens. JAX, PyTorch.", lower_bound=1)
 flags.DEFINE_integer("processes", 1, "Processes that share the devices, on JAX.", lower_bound=1)
 flags.DEFINE_boolean("virtual", True, "Use virtual devices on the CPU.")
 flags.DEFINE_boolean("compare", True, "Also train on one device.")
@@ -69,6 +72,7 @@ flags.DEFINE_string("address", None, "Where the processes meet. Set by this scri
 flags.DEFINE_string("report", None, "File for the result. Set by this script.")
 
 
+AXES = ("data", "fsdp", "model", "sequence")
 PATIENCE = 60  # seconds until a process that does not answer ends the others
 LABELS = {"tokens_per_second": "tokens/s", "bytes": "bytes a device"}
 
@@ -106,6 +110,11 @@ def read_data():
     return texts, tokenizer
 
 
+def sizes() -> dict[str, int]:
+    """Return the numbers of devices by axis."""
+    return {name: FLAGS[name].value for name in AXES}
+
+
 def jax_engine():
     """Connect the processes, and distribute weights and batches over a mesh."""
     if FLAGS.processes > 1:
@@ -114,12 +123,11 @@ def jax_engine():
         jax.distributed.initialize(
             FLAGS.address, FLAGS.processes, FLAGS.rank, heartbeat_timeout_seconds=PATIENCE
         )
-    data = FLAGS.data
     if not FLAGS.report:  # of a cluster: all devices
         import jax
 
-        data = max(1, jax.device_count() // (FLAGS.fsdp * FLAGS.model))
-    kt.distribution.setup(data=data, fsdp=FLAGS.fsdp, model=FLAGS.model)
+        FLAGS.data = max(1, jax.device_count() // (math.prod(sizes().values()) // FLAGS.data))
+    kt.distribution.setup(**sizes())
     return contextlib.nullcontext()
 
 
@@ -135,9 +143,9 @@ def torch_engine():
     agent = "TORCHELASTIC_RUN_ID" in os.environ
     address = "env://" if agent else f"tcp://{FLAGS.address}"
     patience = datetime.timedelta(seconds=PATIENCE)
-    count = FLAGS.data * FLAGS.fsdp
+    count = math.prod(sizes().values())
     torch.distributed.init_process_group(kind, address, patience, rank=FLAGS.rank, world_size=count)
-    kt.distribution.setup(data=FLAGS.data, fsdp=FLAGS.fsdp)
+    kt.distribution.setup(**sizes())
     return contextlib.nullcontext()
 
 
@@ -158,7 +166,7 @@ ENGINES = {"jax": jax_engine, "torch": torch_engine, "tensorflow": tensorflow_en
 
 def train():
     """Train in one process of a run, and return the results."""
-    many = FLAGS.data * FLAGS.fsdp * FLAGS.model > 1
+    many = math.prod(sizes().values()) > 1
     backend = keras.backend.backend()
     scope = ENGINES[backend]() if many else contextlib.nullcontext()
     texts, tokenizer = read_data()
@@ -221,30 +229,29 @@ def bytes_of_a_device(lm) -> int:
     return count
 
 
-def launch(data: int, fsdp: int, model: int, processes: int) -> dict:
+def launch(sizes: dict[str, int], processes: int) -> dict:
     """Start the processes of a run, and read the report of the first one."""
+    devices = math.prod(sizes.values())
     with socket.socket() as free, tempfile.TemporaryDirectory() as folder:
         free.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{free.getsockname()[1]}"
         report = pathlib.Path(folder, "report.json")
         environment = {**os.environ, "KERAS_BACKEND": keras.backend.backend()}
         if FLAGS.virtual:
-            flag = f"--xla_force_host_platform_device_count={data * fsdp * model // processes}"
+            flag = f"--xla_force_host_platform_device_count={devices // processes}"
             environment["XLA_FLAGS"] = f"{flag} {os.environ.get('XLA_FLAGS', '')}"
             environment |= {"JAX_PLATFORMS": "cpu", "CUDA_VISIBLE_DEVICES": ""}
         free.close()
         started = []
         for rank in range(processes):
-            command = [sys.executable, *sys.argv, f"--data={data}", f"--model={model}"]
-            command += [f"--fsdp={fsdp}"]
+            command = [sys.executable, *sys.argv]
+            command += [f"--{name}={size}" for name, size in sizes.items()]
             command += [f"--processes={processes}", f"--report={report}", f"--address={address}"]
             command += [f"--rank={rank}"] if processes > 1 else []
             started.append(subprocess.Popen(command, env=environment))
         codes = [process.wait() for process in started]
         if any(codes):
-            raise SystemExit(
-                f"Training on {data * fsdp} x {model} devices ended with codes {codes}."
-            )
+            raise SystemExit(f"Training on {devices} devices ended with codes {codes}.")
         return json.loads(report.read_text(encoding="utf-8"))
 
 
@@ -256,18 +263,14 @@ def take_part() -> bool:
     missing = [n for n in ("WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT") if n not in os.environ]
     if missing:
         raise app.UsageError(f"RANK={rank} is set, but not {', '.join(missing)}.")
-    if keras.backend.backend() == "tensorflow" or (
-        keras.backend.backend() == "torch" and FLAGS.model > 1
-    ):
-        raise app.UsageError(
-            "Several processes need KERAS_BACKEND=jax, or KERAS_BACKEND=torch and --model=1."
-        )
+    if keras.backend.backend() == "tensorflow":
+        raise app.UsageError("Several processes need KERAS_BACKEND=jax or torch.")
     FLAGS.rank, count = int(rank), int(os.environ["WORLD_SIZE"])
     if FLAGS.rank >= count:
         raise app.UsageError(f"RANK={rank} must be below WORLD_SIZE={count}.")
     FLAGS.address = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
     FLAGS.processes = count
-    FLAGS.data = max(1, count // (FLAGS.fsdp * FLAGS.model))
+    FLAGS.data = max(1, count // (math.prod(sizes().values()) // FLAGS.data))
     return True
 
 
@@ -275,23 +278,22 @@ def main(_):
     if FLAGS.report or take_part():
         return train()
     backend = keras.backend.backend()
-    data, fsdp, model = FLAGS.data, FLAGS.fsdp, FLAGS.model
-    processes, devices = FLAGS.processes, data * fsdp * model
-    if backend != "jax" and model > 1:
-        raise app.UsageError(f"--model={model} needs KERAS_BACKEND=jax, which is {backend}.")
+    processes, devices = FLAGS.processes, math.prod(sizes().values())
     if backend == "torch":
         processes = devices
-    elif backend == "tensorflow" and fsdp > 1:
-        raise app.UsageError(f"--fsdp={fsdp} needs KERAS_BACKEND=jax or torch.")
+    elif backend == "tensorflow" and devices > FLAGS.data:
+        raise app.UsageError(
+            "On TensorFlow there is --data alone: choose KERAS_BACKEND=jax or torch."
+        )
     elif backend == "tensorflow" and processes > 1:
         raise app.UsageError(
             "On TensorFlow the replicas are in one process: leave out --processes."
         )
     if devices % processes:
         raise app.UsageError(f"--processes={processes} must divide the {devices} devices.")
-    runs = {f"{data * fsdp} x {model} devices": (data, fsdp, model, processes)}
+    runs = {f"{devices} devices": (sizes(), processes)}
     if FLAGS.compare and devices > 1:
-        runs = {"one device": (1, 1, 1, 1), **runs}
+        runs = {"one device": (dict.fromkeys(AXES, 1), 1), **runs}
     reports = {}
     for name, run in runs.items():
         print(
