@@ -279,18 +279,18 @@ def main(_):
         return train()
     backend = keras.backend.backend()
     processes, devices = FLAGS.processes, math.prod(sizes().values())
-    if backend == "torch":
-        processes = devices
-    elif backend == "tensorflow" and devices > FLAGS.data:
+    if backend == "tensorflow" and devices > FLAGS.data:
         raise app.UsageError(
             "On TensorFlow there is --data alone: choose KERAS_BACKEND=jax or torch."
         )
-    elif backend == "tensorflow" and processes > 1:
+    if backend == "tensorflow" and processes > 1:
         raise app.UsageError(
             "On TensorFlow the replicas are in one process: leave out --processes."
         )
     if devices % processes:
         raise app.UsageError(f"--processes={processes} must divide the {devices} devices.")
+    if backend == "torch":
+        processes = devices
     runs = {f"{devices} devices": (sizes(), processes)}
     if FLAGS.compare and devices > 1:
         runs = {"one device": (dict.fromkeys(AXES, 1), 1), **runs}
