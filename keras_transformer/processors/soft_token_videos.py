@@ -48,7 +48,7 @@ class SoftTokenVideoProcessor(PatchVideoProcessor):
     frames = np.zeros((90, 23, 31, 3), "uint8")  # of 9 seconds
     layout = processor.layout(kt.processors.Video(frames, fps=10))
     assert layout.text.replace("<|image>{image}<image|>", "X") == "00:00 X 00:03 X 00:06 X"
-    assert [len(run) for run in layout.runs] == [9, 9, 9]
+    assert [len(run) for run in layout.runs] == [8, 8, 8]
     ```
 
     Source: Google DeepMind 2026, https://ai.google.dev/gemma/docs/core/model_card_4.

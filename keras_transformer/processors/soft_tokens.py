@@ -39,8 +39,8 @@ class SoftTokenProcessor(PatchSequenceProcessor):
 
     processor = kt.processors.SoftTokenProcessor(max_soft_tokens=12, patch_size=4, merge_size=2)
     images = [np.zeros((20, 60, 3), "uint8"), np.zeros((30, 30, 3), "uint8")]
-    assert [processor.resized(image) for image in images] == [(8, 48), (24, 24)]
-    assert [processor.num_states(image) for image in images] == [6, 9]
+    assert [processor.resized(image) for image in images] == [(16, 48), (24, 24)]
+    assert [processor.num_states(image) for image in images] == [12, 9]
     ```
 
     Source: Google DeepMind 2026, https://ai.google.dev/gemma/docs/core/model_card_4; Dehghani et

@@ -166,6 +166,8 @@ CHANGES = {
     "output_transform_bias": ("decoder", {"output_transform": "gelu"}, False),
     "placeholder_id": ("seq2seq", {}, 3),
     "placeholder_visibility": ("seq2seq", {}, "states"),
+    "placeholder_side": ("seq2seq", {}, "encoder"),
+    "placeholders_counted": ("seq2seq", {}, True),
     "place_class_token": ("seq2seq", {}, False),
     "projector": ("seq2seq", {}, "linear"),
     "projector_activation": ("seq2seq", {}, "relu"),
