@@ -266,7 +266,7 @@ class Attention(Mixer, kind="attention"):
                 raise ValueError(f"key_source='earlier' and `{found}` cannot be combined.")
         if self.clipped and (self.output_gate or self.score_bias or self.pattern):
             raise ValueError(
-                "`clipped` projections are those of plain attention, without an `output_gate`, a "
+                "`clipped` projections need plain attention, without an `output_gate`, a "
                 f"`score_bias` or a `pattern`, received {self}."
             )
         if self.score != "scaled_dot" and self.scale is not None:

@@ -138,8 +138,8 @@ class Placeholders(Part):
     )
     side: str = option(
         'with `placeholder_id`. The side whose tokens they are: the `"decoder"`, or the '
-        '`"encoder"`, whose states the decoder attends to; the images are then those of the '
-        "`source` (T5Gemma 2).",
+        '`"encoder"`, whose states the decoder attends to; the `source` then reads the images '
+        "(T5Gemma 2).",
         "decoder",
         of="model",
         choices=("encoder", "decoder"),

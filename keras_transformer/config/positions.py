@@ -217,7 +217,7 @@ class RotaryAxes(Part):
         "the pairs that no other takes (Qwen3-VL), or in turns with the pairs of an axis side by "
         'side, `"grouped"` (Pixtral); or each axis has all wavelengths for itself, `"separate"` '
         '(other image towers), and with `"apart"` also features side by side, in whose halves its '
-        "pairs are, those of the last axis first (Gemma 4).",
+        "pairs are, the last axis first (Gemma 4).",
         "consecutive",
         choices=AXIS_ORDERS,
     )

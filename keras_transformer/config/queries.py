@@ -14,8 +14,7 @@ class QueryStemConfig(StemConfig, kind="queries"):
     """`layers.stems.QueryStem`: states that belong to the model, or their positions.
 
     They are the input of a decoder that finds objects in the states of an encoder (DETR), or of the
-    `queries` that make few states of those of an image (BLIP-2): a set, whose states all see each
-    other.
+    `queries` that summarize an image in a few states (BLIP-2). They are a set: all see each other.
     """
 
     is_set: ClassVar[bool] = True

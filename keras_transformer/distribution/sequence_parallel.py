@@ -18,35 +18,9 @@ from torch import distributed
 
 from keras_transformer.config import Attention, TransformerConfig
 from keras_transformer.distribution.layout import EXCHANGES
-from keras_transformer.distribution.tensor_parallel import check_plain
+from keras_transformer.distribution.tensor_parallel import Mapped, check_plain
 
 _OF_TOKENS = ("token_ids", "padding_mask", "position_ids", "pack_ids", "segment_ids")
-
-
-class _ToHeads(torch.autograd.Function):
-    """All tokens of some heads, from some tokens of all heads."""
-
-    @staticmethod
-    def forward(context, states, exchange):
-        context.exchange = exchange
-        return exchange.to_heads(states)
-
-    @staticmethod
-    def backward(context, gradient):
-        return context.exchange.to_tokens(gradient), None
-
-
-class _ToTokens(torch.autograd.Function):
-    """Some tokens of all heads, from all tokens of some heads."""
-
-    @staticmethod
-    def forward(context, states, exchange):
-        context.exchange = exchange
-        return exchange.to_tokens(states)
-
-    @staticmethod
-    def backward(context, gradient):
-        return context.exchange.to_heads(gradient), None
 
 
 class TokenExchange:
@@ -62,11 +36,11 @@ class TokenExchange:
 
     def over_heads(self, *projections) -> tuple:
         """Exchange tokens for heads, of `(batch, length, heads, head_dim)`."""
-        return tuple(_ToHeads.apply(x, self) for x in projections)
+        return tuple(Mapped.apply(x, self.to_heads, self.to_tokens) for x in projections)
 
     def over_tokens(self, attended):
         """Exchange heads for tokens again, after `over_heads`."""
-        return _ToTokens.apply(attended, self)
+        return Mapped.apply(attended, self.to_tokens, self.to_heads)
 
     def of_whole_rows(self, visibility):
         """Return an `AttentionMask` of this process's tokens as that of whole rows."""

@@ -10,6 +10,7 @@ Source: Shoeybi et al. 2019, "Megatron-LM", section 3.
 
 import contextlib
 import threading
+import zlib
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -32,45 +33,17 @@ from keras_transformer.distribution.spread import MODELS
 _TABLES = ("token_embedding/embeddings", "token_embedding/reverse_embeddings")
 
 
-class _Sum(torch.autograd.Function):
-    """The sum over processes, whose gradient is the same in each."""
+class Mapped(torch.autograd.Function):
+    """A linear map of a tensor over processes, and the map that its gradient takes back."""
 
     @staticmethod
-    def forward(context, tensor, group):
-        total = tensor.clone(memory_format=torch.contiguous_format)
-        distributed.all_reduce(total, group=group)
-        return total
-
-    @staticmethod
-    def backward(context, gradient):
-        return gradient, None
-
-
-class _Enter(torch.autograd.Function):
-    """A tensor that is whole in each process, from each of which a part of its gradient comes."""
-
-    @staticmethod
-    def forward(context, tensor, group):
-        context.group = group
-        return tensor.view_as(tensor)
+    def forward(context, tensor, there, back):
+        context.back = back
+        return there(tensor)
 
     @staticmethod
     def backward(context, gradient):
-        return _Sum.forward(None, gradient, context.group), None
-
-
-class _Join(torch.autograd.Function):
-    """The parts of all processes, joined; the gradient is the same in each, of which each cuts."""
-
-    @staticmethod
-    def forward(context, tensor, sharing, axis):
-        context.sharing, context.axis = sharing, axis
-        return sharing.gathered(tensor, axis)
-
-    @staticmethod
-    def backward(context, gradient):
-        parts = gradient.chunk(context.sharing.count, dim=context.axis)
-        return parts[context.sharing.index].contiguous(), None, None
+        return context.back(gradient), None, None
 
 
 class Sharing:
@@ -87,15 +60,23 @@ class Sharing:
 
     def enter(self, tensor):
         """Return a tensor for layers whose weights are cut: its gradients are summed."""
-        return _Enter.apply(tensor, self._group) if tensor.requires_grad else tensor
+        if not tensor.requires_grad:
+            return tensor
+        return Mapped.apply(tensor, lambda whole: whole.view_as(whole), self._summed)
 
     def sum(self, tensor):
         """Return the sum of a tensor over the processes, the same numbers in each."""
         if tensor.requires_grad:
-            return _Sum.apply(tensor, self._group)
+            return Mapped.apply(tensor, self._summed, lambda gradient: gradient)
         tensor = tensor.contiguous()
         distributed.all_reduce(tensor, group=self._group)
         return tensor
+
+    def _summed(self, tensor):
+        """Return a sum that leaves the tensor as it is."""
+        total = tensor.clone(memory_format=torch.contiguous_format)
+        distributed.all_reduce(total, group=self._group)
+        return total
 
     def largest(self, tensor):
         """Return the largest of each number of a tensor over the processes, without a gradient."""
@@ -105,24 +86,22 @@ class Sharing:
 
     def join(self, tensor, axis: int = -1):
         """Return the tensors of all processes, joined along an axis."""
-        if tensor.requires_grad:
-            return _Join.apply(tensor, self, axis)
-        return self.gathered(tensor, axis)
 
-    def gathered(self, tensor, axis: int):
-        """Return what `join` does, without a gradient."""
-        tensor = tensor.contiguous()
-        parts = [torch.empty_like(tensor) for _ in range(self.count)]
-        distributed.all_gather(parts, tensor, group=self._group)
-        return torch.cat(parts, dim=axis)
+        def joined(tensor):
+            tensor = tensor.contiguous()
+            parts = [torch.empty_like(tensor) for _ in range(self.count)]
+            distributed.all_gather(parts, tensor, group=self._group)
+            return torch.cat(parts, dim=axis)
+
+        def own(gradient):
+            return gradient.chunk(self.count, dim=axis)[self.index].contiguous()
+
+        return Mapped.apply(tensor, joined, own) if tensor.requires_grad else joined(tensor)
 
     def first(self, tensor):
         """Give a tensor of all processes the numbers of the first one."""
         distributed.broadcast(tensor, group=self._group, group_src=0)
         return tensor
-
-
-_COMPARED = 16  # numbers by which processes compare their batches
 
 
 class _Bound(NamedTuple):
@@ -263,11 +242,14 @@ class TensorParallel:
     def _align(self, batch: Any) -> None:
         """Compare a batch with the batches of the others, and take the first's random numbers."""
         self._is_checked = True
-        numbers = [float(np.sum(np.asarray(x, "float64"))) for x in _arrays(batch)]
-        mine = torch.tensor([len(numbers), *numbers][:_COMPARED] + [0.0] * _COMPARED)[:_COMPARED]
-        first = self._sharing.first(mine.clone().to(self._mesh.device_type))
-        differs = (first.cpu() != mine).any().to(self._mesh.device_type, torch.float32)
-        if self._sharing.sum(differs) > 0:
+        checksum = 0
+        for array in keras.tree.flatten(batch):
+            if array is not None:
+                content = np.ascontiguousarray(keras.ops.convert_to_numpy(array))
+                checksum = zlib.crc32(content, zlib.crc32(str(content.shape).encode(), checksum))
+        mine = torch.tensor(checksum, device=self._mesh.device_type)
+        differs = self._sharing.first(mine.clone()) != mine
+        if self._sharing.sum(differs.int()) > 0:
             raise ValueError(
                 "The processes that share the work of each layer (`model`) have other rows in "
                 "their batches. Give all of them the same data in the same order, with the same "
@@ -341,10 +323,6 @@ def _between(layer: keras.layers.Layer) -> list[keras.Variable]:
     whole = (layer.output_dense, getattr(layer, "softmax_gate_dense", None))
     outside = {id(variable) for each in whole if each is not None for variable in each.weights}
     return [variable for variable in layer.weights if id(variable) not in outside]
-
-
-def _arrays(batch: Any) -> list:
-    return [keras.ops.convert_to_numpy(x) for x in keras.tree.flatten(batch) if x is not None]
 
 
 def check_plain(config: TransformerConfig, verb: str) -> None:

@@ -1,8 +1,8 @@
 """BLIP-2: Li et al. 2023, https://arxiv.org/abs/2301.12597.
 
-BLIP's image tower, a query transformer whose trained states attend to those of the image in some of
-its layers, and a language model: an OPT, or a T5 whose encoder reads the image and the prompt. The
-projected states of the query transformer replace placeholders of the prompt.
+BLIP's image tower, a query transformer, and a language model: an OPT, or a T5 whose encoder reads
+the image and the prompt. The query transformer has trained states, which attend to the image in
+some of its layers. Projected, they replace placeholders of the prompt.
 """
 
 import dataclasses

@@ -55,7 +55,7 @@ def stack(name: str, layers_of: str | None = None) -> tuple[WeightLine, ...]:
 
     Args:
         name: the side.
-        layers_of: str, prefix of the published number of layers. Defaults to that of the side.
+        layers_of: str, prefix of the published number of layers. Defaults to the side's prefix.
     """
     ours, theirs = f"{name}/layer_{{i}}/", f"{layers_of or f'{name}.layers.'}{{i}}."
     return (

@@ -1,6 +1,6 @@
 """T5Gemma2: Zhang et al. 2025, https://arxiv.org/abs/2512.14856.
 
-With images: Gemma 3's image tower before the encoder, whose tokens all see those of the images.
+With images, which Gemma 3's image tower reads. In the encoder all tokens see the image states.
 """
 
 import dataclasses
