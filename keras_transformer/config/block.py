@@ -160,6 +160,12 @@ class Block(Part):
         "For encoders.",
         None,
     )
+    query_stream: bool = option(
+        "the queries of the mixer, and the residual, are the side's learned positions of the "
+        "tokens that come next, with a norm of their own; the keys and values are the tokens "
+        "(XLNet, PARSeq). For decoders.",
+        False,
+    )
     output_scale: bool = option(
         "multiply the states behind all sub-layers by a number that no gradient trains (Gemma 4).",
         False,
@@ -216,6 +222,8 @@ class Block(Part):
             )
         if self.merged_attention:
             self._check_merged()
+        if self.query_stream:
+            self._check_query_stream()
         if self.feed_forward is None and self.residual.is_parallel:
             raise ValueError(
                 f"The residual order {self.residual.order!r} needs a feed-forward layer."
@@ -235,6 +243,23 @@ class Block(Part):
                 "`merged_attention` needs an `Attention` with score='scaled_dot', keys of its own, "
                 "no `score_bias`, and no pattern other than a `Window` without global tokens, "
                 f"received {mixer}."
+            )
+
+    def _check_query_stream(self):
+        """Raise ValueError if a part of the block reads the tokens, whose stream it cannot keep."""
+        mixer = self.mixer
+        plain = isinstance(mixer, Attention) and mixer.has_keys and not mixer.output_gate
+        plain = plain and (mixer.position, mixer.score_bias, mixer.pattern) == (None, None, None)
+        beside = (self.merging, self.convolution, self.laurel, self.altup, self.layer_input)
+        beside += (self.conformer, self.sparse)
+        further = self.merged_attention or self.global_norm or self.output_scale
+        usual = self.residual.order in ("pre", "sandwich") and self.residual.mixer_norm
+        if not (plain and usual) or further or any(part is not None for part in beside):
+            raise ValueError(
+                "`query_stream` needs an `Attention` with keys of its own, without positions, a "
+                "`score_bias`, a pattern or an `output_gate`, the residual order 'pre' or "
+                "'sandwich' with `mixer_norm`, and no further part in the block, received "
+                f"{self}."
             )
 
     @staticmethod
@@ -306,6 +331,8 @@ class Block(Part):
                 weights += norm_of(name, kind)
         if self.global_norm:
             weights += norm_of("global_norm", kind)
+        if self.query_stream:
+            weights += norm_of("query_norm", kind)
         if self.output_scale:
             weights += weight_of("output_scale", "one")
         for own in (self.layer_input, self.laurel, self.altup):

@@ -158,6 +158,18 @@ class TransformerConfig(Part):
         for name in self.side_names:
             getattr(self, name).check_kind(self._kind_of(name))
         self._check_merged()
+        queried = self.decoder is not None and self.decoder.has_query_stream
+        if queried and (self.kind == "dual" or self.placeholders is not None):
+            raise ValueError(
+                "`query_stream` needs kind='decoder' or 'seq2seq' without placeholders, received "
+                f"kind={self.kind!r}."
+            )
+        written = getattr((self.decoder or self.encoder).input, "vocabulary_size", 0)
+        if self.logits.left_out >= max(written, 1):
+            raise ValueError(
+                f"`left_out` must be below the size of the vocabulary, {written}, received "
+                f"{self.logits.left_out}."
+            )
         if self.logits.transform and self.decoder is None:
             raise ValueError(
                 f"`output_transform` needs kind='decoder' or 'seq2seq', received {self.kind!r}."
@@ -496,7 +508,7 @@ class TransformerConfig(Part):
             return self
         if name not in self.side_names:
             raise ValueError(f"A config of kind={self.kind!r} has no side {name!r}.")
-        plain = self.logits.replace(transform=None, transform_bias=True)
+        plain = self.logits.replace(transform=None, transform_bias=True, left_out=0)
         logits = self.logits if name == "decoder" else plain
         return type(self)(**{self._kind_of(name): getattr(self, name), "logits": logits})
 

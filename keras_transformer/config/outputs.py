@@ -51,8 +51,20 @@ class Logits(Part):
     )
 
     transform_bias: bool = option("a bias in this layer.", True, of="model")
+    left_out: int = option(
+        "number of tokens at the end of the vocabulary, such as the start and the padding, that "
+        "are never written: the output projection, which is then not the embedding, has no "
+        "numbers for them (PARSeq).",
+        0,
+        least=0,
+    )
 
     def check(self):
+        if self.left_out and (self.tie or self.soft_cap is not None):
+            raise ValueError(
+                "`left_out` needs an output projection of its own, tie=False, and no `soft_cap`, "
+                f"received {self}."
+            )
         if self.transform is None and not self.transform_bias:
             raise ValueError("`output_transform_bias`=False needs an `output_transform`.")
 

@@ -11,7 +11,7 @@ from keras_transformer.config.mixers import Attention
 from keras_transformer.config.options import Part, merged, option, part
 from keras_transformer.config.outputs import Vector
 from keras_transformer.config.pattern import Chunks, GridWindows
-from keras_transformer.config.positions import GridRotary, Position
+from keras_transformer.config.positions import GridRotary, Learned, Position
 from keras_transformer.config.score_bias import (
     ALiBi,
     DecomposedBias,
@@ -149,6 +149,7 @@ class Side(Part):
         self._check_layer_inputs()
         self._check_global_states()
         self._check_attention_positions()
+        self._check_query_stream()
         if self.layers:  # not the config of one of several layers
             self.sources()
         for block in self.every_block:
@@ -327,6 +328,25 @@ class Side(Part):
         """Whether layers share their blocks."""
         return self.num_layer_groups * self.layers_per_group != self.num_layers
 
+    @property
+    def has_query_stream(self) -> bool:
+        """Whether the queries of the blocks are positions, see `Block.query_stream`."""
+        return self.block.query_stream
+
+    def _check_query_stream(self):
+        if len({block.query_stream for block in self.every_block}) > 1:
+            raise ValueError("The blocks of a side all have a `query_stream`, or none has.")
+        if not self.has_query_stream:
+            return
+        learned = isinstance(self.position, Learned) and self.position == Learned()
+        alone = not (self.embedding_norm or self.embedding_projection or self.global_states)
+        if not (isinstance(self.input, Tokens) and learned and alone):
+            raise ValueError(
+                "`query_stream` needs `Tokens` with position=Learned() without offset, whose "
+                "positions are the queries, and neither `embedding_norm`, a projection of the "
+                "embeddings nor `global_states`."
+            )
+
     def sources(self) -> tuple[int | None, ...]:
         """Return for each layer the earlier layer whose results its mixer takes, or None.
 
@@ -438,6 +458,8 @@ class Side(Part):
             raise ValueError(f"`layer_inputs` need kind='decoder', received kind={kind!r}.")
         if self.global_states and not encoder:
             raise ValueError(f"`global_states` need kind='encoder', received kind={kind!r}.")
+        if self.has_query_stream and encoder:
+            raise ValueError(f"`query_stream` needs kind='decoder', received kind={kind!r}.")
         if self.altup is not None and encoder:
             raise ValueError(f"`altup` needs kind='decoder', received kind={kind!r}.")
         if self.on_grid and not encoder:

@@ -30,6 +30,13 @@ class PatchStemConfig(ImageStemConfig, kind="patches"):
     """`layers.stems.PatchStem`: an image cut into patches, each projected linearly."""
 
     patch_size: int = option("height and width of a patch.", 16, least=1, most=2**15)
+    patch_width: int | None = option(
+        "width of a patch that is not square, and does not overlap with others (PARSeq). Defaults "
+        "to `patch_size`.",
+        None,
+        least=1,
+        most=2**15,
+    )
     stride: int | None = option(
         "pixels from one patch to the next. Defaults to `patch_size`, so patches do not overlap.",
         None,
@@ -80,6 +87,17 @@ class PatchStemConfig(ImageStemConfig, kind="patches"):
             raise ValueError(
                 f"`image_size` {self.image_size} is too small for patch_size={self.patch_size}."
             )
+        if self.patch_width is not None and (
+            self.padding or self.whole_patches or self.stride != self.patch_size
+        ):
+            raise ValueError(
+                "`patch_width` needs patches that do not overlap, and neither `padding` nor "
+                f"`whole_patches`, received {self}."
+            )
+        if self.image_size[1] < self.patch_sides[1]:
+            raise ValueError(
+                f"`image_size` {self.image_size} is too small for patch_width={self.patch_width}."
+            )
         if self.whole_patches and (self.padding or self.stride != self.patch_size):
             raise ValueError(
                 "`whole_patches` needs patches that do not overlap, and no `padding`, received "
@@ -95,7 +113,14 @@ class PatchStemConfig(ImageStemConfig, kind="patches"):
         """Number of states before those of the patches."""
         return self.class_token + self.distillation_token + self.num_registers
 
+    @property
+    def patch_sides(self) -> tuple[int, int]:
+        """Height and width of a patch."""
+        return self.patch_size, self.patch_width or self.patch_size
+
     def grid(self, image_size):
+        if self.patch_width is not None:
+            return image_size[0] // self.patch_size, image_size[1] // self.patch_width
         around = 2 * self.padding - self.patch_size
         around += (self.patch_size - 1) * self.whole_patches
         rows, columns = ((n + around) // self.stride + 1 for n in image_size)
@@ -112,7 +137,7 @@ class PatchStemConfig(ImageStemConfig, kind="patches"):
 
     @property
     def weights(self):
-        axes = ("patch_size", "patch_size", "num_channels", "embedding_dim")
+        axes = ("patch_size", "patch_width", "num_channels", "embedding_dim")
         return (
             *weight_of("input_patches/kernel", *axes),
             *(weight_of("input_patches/bias", "embedding_dim") if self.use_bias else ()),
@@ -144,6 +169,7 @@ class PatchStemConfig(ImageStemConfig, kind="patches"):
     def sizes(self, width):
         return {
             "patch_size": self.patch_size,
+            "patch_width": self.patch_sides[1],
             "num_channels": self.num_channels,
             "num_registers": self.num_registers,
             "num_detection_tokens": self.num_detection_tokens,

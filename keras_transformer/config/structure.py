@@ -67,8 +67,10 @@ _REPLACED = weight_of("token_embedding/replaced", "embedding_dim")
 
 
 def tokens(config: TransformerConfig) -> tuple[Weight, ...]:
-    """Return the weights of `layers.TokenEmbedding` and `layers.VocabularyBias` of a backbone."""
+    """Return the weights of a backbone's `layers.TokenEmbedding`, and of its logits."""
     weights: tuple[Weight, ...] = ()
+    if config.vocabulary_size and config.logits.left_out:
+        return TABLE + dense_of("written_logits", "embedding_dim", "written", config.logits.bias)
     if config.vocabulary_size:
         weights += TABLE + (() if config.logits.tie else _REVERSE)
         replaced = getattr(config.only_side.input, "replaced_id", None) is not None
@@ -395,7 +397,8 @@ def numbers_of_a_token(weight: Weight, block: Block) -> int:
 def backbone(config: TransformerConfig) -> list[Weight]:
     """Return all weights of a backbone, with their paths and shapes."""
     last = config.sides[-1]
-    found = shaped_weights(tokens(last), last)
+    written = last.vocabulary_size - config.logits.left_out
+    found = shaped_weights(tokens(last), last, written=written)
     if config.share_embeddings is False and config.side("encoder").vocabulary_size:
         found += shaped_weights(TABLE, config.side("encoder"), "encoder_")
     for each in sides(config):

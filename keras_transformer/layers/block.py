@@ -75,6 +75,8 @@ class Block(ChecksCall, SavesArguments, Rematerializable, keras.layers.Layer):
         relative: `RelativeStates`, see `MultiHeadAttention`.
         first_only: bool, whether to compute only the state of the first token.
         layer_input: float `(batch, length, dim)`, for the part's `layer_input`.
+        queries: float `(batch, length, hidden_dim)`, the stream of queries, for the part's
+            `query_stream`: its states are returned. Without it those of the inputs are.
         grid: ints, rows and columns of the grid of patches that the inputs form, for a part that
             needs it (`Block.on_grid`).
         earlier: what an earlier block returned for later ones, if the mixer takes it: keys and
@@ -113,6 +115,7 @@ class Block(ChecksCall, SavesArguments, Rematerializable, keras.layers.Layer):
     option_rules: ClassVar = {"causal": check_bool, "cross_attention": check_bool}
     axes: ClassVar = {
         "inputs": ("batch", "length", "dim"),
+        "queries": ("batch", "length", "dim"),
         "encoder_states": ("batch or 1", "encoder_length", "encoder_dim"),
     }
 
@@ -196,6 +199,8 @@ class Block(ChecksCall, SavesArguments, Rematerializable, keras.layers.Layer):
             )
         if part.global_norm:
             self.global_norm = self._make_norm("global_norm")
+        if part.query_stream:
+            self.query_norm = self._make_norm("query_norm")
         if part.sparse is not None:
             self._make_sparse(part.sparse)
         if part.convolution is not None:
@@ -290,8 +295,9 @@ class Block(ChecksCall, SavesArguments, Rematerializable, keras.layers.Layer):
         setattr(self, name, self._mixer(part.mixer, hidden_dim, name=name, causal=self.causal))
         self.mixer_layer.build(inputs_shape)
         self._build_norms(name, inputs_shape)
-        if part.global_norm:
-            self.global_norm.build(inputs_shape)
+        for own in ("global_norm", "query_norm"):
+            if hasattr(self, own):
+                getattr(self, own).build(inputs_shape)
         if part.feed_forward is not None:
             self.feed_forward.build(inputs_shape)
             self._build_norms("feed_forward", inputs_shape)
@@ -340,6 +346,8 @@ class Block(ChecksCall, SavesArguments, Rematerializable, keras.layers.Layer):
         keys = inputs if cache is None else None
         check_mask_and_bias(self.config.mixer, self.causal, inputs, keys, given, own_keys=True)
         self._check_source(inputs, given)
+        if not self.config.query_stream:
+            refuse_unused("the block has no `query_stream`.", queries=given.get("queries"))
         if self.config.merged_attention and self.cross_attention_enabled:
             prefix = AttentionMask.given(given.get("visibility")).prefix
             reason = "the encoder's states are seen before the tokens, without a bias."
@@ -391,6 +399,7 @@ class Block(ChecksCall, SavesArguments, Rematerializable, keras.layers.Layer):
         grid=None,
         attention_positions=None,
         encoder_positions=None,
+        queries=None,
     ):
         if self.config.merging is not None:
             inputs = self.merging(inputs, grid=grid)
@@ -431,6 +440,8 @@ class Block(ChecksCall, SavesArguments, Rematerializable, keras.layers.Layer):
             if attention_positions is not None:
                 own["value"], x = x, x + attention_positions
                 own["key"] = x
+            if queries is not None:
+                own["query_stream"] = normalized(self.query_norm, queries, training)
             x = x[:, :1] if alone else x
             x = split_outputs(call_unchecked(self.mixer_layer, x, **own), "self", of_mixer)
             return x[:, :1] if first_only and not alone else x
@@ -480,6 +491,7 @@ class Block(ChecksCall, SavesArguments, Rematerializable, keras.layers.Layer):
             if has_conformer:
                 inputs = self.conformer(inputs, which="feed_forward", **options)
             kept = inputs[:, :1] if first_only else inputs
+            kept = kept if queries is None else queries
             shared = residual.order == "parallel_shared"
             first = self.config.global_tokens if self.config.global_norm else 0
             normed = shared or self.config.laurel is not None or first > 0

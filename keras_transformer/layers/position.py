@@ -176,8 +176,8 @@ class LearnedPosition(ChecksCall, Rematerializable, Embedding):
         Float `(batch, length, hidden_dim)`, to be added to `inputs`.
 
     Raises:
-        ValueError: if the sequence is longer than `max_sequence_length`, `inputs` have another
-            shape, or an option is out of range.
+        ValueError: if the sequence is longer than `max_sequence_length` and has no `positions`,
+            `inputs` have another shape, or an option is out of range.
 
     Example:
     ```python
@@ -225,7 +225,7 @@ class LearnedPosition(ChecksCall, Rematerializable, Embedding):
         """Return the positions to look up. Raises ValueError if the sequence is too long."""
         length, longest = inputs.shape[1], self.input_dim - self.offset
         counted = length - self.uncounted if isinstance(length, int) else 0  # may be symbolic
-        if counted > longest:
+        if positions is None and counted > longest:
             raise ValueError(
                 f"The sequence has {counted} tokens, but there are learned positions for "
                 f"{longest} only. Truncate the input, or raise `max_sequence_length`."

@@ -31,6 +31,10 @@ from keras_transformer.support.notebook import model_table
 from keras_transformer.support.registry import bound
 
 
+# Logit of a token that is left out: finite in float16, so that no loss is NaN.
+_NEVER_WRITTEN = -6e4
+
+
 class Backbone(Runtime):
     """Base class of `Encoder`, `Decoder`, `Seq2Seq` and `DualEncoder`: inputs to hidden states.
 
@@ -83,15 +87,21 @@ class Backbone(Runtime):
         self.generation_config: dict | None = None  # Options of Transformers for generation.
         self.initializer = initializer
         # The states of the last side become logits.
-        self.token_embedding = self.output_bias = None
+        self.token_embedding = self.output_bias = self.written_logits = None
         if tokens:
             self.token_embedding = self._token_embedding(
-                config.sides[-1], "token_embedding", config.tie_embeddings
+                config.sides[-1],
+                "token_embedding",
+                config.tie_embeddings or config.logits.left_out > 0,
             )
         options = {"initializer": initializer, "dtype": self.dtype_policy}
         self.output_transform = output_transform(config.sides[-1], **options)
         self.state_projection = state_projection(config, **options)
-        if config.output_bias:
+        if config.logits.left_out:
+            written = config.sides[-1].vocabulary_size - config.logits.left_out
+            bias = {"use_bias": config.output_bias}
+            self.written_logits = dense("written_logits", written, config, **options, **bias)
+        elif config.output_bias:
             self.output_bias = VocabularyBias(
                 config.sides[-1].vocabulary_size, name="output_bias", dtype=self.dtype_policy
             )
@@ -133,6 +143,8 @@ class Backbone(Runtime):
         for layer in (*self.output_transform, self.state_projection):
             if layer is not None:
                 layer.build((None, None, self.config.sides[-1].hidden_dim))
+        if self.written_logits is not None:
+            self.written_logits.build((None, None, self.config.sides[-1].embedding_dim))
         if self.output_bias is not None:
             self.output_bias.build((None, None, self.config.sides[-1].vocabulary_size))
         for stem, stack in self.sides.values():
@@ -266,6 +278,10 @@ class Backbone(Runtime):
         if isinstance(hidden_states, keras.KerasTensor):
             return self(hidden_states, part="logits")
         hidden_states = self._before_logits(hidden_states)
+        if self.written_logits is not None:
+            logits = self.written_logits(hidden_states)
+            behind = [(0, 0)] * (len(logits.shape) - 1) + [(0, self.config.logits.left_out)]
+            return ops.pad(logits, behind, constant_values=_NEVER_WRITTEN)
         with onednn_matmul_scope(hidden_states):
             logits = self.token_embedding(hidden_states, reverse=True)
         logits = logits if self.output_bias is None else self.output_bias(logits)
@@ -277,8 +293,8 @@ class Backbone(Runtime):
         """Whether logits are the product of `output_projection`, plus a bias."""
         embedding = self.token_embedding
         quantized = embedding.quantization_mode is not None and not embedding.float_states
-        capped = self.config.logit_soft_cap is not None
-        return type(self).logits is Backbone.logits and not quantized and not capped
+        own = self.config.logit_soft_cap is not None or self.written_logits is not None
+        return type(self).logits is Backbone.logits and not quantized and not own
 
     def output_projection(self, hidden_states, joined: bool = True):
         """Return states and the kernel `(vocabulary_size, embedding_dim)` that maps them to logits.

@@ -162,5 +162,6 @@ class Decoder(HasVector, DecoderBase):
             return {"pool": self._pool_part, "logits": self.logits}[part](inputs)
         run = ForwardContext(inputs["token_ids"], inputs, cache, collect)
         embedded = self.stem(inputs, cache_positions=run.cache_positions, training=training)
-        further = {} if embedded.layer_inputs is None else {"layer_inputs": embedded.layer_inputs}
+        further = {"layer_inputs": embedded.layer_inputs, "queries": embedded.queries}
+        further = {name: value for name, value in further.items() if value is not None}
         return self.decoder(embedded.states, run=run, training=training, **further)

@@ -144,7 +144,8 @@ def check_inputs(
                 f"{show_shape(shape)}."
             )
         if isinstance(array, np.ndarray):
-            _check_values(name, known, array, side)
+            positioned = inputs.get(f"{prefix}position_ids") is not None
+            _check_values(name, known, array, side, positioned)
             of_places = known.name == "global_positions"
             if of_places and like is not None and isinstance(like[1], int):
                 check_range(
@@ -163,8 +164,11 @@ def check_states(name: str, states: Any, width: int) -> None:
         )
 
 
-def check_ids(name: str, array: np.ndarray, side: Side) -> None:
-    """Raise ValueError unless ids are integers of the vocabulary and the rows are not too long."""
+def check_ids(name: str, array: np.ndarray, side: Side, positioned: bool = False) -> None:
+    """Raise ValueError unless ids are integers of the vocabulary and the rows are not too long.
+
+    Rows that are `positioned` have given positions, such as those of several documents in a row.
+    """
     if array.dtype.kind not in "iu":
         raise ValueError(
             f"`{name}` must hold token ids, which are integers, received {array.dtype}."
@@ -177,7 +181,7 @@ def check_ids(name: str, array: np.ndarray, side: Side) -> None:
             "model?"
         )
     limit = side.max_sequence_length
-    if isinstance(side.position, Learned) and array.shape[-1] > limit:
+    if isinstance(side.position, Learned) and not positioned and array.shape[-1] > limit:
         raise ValueError(
             f"`{name}` has {array.shape[-1]} tokens a row, but the model has learned positions "
             f"for {limit} only. Truncate the input."
@@ -230,11 +234,13 @@ def _shape_of(name: str, array: Any) -> tuple | None:
     return known_shape(array)
 
 
-def _check_values(name: str, known: Input, array: np.ndarray, side: Side) -> None:
+def _check_values(
+    name: str, known: Input, array: np.ndarray, side: Side, positioned: bool
+) -> None:
     """Raise ValueError if values are out of range, in one pass over the array."""
     kind = known.name
     if kind == "token_ids":
-        check_ids(name, array, side)
+        check_ids(name, array, side, positioned)
     elif known.dtype == "bool":
         _check_mask(name, array, kind == "padding_mask")
     elif known.below is not None:

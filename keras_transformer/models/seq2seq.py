@@ -379,6 +379,8 @@ class Seq2Seq(Backbone):
             run = ForwardContext(target["token_ids"], target, cache, collect)
             positions = run.cache_positions
             embedded = self.decoder_stem(target, cache_positions=positions, training=training)
+            if embedded.queries is not None:
+                attended["queries"] = embedded.queries
             result = self.decoder(
                 embedded.states,
                 run=run,

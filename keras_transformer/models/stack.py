@@ -141,6 +141,7 @@ class ForwardContext:
         checked: bool = False,
         source: int | None = None,
         for_later: int | None = None,
+        again: bool = False,
         **options,
     ):
         """Call a block, an `EncoderBlock` or a `DecoderBlock`, and return its states.
@@ -153,8 +154,12 @@ class ForwardContext:
                 because an equal block has checked them. It then does not check them again.
             source: int, the earlier block whose results this one takes, if it takes any.
             for_later: int, the number by which later blocks find the results of this one.
+            again: bool, whether the last block is called again for other states of its tokens:
+                its keys and values are in the cache, and nothing is collected.
             **options: further arguments of the block, e.g. `training`.
         """
+        if again:
+            return self._again(block, x, options)
         visibility = self.visibilities[self.group]
         if self.cache is None and block.rotary is None:
             visibility = visibility._replace(query_positions=None)
@@ -198,6 +203,14 @@ class ForwardContext:
         x = result[0] if isinstance(result, (tuple, list)) else result
         if "block_outputs" in self.collected:
             self.collected["block_outputs"].append(x[:, self._num_before :])
+        return x
+
+    def _again(self, block, x, options):
+        """Return the states of a second call of the last block, without what it would keep."""
+        collected, kept = self.collected, self._kept
+        self.collected, self._kept = {}, kept[:-1]
+        x = self(block, x, checked=True, **options)
+        self.collected, self._kept = collected, kept
         return x
 
     def _cache_of(self, source: int | None) -> dict:
@@ -251,6 +264,8 @@ class Stack(keras.layers.Layer):
         run: `ForwardContext`, the pass that they belong to.
         encoder_states, encoder_padding_mask, encoder_pack_ids: inputs of cross-attention.
         layer_inputs: float `(batch, length, num_layers, dim)`, for blocks with a `layer_input`.
+        queries: float `(batch, length, hidden_dim)`, for blocks with a `query_stream`, whose states
+            are the result.
         added: tensors `(batch, length, hidden_dim)`, each of which is added to the states behind
             one of the first blocks.
         attention_positions, encoder_positions: float `(batch or 1, length, dim)`, added to the
@@ -362,6 +377,7 @@ class Stack(keras.layers.Layer):
         added=(),
         attention_positions=None,
         encoder_positions=None,
+        queries=None,
         first_only: bool = False,
         training: bool = False,
     ):
@@ -408,7 +424,12 @@ class Stack(keras.layers.Layer):
                 given = {n: value for n, value in options.items() if n not in _OF_SOURCE}
             taken = {"source": self.sources[i], "for_later": i if i in self.sources else None}
             # The first block checks what the stem made; the others get the same.
-            x = run(block, x, checked=i > 0, bias=bias, **taken, **given)
+            if queries is None:
+                x = run(block, x, checked=i > 0, bias=bias, **taken, **given)
+            else:
+                queries = run(block, x, checked=i > 0, queries=queries, **given)
+                last = i == len(self.order) - 1
+                x = queries if last else run(block, x, again=True, **given)
             merging = block.config.merging
             grid = grid if merging is None else merging.grid(grid)
             x = x + added[i] if i < len(added) else x

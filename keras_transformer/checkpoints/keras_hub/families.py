@@ -35,6 +35,7 @@ from keras_transformer.checkpoints.keras_hub.family import (
 )
 from keras_transformer.checkpoints.keras_hub.hdf5 import TASK_WEIGHTS_FILE
 from keras_transformer.checkpoints.keras_hub.others import what_else
+from keras_transformer.checkpoints.keras_hub.parseq import PARSEQ
 from keras_transformer.checkpoints.keras_hub.rwkv7 import RWKV7
 from keras_transformer.checkpoints.keras_hub.t5gemma2 import T5GEMMA2
 from keras_transformer.checkpoints.other_formats import FAMILIES_PAGE
@@ -334,6 +335,7 @@ KERAS_HUB: Mapping[str, KerasHubFamily] = {
             {"Seq2SeqLM": PublishedHead(values={"start_id": 2})},
         ),
         *DECODERS,
+        PARSEQ,
         RWKV7,
         T5GEMMA2,
     )

@@ -265,6 +265,8 @@ class KerasHubFamily(Family):
 
     def classes(self, task: str) -> tuple[str, ...]:
         """Return KerasHub's class names for a task; a classifier has a second, older name."""
+        if own := self.heads[task].architectures:
+            return own
         prefix = self.architecture.removesuffix("Backbone")
         older = (f"{prefix}Classifier",) if task == "TextClassifier" else ()
         return (f"{prefix}{task}", *older)
@@ -276,7 +278,7 @@ class KerasHubFamily(Family):
         )
         if not name:
             return None
-        theirs, task = saved["config"], {"name": name, **self.task_values(name)}
+        theirs, task = saved["config"], {"name": name, **self.task_values(name, values)}
         for ours, argument in _TASK_ARGUMENTS.get(name, {}).items():
             if argument in theirs:
                 task[ours] = theirs[argument]

@@ -45,7 +45,6 @@ NOT_COMPUTED: Mapping[str, str] = {
     "FluxBackbone": "diffusion of images is not a task here.",
     "MetaCLIP2Backbone": "its text tower has not been compared with that of CLIP.",
     "MiTBackbone": "its attention reads keys of a grid that a convolution has made smaller.",
-    "PARSeqBackbone": "it writes the characters of an image in permuted orders.",
     "SAM3PromptableConceptBackbone": "segmentation by prompts is not a task here.",
     "SAMBackbone": "segmentation by prompts is not a task here.",
     "SegFormerBackbone": "its attention reads keys of a grid that a convolution has made smaller.",

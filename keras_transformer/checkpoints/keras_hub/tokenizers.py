@@ -344,6 +344,45 @@ def _rwkv(folder: Path, options: _Options) -> tuple[tokenizers.Tokenizer, Roles]
     return backend, {role: None if index is None else tokens[index] for role, index in ids.items()}
 
 
+# PARSeq
+
+_OF_CHARACTERS = {"end": "[E]", "start": "[B]", "pad": "[P]"}
+
+
+def _characters(folder: Path, options: _Options) -> tuple[tokenizers.Tokenizer, Roles]:
+    """Return PARSeq's tokenizer: a token for each character, others are left out of a text."""
+    path = _asset(folder, "vocabulary.txt")
+    backend = character_backend("".join(_lines(path)), path, options)
+    return backend, dict(_OF_CHARACTERS)
+
+
+def character_backend(characters: str, path: Path, options: _Options) -> tokenizers.Tokenizer:
+    if not characters or len(set(characters)) < len(characters) or any(map(str.isspace, characters)):
+        raise ValueError(f"{path} must have different characters, without white space.")
+    names = [_OF_CHARACTERS["end"], *characters, _OF_CHARACTERS["start"], _OF_CHARACTERS["pad"]]
+    vocabulary = {name: place for place, name in enumerate(names)}
+    backend = _backend(path, lambda: models.WordLevel(vocabulary, unk_token=names[0]))
+    steps = []
+    if options.get("remove_whitespace", True):
+        steps.append(normalizers.Replace(Regex(r"\s+"), ""))
+    if options.get("normalize_unicode", True):
+        steps += [normalizers.NFKD(), normalizers.Replace(Regex("[^!-~]"), "")]
+    if characters == characters.lower():
+        steps.append(normalizers.Lowercase())
+    elif characters == characters.upper():
+        steps += [
+            normalizers.Replace(chr(place), chr(place).upper()) for place in range(ord("a"), ord("z") + 1)
+        ]
+    known = "".join(f"\\x{{{ord(each):x}}}" for each in characters)
+    steps.append(normalizers.Replace(Regex(f"[^{known}]"), ""))
+    backend.normalizer = normalizers.Sequence(steps)
+    backend.pre_tokenizer = pre_tokenizers.Split("", "isolated")
+    backend.decoder = decoders.Fuse()
+    _add_specials(backend, list(_OF_CHARACTERS.values()), path)
+    backend.encode_special_tokens = True
+    return backend
+
+
 _TEXT_END = "<|endoftext|>"
 _FRAME = {"start": "<s>", "end": "</s>", "pad": "<pad>"}
 _BERT_PIECES = {**BERT_ROLES, "pad": "<pad>", "unknown": "<unk>"}
@@ -370,4 +409,5 @@ _READERS = {
     ),
     "XLMRobertaTokenizer": _xlm_roberta,
     "RWKVTokenizer": _rwkv,
+    "PARSeqTokenizer": _characters,
 }

@@ -116,6 +116,8 @@ class MultiHeadAttention(
             the slots from `next` on.
         grid: ints, rows and columns of the patches of `value`, for `sequence_reduction` and for
             `GridWindows` of any grid.
+        query_stream: float `(batch or 1, query_length, dim)`, the states of the queries of
+            self-attention; the keys and values are those of `query`.
 
     Returns:
         Float `(batch, query_length, output_dim)`. In a tuple with it, if asked for, the attention
@@ -401,12 +403,14 @@ class MultiHeadAttention(
         beside=None,
         training: bool = False,
         grid=None,
+        query_stream=None,
     ):
         if self.reduction is not None:
             value = self.reduction(query if value is None else value, grid=grid)
         if self.sharing is not None:
-            states = (query, value, key)
-            query, value, key = (x if x is None else self.sharing.enter(x) for x in states)
+            states = (query, value, key, query_stream)
+            states = (x if x is None else self.sharing.enter(x) for x in states)
+            query, value, key, query_stream = states
         own_keys = self._has_own_keys(value, cache)
         mask = query_mask if mask is None else mask
         self._check_masks(query, value, cache, mask, value_mask)
@@ -423,8 +427,9 @@ class MultiHeadAttention(
             padding = None if from_cache else visibility.padding
             states = query if value is None else value
             rotation["lengths"] = self._row_lengths(states, key_positions, padding)
+        asking = query if query_stream is None else query_stream
         queries = self._normalized_and_rotated(
-            self.query_dense(query), self.num_heads, self.query_norm, rotation
+            self.query_dense(asking), self.num_heads, self.query_norm, rotation
         )
         if self.rotary is not None and self.rotary.scales_queries:
             queries = self.rotary_embedding.scaled_queries(queries, positions)

@@ -92,8 +92,8 @@ class PatchStem(ImageStem):
         stem = config.stem
         self.patches = keras.layers.Conv2D(
             config.embedding_dim,
-            stem.patch_size,
-            strides=stem.stride,
+            stem.patch_sides,
+            strides=stem.stride if stem.patch_width is None else stem.patch_sides,
             data_format="channels_last",
             use_bias=stem.use_bias,
             kernel_initializer=kernel_initializer(config, initializer),
@@ -167,14 +167,14 @@ class PatchStem(ImageStem):
     def _projected(self, images, size):
         """Project patches that do not overlap in one product, `(batch, patches, width)`."""
         rows, columns = self.config.stem.grid(size)
-        side, channels = self.config.stem.patch_size, self.config.stem.num_channels
+        (high, wide), channels = self.config.stem.patch_sides, self.config.stem.num_channels
         if self.config.stem.whole_patches:
-            below, right = (n * side - all_ for n, all_ in zip((rows, columns), size, strict=True))
+            below, right = rows * high - size[0], columns * wide - size[1]
             images = ops.pad(images, ((0, 0), (0, below), (0, right), (0, 0)))
-        images = images[:, : rows * side, : columns * side]
-        x = ops.reshape(images, (-1, rows, side, columns, side, channels))
+        images = images[:, : rows * high, : columns * wide]
+        x = ops.reshape(images, (-1, rows, high, columns, wide, channels))
         x = ops.transpose(x, (0, 1, 3, 2, 4, 5))
-        x = ops.reshape(x, (-1, rows * columns, side * side * channels))
+        x = ops.reshape(x, (-1, rows * columns, high * wide * channels))
         kernel = ops.cast(self.patches.kernel, x.dtype)
         kernel = ops.reshape(kernel, (-1, kernel.shape[-1]))
         with onednn_matmul_scope(x):

@@ -9,6 +9,7 @@ from keras_transformer.layers.dense import Dense
 from keras_transformer.layers.embedding import SegmentEmbedding, TokenEmbedding
 from keras_transformer.layers.initializers import kernel_initializer
 from keras_transformer.layers.parts import layer_of
+from keras_transformer.layers.position import sequence_positions
 from keras_transformer.layers.stems.positioned import PositionedStem
 from keras_transformer.layers.stems.stem import Embedded, Input
 
@@ -65,6 +66,7 @@ class TokenStem(PositionedStem):
         self._num_learned = side.max_sequence_length if learned else None
         self._uncounted_id = side.position.padding_id if learned else None
         self._dropped_id = side.input.dropped_id
+        self._has_query_stream = side.has_query_stream
         patterns = [getattr(mixer, "pattern", None) for mixer in mixers]
         if config.kind == "encoder" and any(x and x.takes_global_positions for x in patterns):
             self.inputs = (*self.inputs, _GLOBAL)
@@ -135,11 +137,35 @@ class TokenStem(PositionedStem):
             if segment_ids is None:
                 segment_ids = ops.zeros(ops.shape(x)[:2], dtype="int32")
             x = x + self.segment_embedding(segment_ids)
-        x = self.positioned(x, positions, training)
+        queries = None
+        if self._has_query_stream:
+            queries = self.finished(self.position_embedding(x, positions=positions), training)
+            x = self.finished(self._behind(x, positions, inputs), training)
+        else:
+            x = self.positioned(x, positions, training)
         further = (inputs.get(name) for name in ("pack_ids", "global_positions"))
         padding = drop_trivial_mask(inputs.get("padding_mask"))
         compared = segment_ids if self.compares_segments else None
-        return Embedded(x, padding, positions, *further, layer_inputs=vectors, segment_ids=compared)
+        options = {"layer_inputs": vectors, "segment_ids": compared, "queries": queries}
+        return Embedded(x, padding, positions, *further, **options)
+
+    def _behind(self, x, positions, inputs):
+        """Add to each token the position that the token before it asked for, to the first none."""
+        if positions is None:
+            positions = sequence_positions(x)
+        if inputs.get("position_ids") is None:
+            before = positions - 1
+        else:
+            positions = ops.cast(positions, "int32")
+            before = ops.pad(positions[:, :-1], ((0, 0), (1, 0)), constant_values=-1)
+            packs = inputs.get("pack_ids")
+            if packs is not None:
+                packs = ops.cast(packs, "int32")
+                same = ops.equal(packs[:, 1:], packs[:, :-1])
+                same = ops.pad(same, ((0, 0), (1, 0)), constant_values=False)
+                before = ops.where(same, before, -1)
+        added = self.position_embedding(x, positions=ops.maximum(before, 0))
+        return x + ops.where(before[..., None] < 0, ops.zeros((), added.dtype), added)
 
     def _dropout_factors(self, inputs):
         """Return the factor of each embedding if masks count as dropped, `(batch, length, 1)`.
