@@ -241,6 +241,8 @@ def _processor(preset: Preset, kind: type, required: bool):
     """Return the preset's processor or None. Failed downloads raise only if it is `required`."""
     if not kind.has_tokenizer and not kind.files:
         return kind.from_files(preset.directory)
+    if kind.files and kind.has_tokenizer and preset.is_keras_hub:
+        return _of_keras_hub(preset, kind)
     try:
         found = preset.folder_of(kind.files) if kind.files else preset.tokenizer
     except OSError as error:
@@ -260,6 +262,16 @@ def _processor(preset: Preset, kind: type, required: bool):
     if found is None:
         return kind.of_published() if preset.is_from_elsewhere else None
     return kind.from_files(found.directory) if kind.files else preset.load_tokenizer()
+
+
+def _of_keras_hub(preset: Preset, kind: type):
+    """Return the processor of images and texts of a KerasHub folder; None if it has none."""
+    from keras_transformer.checkpoints import keras_hub
+
+    folder = preset.directory
+    if not (keras_hub.has_images(folder) and keras_hub.has_tokenizer(folder)):
+        return None
+    return kind(keras_hub.read_images(folder), preset.load_tokenizer())
 
 
 def _saved_class(preset: Preset, wanted: type | None) -> type:

@@ -1,0 +1,66 @@
+"""KerasHub's image converters, to this package's image processors.
+
+Images are resized as Pillow does it, in whole numbers of a pixel and with smaller images smoothed,
+and stretched: the published code of the models that are read does so, while KerasHub interpolates
+without smoothing, and cuts images of other proportions by default.
+"""
+
+import os
+from typing import Any
+
+import numpy as np
+
+from keras_transformer.checkpoints.keras_hub.family import registered_class, serialized_arguments
+from keras_transformer.processors import ImageProcessor
+from keras_transformer.support.checking import is_number
+from keras_transformer.support.untrusted import path_inside, read_json
+
+IMAGES_FILE = "image_converter.json"
+_RESAMPLE = {"nearest": 0, "lanczos3": 1, "bilinear": 2, "bicubic": 3}
+_LEVELS = 255  # of a pixel
+
+
+def has_images(folder: str | os.PathLike) -> bool:
+    """Return whether a folder has an image converter in KerasHub's form."""
+    return path_inside(folder, IMAGES_FILE).is_file()
+
+
+def read_images(folder: str | os.PathLike) -> ImageProcessor:
+    """Read the image converter of a KerasHub preset."""
+    path = path_inside(folder, IMAGES_FILE)
+    values = read_json(path)
+    try:
+        if not registered_class(values).endswith("ImageConverter"):
+            raise ValueError(f"{registered_class(values)!r} is not an image converter.")
+        own = serialized_arguments(values)
+        name = own.get("interpolation", "bilinear")
+        if not isinstance(name, str) or name not in _RESAMPLE:
+            known = ", ".join(map(repr, _RESAMPLE))
+            raise ValueError(f"interpolation={str(name)[:200]!r} is not supported, only {known}.")
+        if own.get("pad_to_aspect_ratio"):
+            raise ValueError("pad_to_aspect_ratio=true is not supported, only false.")
+        scale, offset = (_numbers(own, each, usual) for each, usual in _USUAL.items())
+        std = 1 / (_LEVELS * scale)
+        mean = -offset * std
+        return ImageProcessor(
+            size=own.get("image_size"),
+            resample=_RESAMPLE[name],
+            mean=mean.tolist(),
+            std=std.tolist(),
+        )
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from error
+
+
+_USUAL = {"scale": 1.0, "offset": 0.0}
+
+
+def _numbers(values: dict[str, Any], name: str, usual: float) -> np.ndarray:
+    """Return an argument as a number for each of three channels."""
+    given = values.get(name)
+    given = usual if given is None else given
+    numbers = given if isinstance(given, list) else [given] * 3
+    fits = len(numbers) == 3 and all(map(is_number, numbers))
+    if not fits or (name == "scale" and min(numbers) <= 0) or not np.isfinite(numbers).all():
+        raise ValueError(f"{name} must be a number, or three, not {str(given)[:200]}.")
+    return np.array(numbers, "float64")
