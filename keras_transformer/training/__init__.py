@@ -46,7 +46,13 @@ from keras_transformer.training.losses.preference_losses import (
 )
 from keras_transformer.training.metrics import ClassAccuracy, Perplexity, TokenAccuracy
 from keras_transformer.training.muon import Muon
-from keras_transformer.training.objectives import Denoising, MaskedTokens, NextToken, SpanCorruption
+from keras_transformer.training.objectives import (
+    Denoising,
+    MaskedTokens,
+    NextToken,
+    PermutedOrders,
+    SpanCorruption,
+)
 from keras_transformer.training.optimizers import FineTuningAdamW, transformer_adam
 from keras_transformer.training.reinforcement import GRPO, RLOO, DrGRPO, PolicyLoss, PPOClip
 from keras_transformer.training.resume import ResumableRun, load_run
@@ -103,6 +109,7 @@ __all__ = [
     "MultipleNegativesRankingLoss",
     "Muon",
     "NextToken",
+    "PermutedOrders",
     "PPOClip",
     "PairAccuracy",
     "PairwiseSigmoidLoss",

@@ -7,7 +7,7 @@ import numpy as np
 
 from keras_transformer.data import TokenRows
 from keras_transformer.data.packing import packed_inputs
-from keras_transformer.support.checking import check_bool, check_number
+from keras_transformer.support.checking import check_bool, check_int, check_number
 from keras_transformer.tokenizers import Tokenizer
 
 _WORD_STARTS = ("\u2581", "\u0120")  # of SentencePiece and of byte-level BPE
@@ -404,6 +404,100 @@ def _permuted(ids, mask, ends, random: np.random.Generator) -> np.ndarray:
     chances = random.random(ids.shape)  # one per sentence is enough
     keys = np.where(mask, np.take_along_axis(chances, sentence, axis=1), 2.0)
     return np.take_along_axis(ids, np.argsort(keys, axis=1, kind="stable"), axis=1)
+
+
+@dataclasses.dataclass(frozen=True)
+class PermutedOrders:
+    """Orders in which the tokens of a text are predicted, for models with a `query_stream`.
+
+    The orders come in pairs, one the reverse of the other. The first pair is from left to right and
+    from right to left; the end of the text is predicted behind the whole text, and from its
+    position alone. The other pairs are drawn, and leave the end out. Texts of fewer tokens than
+    five have fewer pairs, one for each two orders that there are. All orders of a text are packed
+    documents of one row: `position_ids` is where the token that comes next is in the text.
+
+    Args:
+        number: int, the number of orders, an even number; or 1, from left to right alone.
+
+    Raises:
+        ValueError: if the number is neither.
+
+    Example:
+    ```python
+    import numpy as np
+    from keras_transformer.training import PermutedOrders
+
+    ids, targets = np.array([[1, 7, 8]]), np.array([[7, 8, 2]])  # 1 starts a text, 2 ends it
+    real = np.ones((1, 3), bool)
+    inputs, targets, weights = PermutedOrders(2)(ids, targets, real, real.astype("float32"))
+    assert inputs["token_ids"].tolist() == [[1, 7, 8, 1, 1, 8]]
+    assert targets.tolist() == [[7, 8, 2, 2, 8, 7]]
+    assert inputs["position_ids"].tolist() == [[0, 1, 2, 2, 1, 0]]
+    ```
+
+    Source: Bautista and Atienza 2022, "Scene Text Recognition with Permuted Autoregressive Sequence
+    Models", section 3.2, and its published code.
+    """
+
+    number: int = 6
+
+    def __post_init__(self):
+        number = check_int("num_orders", self.number, at_least=1, at_most=2**10)
+        if number > 1 and number % 2:
+            raise ValueError(
+                f"`num_orders` must be 1 or an even number, received {number}: orders come in "
+                "pairs, of which one is the reverse of the other."
+            )
+
+    def __call__(self, ids, targets, mask, weights, random=None, pad_id: int = 0):
+        """Make the rows of all orders.
+
+        Args:
+            ids: int `(batch, length)`, the start and the tokens of each text.
+            targets: int of the same shape, the tokens and the end.
+            mask: bool of the same shape, True for the targets, False for the padding behind them.
+            weights: float of the same shape, what each target counts.
+            random: a `RowGenerator` or a NumPy generator, for more than two orders.
+            pad_id: int, the id of padding.
+
+        Returns:
+            A dict of `token_ids`, `padding_mask`, `position_ids` and `pack_ids`, the targets, and
+            their weights, float32, all of shape `(batch, 2 + number * (length - 1))`; with a number
+            of 1 the arrays as they are, without positions and packs.
+        """
+        if self.number == 1:
+            return {"token_ids": ids, "padding_mask": mask}, targets, weights
+        places = np.broadcast_to(np.arange(ids.shape[1] - 1), (len(ids), ids.shape[1] - 1))
+        tokens = mask.sum(axis=1, keepdims=True) - 1  # of a text, without its end
+        several = np.where(tokens > 1, tokens, 0)
+        orders = [places]
+        for _ in range(1, self.number // 2):
+            chances = np.where(places < tokens, random.random(places.shape), 2.0)
+            orders.append(np.argsort(chances, axis=1, kind="stable"))
+        # The place of each target in its text, and the number of targets of each row.
+        parts = [(np.broadcast_to(np.arange(ids.shape[1]), ids.shape), tokens + 1)]
+        parts.append((np.maximum(tokens, 0), several > 0))
+        for pair, order in enumerate(orders):
+            reverse = np.take_along_axis(order, np.maximum(tokens - 1 - places, 0), axis=1)
+            taken = np.where(pair < _PAIRS[np.clip(tokens, 0, len(_PAIRS) - 1)], several, 0)
+            parts += [(reverse, taken)] if pair == 0 else [(order, taken), (reverse, taken)]
+        packs = []
+        for pack, (order, number) in enumerate(parts):
+            here = np.arange(order.shape[1]) < number
+            wanted = np.take_along_axis(targets, order, axis=1)
+            before = np.concatenate([ids[:, :1], wanted[:, :-1]], axis=1)
+            counts = np.take_along_axis(weights, order, axis=1)
+            filled = ((before, pad_id), (order, 0), (pack, -1), (wanted, pad_id), (counts, 0))
+            packs.append([here, *(np.where(here, array, hole) for array, hole in filled)])
+        real, *arrays = (np.concatenate(each, axis=1) for each in zip(*packs, strict=True))
+        before, order, pack, wanted = (array.astype("int32") for array in arrays[:-1])
+        inputs = {"token_ids": before, "padding_mask": real}
+        inputs |= {"position_ids": order, "pack_ids": pack}
+        return inputs, wanted, arrays[-1].astype("float32")
+
+
+# Half of the numbers of orders of 0 to 4 tokens, at least 1; five tokens have more than are drawn.
+_PAIRS = np.array([1, 1, 1, 3, 12, 2**10])
 
 
 class RowGenerator:

@@ -37,6 +37,7 @@ from keras_transformer.tasks.text.generator import (
     scoring_inputs,
 )
 from keras_transformer.tokenizers import Tokenizer
+from keras_transformer.training.objectives import PermutedOrders, generator_of
 
 
 class SourceTextHead(VocabularyHead):
@@ -254,9 +255,12 @@ class SourceToText(Task):
             y: the texts to generate, one for each source.
             sample_weight: one number for each source; or for each source an array with one number
                 for each token of its text, including the end.
-            **options: the processor's options, and as for `Task.make_dataset`.
+            **options: the processor's options, and as for `Task.make_dataset`; and for models whose
+                decoder has a `query_stream` `num_orders`, see `training.PermutedOrders`. It is 6 in
+                `fit`, and 1 otherwise.
         """
         processor = self._require_processor()
+        orders = self._orders(options)
         sources, prompts = processor.parts(x)
         if y is None:
             raise ValueError(
@@ -272,6 +276,8 @@ class SourceToText(Task):
             for place, row in enumerate(starts):
                 self.backbone.check_ids(**{f"prompts[{place}]": np.asarray(row)})
             asked, starts = {"asked": starts}, [[self.start_id]] * len(sources)
+        if orders.number > 1 and any(len(start) != 1 for start in starts):
+            raise ValueError("`num_orders` above 1 is for texts without prompts.")
         room = max_length - max(map(self.generator.positions_before, starts))
         if room < 2:
             raise ValueError(
@@ -300,12 +306,32 @@ class SourceToText(Task):
             if asked:
                 inputs["encoder_token_ids"] = arrays["asked"]
                 inputs["encoder_padding_mask"] = masks["asked"]
-            return inputs, arrays["targets"], weighed(learned.astype("float32"), arrays)
+            targets, weights = arrays["targets"], weighed(learned.astype("float32"), arrays)
+            if orders.number > 1:
+                rows = (arrays["inputs"], targets, masks["inputs"], weights)
+                random = generator_of(dataset, arrays)
+                found, targets, weights = orders(*rows, random, self.pad_id)
+                inputs |= {f"decoder_{name}": array for name, array in found.items()}
+            return inputs, targets, weights
 
         padded = ("inputs", "targets", *asked)
         options |= {"pad_values": dict.fromkeys(padded, self.pad_id)}
         options |= {"paired_columns": asked} if asked else {}
-        return self._bucketed(columns, make_batch, values=skipped, **options)
+        dataset = self._bucketed(columns, make_batch, values=skipped, **options)
+        return dataset
+
+    def _orders(self, options: dict) -> PermutedOrders:
+        """Take the orders in which texts are learned out of the options of a data set."""
+        streamed, given = self.backbone.config.decoder.has_query_stream, options.pop("num_orders", None)
+        if given is None:
+            return PermutedOrders(6 if streamed and "shuffle" in options else 1)
+        orders = PermutedOrders(given)
+        if orders.number > 1 and not streamed:
+            raise ValueError(
+                "`num_orders` needs a model whose decoder has a `query_stream`, such as PARSeq: "
+                "others write from left to right."
+            )
+        return orders
 
     @reads
     def generate(

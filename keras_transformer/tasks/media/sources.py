@@ -123,7 +123,7 @@ class PictureProcessor(SourceProcessor):
     """An `ImageProcessor` and a tokenizer."""
 
     source_class = ImageProcessor
-    options = ("max_length", "train_on")
+    options = ("max_length", "train_on", "num_orders")
     kind = "image processor and tokenizer"
     raw = "images"
     files = ImageProcessor.files
