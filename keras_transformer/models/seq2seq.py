@@ -51,6 +51,7 @@ class Seq2Seq(Backbone):
             and the encoder's mask then belongs to them. For packed rows also
             `encoder_position_ids`, `encoder_pack_ids`, `decoder_position_ids`, `decoder_pack_ids`,
             int of the same shapes: a target token sees the source tokens of its own document. With
+            a `query_stream` also `decoder_prefix` and `decoder_prefix_start`, see `TokenStem`. With
             `placeholder_visibility="prompt"` also `decoder_prefix_mask`, bool, the tokens of the
             prompt. Rows with other numbers of inputs than one, such as images, have
             `decoder_placed_states` int `(batch, most)`: the number of the state that replaces each

@@ -207,10 +207,14 @@ class ForwardContext:
 
     def _again(self, block, x, options):
         """Return the states of a second call of the last block, without what it would keep."""
-        collected, kept = self.collected, self._kept
-        self.collected, self._kept = {}, kept[:-1]
+        kept = self.collected, self._kept, self.visibilities
+        self.collected, self._kept = {}, self._kept[:-1]
+        self.visibilities = {  # queries alone see tokens behind them
+            group: visibility._replace(prefix=None, prefix_start=None)
+            for group, visibility in self.visibilities.items()
+        }
         x = self(block, x, checked=True, **options)
-        self.collected, self._kept = collected, kept
+        self.collected, self._kept, self.visibilities = kept
         return x
 
     def _cache_of(self, source: int | None) -> dict:

@@ -17,6 +17,7 @@ from keras_transformer.layers.stems.stem import Embedded, Input
 # of which 80% are masked.
 _KEPT_IN_TRAINING = 1 - 0.15 * 0.8
 _GLOBAL = Input("global_positions", "int32", (None,), of_tokens=False)
+_SEEN_TOO = (Input("prefix", "int32", (None,)), Input("prefix_start", "int32", (None,)))
 
 
 class TokenStem(PositionedStem):
@@ -33,7 +34,9 @@ class TokenStem(PositionedStem):
             `segment_ids`, `position_ids` and `pack_ids` int, all `(batch, length)`, and
             `token_embeddings` float `(batch, length, embedding_dim)`, which replace the embeddings
             of the ids. An encoder with a window takes `global_positions` int `(batch, count)`, see
-            `Embedded`.
+            `Embedded`. A decoder with a `query_stream` takes `prefix` and `prefix_start`, int
+            `(batch, length)`, tokens that a query sees beside those before it, see `AttentionMask`;
+            its `position_ids` are those of the tokens that come next.
         cache_positions: int `(batch, length)`, positions counted by a cache.
         layer_inputs: bool, whether to make what each token has for each layer, if the config says
             so. False leaves it to the caller, who changes the states first.
@@ -70,6 +73,8 @@ class TokenStem(PositionedStem):
         patterns = [getattr(mixer, "pattern", None) for mixer in mixers]
         if config.kind == "encoder" and any(x and x.takes_global_positions for x in patterns):
             self.inputs = (*self.inputs, _GLOBAL)
+        if self._has_query_stream:
+            self.inputs = (*self.inputs, *_SEEN_TOO)
         self.token_projection = self.segment_embedding = None
         if config.token_projection:
             self.token_projection = Dense(

@@ -1,6 +1,7 @@
 """Image to text: captioning, visual question answering, text recognition."""
 
 import keras
+import numpy as np
 
 from keras_transformer.data import BucketedDataset
 from keras_transformer.data.conversations import conversation_columns
@@ -9,7 +10,7 @@ from keras_transformer.data.record_objects import column_names
 from keras_transformer.models.backbone import Backbone
 from keras_transformer.models.runtime.read_write_lock import changes, reads
 from keras_transformer.processors.processor import Processor
-from keras_transformer.support.checking import check_choice
+from keras_transformer.support.checking import check_choice, check_int
 from keras_transformer.support.foreign_names import refuse
 from keras_transformer.tasks.data.conversation_rows import refuse_train_on
 from keras_transformer.tasks.images.image_conversations import (
@@ -379,6 +380,64 @@ class ImageToText(SourceToText):
             A string for each image; a single string if one image is given.
         """
         return self.generate(images, **options)
+
+    @reads
+    def read(self, images, num_refinements: int | None = None, batch_size: int = 8):
+        """Read the text in each image.
+
+        The text is written from left to right. A model with a `query_stream`, such as PARSeq, then
+        predicts each token once more, given those on both sides of it; this encodes the images a
+        second time.
+
+        Args:
+            images: a list of images that `ImageProcessor` can read, or one image.
+            num_refinements: int, how often all tokens are predicted once more. Defaults to 1 for
+                models with a `query_stream`, as published, and to 0 for others.
+            batch_size: int, the number of images computed together.
+
+        Returns:
+            A string for each image; a single string if one image is given.
+
+        Raises:
+            ValueError: if an image cannot be read, a model cannot refine a text, or an argument is
+                out of range.
+        """
+        streamed = self.backbone.config.decoder.has_query_stream
+        given = int(streamed) if num_refinements is None else num_refinements
+        count = check_int("num_refinements", given, at_least=0, at_most=0 if not streamed else 16)
+        sources, starts, alone = self.asked(images, None)
+        options = {"max_new_tokens": None, "sampler": "greedy", "batch_size": batch_size}
+        found = self.written(sources, starts, options, return_details=True)
+        rows = [completion.token_ids for completion in found]
+        for _ in range(count):
+            rows = self._refined(sources, rows, batch_size)
+        texts = self.tokenizer.decode_batch(rows)
+        return texts[0] if alone else texts
+
+    def _refined(self, sources, rows: list[list[int]], batch_size: int) -> list[list[int]]:
+        """Return the ids of texts, each predicted from all others of its text."""
+        width = self.backbone.config.max_sequence_length
+        rows = [row[: width - 1] for row in rows]
+        lengths = np.array([[1 + len(row)] for row in rows], "int32")
+        whole = [[self.start_id, *row] + [self.pad_id] * (width - 1 - len(row)) for row in rows]
+
+        def make_batch(arrays, masks):
+            inputs = self.arrays_of([sources[i] for i in arrays["row"]], arrays["row"])
+            ids = inputs["decoder_token_ids"] = arrays["inputs"]
+            places = np.broadcast_to(np.arange(width, dtype="int32"), ids.shape)
+            inputs["decoder_padding_mask"] = places < arrays["lengths"]
+            # All tokens but the one that is predicted.
+            inputs["decoder_prefix"] = np.full_like(places, width)
+            inputs["decoder_prefix_start"] = np.minimum(places + 2, width)
+            return (inputs,)
+
+        options = {"values": {"lengths": lengths}, **self.to_predict(batch_size)}
+        dataset = self._bucketed({"inputs": whole}, make_batch, **options)
+        ends, refined = list(self.end_ids), []
+        for ids in self._row_outputs(dataset, lambda logits: np.argmax(logits, axis=-1)):
+            stops = np.flatnonzero(np.isin(ids, ends))
+            refined.append(ids[: stops[0] if len(stops) else None].tolist())
+        return refined
 
     @reads
     def answer(self, images, questions, **options):
