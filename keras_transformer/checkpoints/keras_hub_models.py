@@ -17,6 +17,7 @@ import numpy as np
 from keras_transformer.checkpoints.keras_hub.families import KERAS_HUB, TASK_FILE
 from keras_transformer.checkpoints.keras_hub.family import TASK_PREFIX, KerasHubFamily
 from keras_transformer.checkpoints.keras_hub.hdf5 import TASK_WEIGHTS_FILE, WEIGHTS_FILE
+from keras_transformer.checkpoints.keras_hub.images import make_images
 from keras_transformer.checkpoints.keras_hub.others import what_else
 from keras_transformer.checkpoints.keras_hub.writing import make_tokenizer
 from keras_transformer.checkpoints.presets.assignment import backbone_variables
@@ -188,11 +189,13 @@ def _in_their_form(family: KerasHubFamily, config: TransformerConfig) -> Transfo
     if config.kind == "encoder":
         values["pooler"] = bool(family.constants.get("pooler"))
     if config.position == "learned":
-        values |= {"position_offset": 0, "position_padding_id": None}
+        if (config.position_offset, config.position_padding_id) != (0, None):
+            values |= {"position_offset": 0, "position_padding_id": None}
         segments = any(each.ours == "segment_vocabulary_size" for each in family.fields.values())
         if config.segment_vocabulary_size == 1 and not segments:
             values["segment_vocabulary_size"] = 0
-    return config.replace(**values)
+    same = all(getattr(config, name) == value for name, value in values.items())
+    return config if same else config.replace(**values)
 
 
 def _float32(variables: Mapping[str, keras.Variable]) -> dict[str, np.ndarray]:
@@ -232,6 +235,11 @@ def _arrays(backbone: Any, config: TransformerConfig) -> dict[str, np.ndarray]:
 def _make_backbone(hub, family, arguments: dict, config: TransformerConfig, backbone: Any) -> Any:
     tensors = export(family.lines(config), _arrays(backbone, config))
     made_class = getattr(hub.models, family.architecture)
+    for name, value in arguments.items():
+        if isinstance(value, Mapping) and "class_name" in value:  # a model within the model
+            arguments[name] = getattr(hub.models, value["class_name"])(
+                **value["config"], dtype=backbone.dtype_policy
+            )
     activation = arguments.get("activation")
     if activation is not None:
         function = keras.saving.get_registered_object(activation) or activation
@@ -287,7 +295,9 @@ def _make_preprocessor(made_class, tokenizer, model: Any) -> Any:
     if "add_start_token" in parameters:
         ours = model.tokenizer
         options["add_start_token"] = ours.encode("a")[:1] == [ours.start_id]
-    return made_class(tokenizer, **options)
+    if "image_converter" in parameters:
+        options["image_converter"] = make_images(made_class.image_converter_cls, model.processor)
+    return made_class(tokenizer=tokenizer, **options)
 
 
 def _load(load, name: str, tensors: Mapping[str, np.ndarray]) -> None:

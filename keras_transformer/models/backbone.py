@@ -30,7 +30,6 @@ from keras_transformer.support.foreign_names import check_options
 from keras_transformer.support.notebook import model_table
 from keras_transformer.support.registry import bound
 
-
 # Logit of a token that is left out: finite in float16, so that no loss is NaN.
 _NEVER_WRITTEN = -6e4
 

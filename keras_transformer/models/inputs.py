@@ -234,9 +234,7 @@ def _shape_of(name: str, array: Any) -> tuple | None:
     return known_shape(array)
 
 
-def _check_values(
-    name: str, known: Input, array: np.ndarray, side: Side, positioned: bool
-) -> None:
+def _check_values(name: str, known: Input, array: np.ndarray, side: Side, positioned: bool) -> None:
     """Raise ValueError if values are out of range, in one pass over the array."""
     kind = known.name
     if kind == "token_ids":

@@ -52,6 +52,24 @@ def read_images(folder: str | os.PathLike) -> ImageProcessor:
         raise ValueError(f"{path}: {error}") from error
 
 
+def make_images(made_class: Any, processor: Any) -> Any:
+    """Return KerasHub's image converter, of a class of it, for a processor of images and texts."""
+    source = processor.source
+    if set(source.size or {}) != {"height", "width"} or source.crop_size or source.tiling:
+        raise ValueError("its image converter resizes to a height and a width, and nothing else.")
+    factor = 1.0 if source.rescale_factor is None else source.rescale_factor
+    mean, std = (np.array(x or [usual] * 3) for x, usual in ((source.mean, 0), (source.std, 1)))
+    names = {number: name for name, number in _RESAMPLE.items()}
+    return made_class(
+        image_size=(source.size["height"], source.size["width"]),
+        scale=(factor / std).tolist(),
+        offset=(-mean / std).tolist(),
+        interpolation=names[source.resample],
+        crop_to_aspect_ratio=False,
+        antialias=True,
+    )
+
+
 _USUAL = {"scale": 1.0, "offset": 0.0}
 
 

@@ -29,6 +29,15 @@ from keras_transformer.checkpoints.keras_hub.family import (
 from keras_transformer.checkpoints.weights.tables import Names, attention
 from keras_transformer.config import TransformerConfig
 
+_DECODER = {
+    "vocabulary_size": ConfigField("vocabulary_size", None),
+    "decoder_hidden_dim": ConfigField("hidden_dim", None),
+    "num_decoder_layers": ConfigField("num_layers", None),
+    "num_decoder_heads": ConfigField("num_heads", None),
+    "decoder_mlp_dim": ConfigField("intermediate_dim", None),
+    "dropout_rate": ConfigField("dropout", 0.1),
+    "attention_dropout": ConfigField("attention_dropout", 0.1),
+}
 _LEFT_OUT = 2  # the start and the padding
 # Values of the image encoder with ours; and those with one value that is read.
 _ENCODER = {
@@ -102,9 +111,11 @@ def _write_encoder(config: TransformerConfig) -> dict[str, Any]:
     own |= {"image_shape": [*stem.image_size, stem.num_channels], **_REQUIRED}
     own |= {"patch_size": list(stem.patch_sides), "use_patch_bias": stem.use_bias}
     named = {"class_name": "ViTBackbone", "registered_name": f"{PACKAGES[0]}>ViTBackbone"}
+    decoder = config.side("decoder")
     return {
+        **{name: getattr(decoder, field.ours) for name, field in _DECODER.items()},
         "image_encoder": {**named, "config": own},
-        "max_label_length": config.max_sequence_length - 1,
+        "max_label_length": decoder.max_sequence_length - 1,
     }
 
 
@@ -175,15 +186,7 @@ _LINES = (
 PARSEQ = make_family(
     "parseq",
     "PARSeq",
-    {
-        "vocabulary_size": ConfigField("vocabulary_size", None),
-        "decoder_hidden_dim": ConfigField("hidden_dim", None),
-        "num_decoder_layers": ConfigField("num_layers", None),
-        "num_decoder_heads": ConfigField("num_heads", None),
-        "decoder_mlp_dim": ConfigField("intermediate_dim", None),
-        "dropout_rate": ConfigField("dropout", 0.1),
-        "attention_dropout": ConfigField("attention_dropout", 0.1),
-    },
+    _DECODER,
     {
         "kind": "seq2seq",
         "position": "learned",

@@ -10,6 +10,8 @@ import dataclasses
 import functools
 import io
 import os
+import re
+import string
 import unicodedata
 from collections.abc import Callable, Container, Sequence
 from pathlib import Path
@@ -350,15 +352,11 @@ _OF_CHARACTERS = {"end": "[E]", "start": "[B]", "pad": "[P]"}
 
 
 def _characters(folder: Path, options: _Options) -> tuple[tokenizers.Tokenizer, Roles]:
-    """Return PARSeq's tokenizer: a token for each character, others are left out of a text."""
+    """Return PARSeq's tokenizer: a token for each character; others are left out of a text."""
     path = _asset(folder, "vocabulary.txt")
-    backend = character_backend("".join(_lines(path)), path, options)
-    return backend, dict(_OF_CHARACTERS)
-
-
-def character_backend(characters: str, path: Path, options: _Options) -> tokenizers.Tokenizer:
-    if not characters or len(set(characters)) < len(characters) or any(map(str.isspace, characters)):
-        raise ValueError(f"{path} must have different characters, without white space.")
+    characters = "".join(_lines(path))
+    if len({*characters}) != len(characters) or not re.fullmatch(r"\S+", characters):
+        raise ValueError(f"{path} must have different characters, none of them white space.")
     names = [_OF_CHARACTERS["end"], *characters, _OF_CHARACTERS["start"], _OF_CHARACTERS["pad"]]
     vocabulary = {name: place for place, name in enumerate(names)}
     backend = _backend(path, lambda: models.WordLevel(vocabulary, unk_token=names[0]))
@@ -370,17 +368,16 @@ def character_backend(characters: str, path: Path, options: _Options) -> tokeniz
     if characters == characters.lower():
         steps.append(normalizers.Lowercase())
     elif characters == characters.upper():
-        steps += [
-            normalizers.Replace(chr(place), chr(place).upper()) for place in range(ord("a"), ord("z") + 1)
-        ]
+        steps += [normalizers.Replace(each, each.upper()) for each in string.ascii_lowercase]
     known = "".join(f"\\x{{{ord(each):x}}}" for each in characters)
-    steps.append(normalizers.Replace(Regex(f"[^{known}]"), ""))
-    backend.normalizer = normalizers.Sequence(steps)
+    backend.normalizer = normalizers.Sequence(
+        [*steps, normalizers.Replace(Regex(f"[^{known}]"), "")]
+    )
     backend.pre_tokenizer = pre_tokenizers.Split("", "isolated")
     backend.decoder = decoders.Fuse()
     _add_specials(backend, list(_OF_CHARACTERS.values()), path)
     backend.encode_special_tokens = True
-    return backend
+    return backend, dict(_OF_CHARACTERS)
 
 
 _TEXT_END = "<|endoftext|>"

@@ -53,6 +53,8 @@ def _arguments(name: str, tokenizer: Tokenizer) -> dict[str, Any]:
         return _longest_match(name, tokenizer)
     values = json.loads(tokenizer._backend.to_str())
     model = values["model"]
+    if name == "PARSeqTokenizer":
+        return _characters(model)
     in_bytes = '"ByteLevel"' in json.dumps([values["pre_tokenizer"], values["decoder"]])
     pieces = _SENTENCE_PIECE.get(name)
     expected = "WordPiece" if name in _WORD_PIECE else pieces or "BPE"
@@ -71,6 +73,15 @@ def _arguments(name: str, tokenizer: Tokenizer) -> dict[str, Any]:
     if name == "Qwen3_5Tokenizer":
         more["has_vision_tokens"] = "<|vision_start|>" in vocabulary
     return {"vocabulary": vocabulary, "merges": merges, "add_prefix_space": first, **more}
+
+
+def _characters(model: dict[str, Any]) -> dict[str, Any]:
+    """Return the characters of a vocabulary that its end precedes; start and padding follow."""
+    names = sorted(model["vocab"], key=model["vocab"].get)
+    first, *characters, start, pad = names if len(names) > 3 else ["", "", "", ""]
+    if (first, start, pad) != ("[E]", "[B]", "[P]"):
+        raise ValueError("it has a token for each character between [E] and [B], [P].")
+    return {"vocabulary": characters}
 
 
 def _longest_match(name: str, tokenizer: Tokenizer) -> dict[str, Any]:

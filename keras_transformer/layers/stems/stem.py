@@ -47,7 +47,7 @@ class Embedded(NamedTuple):
             behind the first blocks.
         attention_positions: float `(batch or 1, length, hidden_dim)`, positions that each attention
             adds to its queries and keys, but not to its values; or None.
-        queries: float `(batch, length, hidden_dim)`, the positions of the tokens that come next, for
+        queries: float `(batch, length, hidden_dim)`, positions of the tokens that come next, for
             blocks with a `query_stream`; or None.
         maps: tuple of float `(batch, rows, columns, features)`, the maps of the stages of a
             convolutional network before the one that the states are made of, for a head.

@@ -322,7 +322,10 @@ class SourceToText(Task):
 
     def _orders(self, options: dict) -> PermutedOrders:
         """Take the orders in which texts are learned out of the options of a data set."""
-        streamed, given = self.backbone.config.decoder.has_query_stream, options.pop("num_orders", None)
+        streamed, given = (
+            self.backbone.config.decoder.has_query_stream,
+            options.pop("num_orders", None),
+        )
         if given is None:
             return PermutedOrders(6 if streamed and "shuffle" in options else 1)
         orders = PermutedOrders(given)
