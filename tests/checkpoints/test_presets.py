@@ -33,7 +33,7 @@ pytestmark = pytest.mark.one_backend
 WITHOUT_WEIGHTS = (
     "transformer_base", "transformer_big", "data2vec_text_base_en", "mbart_large_multi",
     "megatron_bert_345m_en", "pegasus_large_en", "pegasus_x_base_en", "pegasus_x_large_en",
-    "roformer_base_zh",
+    "roformer_base_zh", "parseq",
 )  # fmt: skip
 
 # Trained here, with the weights of a head.
