@@ -14,6 +14,7 @@ STEMS = {
     "overlapping": images.patches(stride=3, use_bias=False),
     "two tokens": images.patches(distillation_token=True),
     "no token": images.patches(class_token=False, num_channels=2),
+    "oblong": images.patches(patch_width=2, class_token=False),
     "convolutions": images.convolutions(),
     "strided": images.convolutions(
         filters=(5, 6), strides=(2, 1, 1), pool_sizes=(1, 3, 2), pool_strides=(1, 2, 1),
@@ -41,19 +42,32 @@ def test_states_do_not_depend_on_other_rows(config):
     assert np.abs(to_numpy(backbone({"images": inputs}))[1:2] - alone).max() <= 2e-6
 
 
-@pytest.mark.parametrize("stride", [4, 3])
-def test_patches_are_a_convolution(stride):
-    config = images.patches(stride=stride, class_token=False).replace(position="none")
+@pytest.mark.parametrize(("stride", "width"), [(4, 4), (3, 4), (4, 2)])
+def test_patches_are_a_convolution(stride, width):
+    oblong = {} if width == 4 else {"patch_width": width}
+    config = images.patches(stride=stride, class_token=False, **oblong).replace(position="none")
     stem = kt.models.Encoder(config).stem
-    kernel = np.random.default_rng(1).normal(size=(4, 4, 3, 16)).astype("float32")
+    kernel = np.random.default_rng(1).normal(size=(4, width, 3, 16)).astype("float32")
     stem.patches.kernel.assign(kernel)
     stem.patches.bias.assign(np.arange(16))
     values = pictures(config)
-    windows = np.lib.stride_tricks.sliding_window_view(values, (4, 4), (1, 2))
-    windows = windows[:, ::stride, ::stride]
+    windows = np.lib.stride_tricks.sliding_window_view(values, (4, width), (1, 2))
+    windows = windows[:, ::stride, :: width if oblong else stride]
     expected = np.einsum("bhwcij,ijcd->bhwd", windows, kernel).reshape(2, -1, 16) + np.arange(16)
     found = to_numpy(stem({"images": values}).states)
     assert np.abs(found - expected).max() <= 1e-4
+
+
+@pytest.mark.backend_independent
+def test_patches_that_are_not_square():
+    stem = images.patches(patch_width=8, class_token=False).stem
+    columns = stem.image_size[1]
+    assert stem.grid((20, 40)) == (5, 5) and stem.patch_sides == (4, 8)
+    for values in ({"stride": 2}, {"padding": 1}, {"whole_patches": True}):
+        with pytest.raises(ValueError, match="`patch_width` needs patches that do not overlap"):
+            images.patches(patch_width=8, class_token=False, **values)
+    with pytest.raises(ValueError, match=f"too small for patch_width={columns + 1}"):
+        images.patches(patch_width=columns + 1)
 
 
 @pytest.mark.backend_independent

@@ -6,8 +6,14 @@ import numpy as np
 import pytest
 
 import keras_transformer as kt
-from keras_transformer.training import Denoising, MaskedTokens, NextToken, SpanCorruption
-from keras_transformer.training.objectives import _sentinel_spans, _to_the_left
+from keras_transformer.training import (
+    Denoising,
+    MaskedTokens,
+    NextToken,
+    PermutedOrders,
+    SpanCorruption,
+)
+from keras_transformer.training.objectives import RowGenerator, _sentinel_spans, _to_the_left
 
 pytestmark = pytest.mark.backend_independent
 
@@ -265,3 +271,61 @@ def test_whole_words_need_a_vocabulary_that_tells():
         kt.training.MaskedTokens(whole_words=True).bind(symbols)
     with pytest.raises(ValueError, match="`whole_words` must be True or False"):
         kt.training.MaskedTokens(whole_words=3)
+
+
+def ordered(texts, length, number, seed=0, **options):
+    """The rows of all orders of texts, given as numbers from 10; 1 starts a text and 2 ends it."""
+    mask = np.arange(length) < np.array([[len(text) + 1] for text in texts])
+    ids, targets = np.zeros((2, *mask.shape), "int32")
+    for row, text in enumerate(texts):
+        ids[row, : len(text) + 1], targets[row, : len(text) + 1] = [1, *text], [*text, 2]
+    weights = mask * np.linspace(1, 2, length, dtype="float32")
+    random = RowGenerator(seed, np.arange(len(texts)))
+    return PermutedOrders(number)(ids, targets, mask, weights, random, **options)
+
+
+def documents(made, row):
+    """The places, tokens, targets and weights of each document of a row."""
+    inputs, targets, weights = made
+    packs = inputs["pack_ids"][row]
+    assert ((packs >= 0) == inputs["padding_mask"][row]).all()
+    found = []
+    for pack in np.unique(packs[packs >= 0]):
+        here = packs == pack
+        arrays = (inputs["position_ids"], inputs["token_ids"], targets, weights)
+        found.append([array[row][here].tolist() for array in arrays])
+    return found
+
+
+def test_permuted_orders():
+    text = list(range(10, 17))
+    made = ordered([text, text[:5]], 10, 6, pad_id=9)
+    assert all(array.shape == (2, 2 + 6 * 9) for array in (*made[0].values(), *made[1:]))
+    assert (made[0]["token_ids"][~made[0]["padding_mask"]] == 9).all()
+    for row, length in enumerate((7, 5)):
+        found = documents(made, row)
+        places, tokens, targets, weights = zip(*found, strict=True)
+        assert list(places[:3]) == [[*range(length + 1)], [length], [*range(length)][::-1]]
+        whole, counts = [*text[:length], 2], np.linspace(1, 2, 10, dtype="float32")
+        for here, before, wanted, counted in zip(places, tokens, targets, weights, strict=True):
+            assert wanted == [whole[place] for place in here]  # at the place that is asked for
+            assert before == [1, *wanted[:-1]] and counted == counts[here].tolist()
+        for order, reverse in ((places[3], places[4]), (places[5], places[6])):
+            assert sorted(order) == [*range(length)] and reverse == order[::-1]
+        assert len({tuple(order) for order in places}) == 7
+    # The same in a wider batch and in another one; another seed draws other orders.
+    again = ordered([text, text[:5], text[:2]], 13, 6, pad_id=9)
+    assert [documents(again, row) for row in (0, 1)] == [documents(made, row) for row in (0, 1)]
+    assert documents(ordered([text], 10, 6, seed=1), 0)[3:] != documents(made, 0)[3:]
+
+
+def test_orders_of_short_texts():
+    """There are no more pairs than half of the orders of a text."""
+    made = ordered([[10, 11, 12, 13], [10, 11, 12], [10, 11], [10]], 8, 10)
+    assert [len(documents(made, row)) for row in range(4)] == [11, 7, 3, 1]
+    assert documents(made, 3) == [[[0, 1], [1, 10], [10, 2], [1.0, float(np.float32(8 / 7))]]]
+    inputs, targets, _ = ordered([[10, 11]], 4, 1)
+    assert inputs.keys() == {"token_ids", "padding_mask"} and targets.shape == (1, 4)
+    for number in (0, 3, -2, 2**20, 2.5, "6"):
+        with pytest.raises(ValueError, match="`num_orders` must be"):
+            PermutedOrders(number)
