@@ -279,7 +279,7 @@ def ordered(texts, length, number, seed=0, **options):
     ids, targets = np.zeros((2, *mask.shape), "int32")
     for row, text in enumerate(texts):
         ids[row, : len(text) + 1], targets[row, : len(text) + 1] = [1, *text], [*text, 2]
-    weights = mask * np.linspace(1, 2, length, dtype="float32")
+    weights = (mask * (1 + np.arange(length) / 8)).astype("float32")
     random = RowGenerator(seed, np.arange(len(texts)))
     return PermutedOrders(number)(ids, targets, mask, weights, random, **options)
 
@@ -306,7 +306,7 @@ def test_permuted_orders():
         found = documents(made, row)
         places, tokens, targets, weights = zip(*found, strict=True)
         assert list(places[:3]) == [[*range(length + 1)], [length], [*range(length)][::-1]]
-        whole, counts = [*text[:length], 2], np.linspace(1, 2, 10, dtype="float32")
+        whole, counts = [*text[:length], 2], 1 + np.arange(10) / 8
         for here, before, wanted, counted in zip(places, tokens, targets, weights, strict=True):
             assert wanted == [whole[place] for place in here]  # at the place that is asked for
             assert before == [1, *wanted[:-1]] and counted == counts[here].tolist()
@@ -323,7 +323,7 @@ def test_orders_of_short_texts():
     """There are no more pairs than half of the orders of a text."""
     made = ordered([[10, 11, 12, 13], [10, 11, 12], [10, 11], [10]], 8, 10)
     assert [len(documents(made, row)) for row in range(4)] == [11, 7, 3, 1]
-    assert documents(made, 3) == [[[0, 1], [1, 10], [10, 2], [1.0, float(np.float32(8 / 7))]]]
+    assert documents(made, 3) == [[[0, 1], [1, 10], [10, 2], [1.0, 1.125]]]
     inputs, targets, _ = ordered([[10, 11]], 4, 1)
     assert inputs.keys() == {"token_ids", "padding_mask"} and targets.shape == (1, 4)
     for number in (0, 3, -2, 2**20, 2.5, "6"):
