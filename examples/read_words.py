@@ -2,9 +2,9 @@
 
 python examples/read_words.py --words 8000 --epochs 20 --output runs/reader
 
-Words of random syllables are drawn with Pillow's own font, dark on light or light on dark. The model
-learns each word in several orders of its letters, and reads words that it has not seen: from left to
-right, and then each letter once more, given those on both sides of it.
+Words of random syllables are drawn with Pillow's own font, dark on light or light on dark. The
+model learns each word in several orders of its letters, and reads words that it has not seen: from
+left to right, and then each letter once more, given those on both sides of it.
 """
 
 from runs import start

@@ -209,6 +209,28 @@ def _cased(text, theirs):
     )
 
 
+@pytest.mark.one_backend
+def test_bad_arguments(both):
+    ours, texts = both[1], ["ab", "c", "d"]
+    for number in (3, 0, "6"):
+        with pytest.raises(ValueError, match="`num_orders` must be"):
+            ours.fit(list(IMAGES), texts, num_orders=number)
+    with pytest.raises(ValueError, match="learned from left to right: give `num_orders=1`"):
+        ours.fit((list(IMAGES), texts), texts)
+    history = ours.fit((list(IMAGES), texts), texts, num_orders=1, verbose=0)
+    assert np.isfinite(history.history["loss"]).all()
+    for number in (-1, 17, 1.5):
+        with pytest.raises(ValueError, match="`num_refinements` must be an integer from 0 to 16"):
+            ours.read(list(IMAGES), num_refinements=number)
+    others = kt.ImageToText.from_preset("captions_shapes")
+    image = np.zeros((64, 64, 3), "uint8")
+    assert others.read(image) == others.generate(image)
+    with pytest.raises(ValueError, match="`num_refinements` needs a model whose decoder has a"):
+        others.read(image, num_refinements=1)
+    with pytest.raises(ValueError, match="`num_orders` needs a model whose decoder has a"):
+        others.fit([image], ["a square"], num_orders=6)
+
+
 ENCODER = {
     "image_shape": [8, 16, 3],
     "patch_size": [4, 8],

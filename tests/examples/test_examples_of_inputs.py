@@ -8,6 +8,7 @@ import pytest
 import soundfile
 from PIL import Image
 
+import keras_transformer as kt
 from tests.examples.conftest import shares
 from tests.tasks import duals
 from tests.tasks.videos import encoded
@@ -143,6 +144,15 @@ def test_captions(run, tmp_path):
     printed = run("captions", *asked, "--output=seen.png")
     assert len(re.findall(r"^shape_\d+.png .*\| is it red\?", printed, re.M)) == 4
     assert Image.open(tmp_path / "seen.png").size > (600, 300)
+
+
+@pytest.mark.thorough
+def test_read_words(run, tmp_path):
+    small = ["--words=24", "--held_out=4", "--epochs=1", "--layers=1", "--width=16", "--orders=2"]
+    printed = run("read_words", *small, f"--output={tmp_path / 'reader'}")
+    assert len(re.findall(r"unseen words right, .*: [\d.]+%\n", printed)) == 2
+    reader = kt.ImageToText.from_preset(tmp_path / "reader")
+    assert isinstance(reader.read(Image.new("RGB", (128, 32))), str)
 
 
 def shapes(tmp_path):

@@ -404,7 +404,12 @@ class ImageToText(SourceToText):
         """
         streamed = self.backbone.config.decoder.has_query_stream
         given = int(streamed) if num_refinements is None else num_refinements
-        count = check_int("num_refinements", given, at_least=0, at_most=0 if not streamed else 16)
+        count = check_int("num_refinements", given, at_least=0, at_most=16)
+        if count and not streamed:
+            raise ValueError(
+                "`num_refinements` needs a model whose decoder has a `query_stream` (PARSeq): "
+                "others predict a token from those before it alone."
+            )
         sources, starts, alone = self.asked(images, None)
         options = {"max_new_tokens": None, "sampler": "greedy", "batch_size": batch_size}
         found = self.written(sources, starts, options, return_details=True)

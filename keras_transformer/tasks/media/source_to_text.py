@@ -277,7 +277,10 @@ class SourceToText(Task):
                 self.backbone.check_ids(**{f"prompts[{place}]": np.asarray(row)})
             asked, starts = {"asked": starts}, [[self.start_id]] * len(sources)
         if orders.number > 1 and any(len(start) != 1 for start in starts):
-            raise ValueError("`num_orders` above 1 is for texts without prompts.")
+            raise ValueError(
+                "Texts that continue a prompt are learned from left to right: give `num_orders=1`, "
+                "or leave out the prompts."
+            )
         room = max_length - max(map(self.generator.positions_before, starts))
         if room < 2:
             raise ValueError(
