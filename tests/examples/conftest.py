@@ -25,7 +25,7 @@ def flags_of(shared_data, tmp_path):
     """The program of an example, and the flag that it is always given."""
 
     def flags_of(name):
-        of_no_data = ("demo", "generate", "long_documents", "video_classification")
+        of_no_data = ("demo", "generate", "long_documents", "read_words", "video_classification")
         always = "--seed=0" if name in of_no_data else f"--data_dir={shared_data}"
         always = "--seeds=0" if name == "reinforce_arithmetic" else always
         return [str(ROOT / "examples" / f"{name}.py"), always]
