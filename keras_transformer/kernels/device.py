@@ -99,8 +99,9 @@ def device_names() -> list[str]:
     return _NAMERS[keras.backend.backend()]()
 
 
+@functools.cache
 def on(backend: str) -> bool:
-    """Return True if the backend is this one."""
+    """Return True if the backend, which no process changes, is this one."""
     return keras.backend.backend() == backend
 
 

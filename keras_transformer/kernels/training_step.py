@@ -106,7 +106,7 @@ def _gradients_on_torch(loss, variables: list, model: keras.Model) -> list:
     """
     import torch
 
-    from keras_transformer.kernels.torch_modes import is_eager
+    from keras_transformer.kernels.values import is_eager
 
     if is_eager():
         model.zero_grad()

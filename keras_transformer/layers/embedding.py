@@ -27,6 +27,7 @@ from keras_transformer.layers.arguments import (
     ChecksCall,
     SavesArguments,
     check_axes,
+    check_range,
     checked_options,
 )
 from keras_transformer.layers.remat import Rematerializable, whole_value
@@ -35,7 +36,6 @@ from keras_transformer.support.checking import (
     check_bool,
     check_int,
     check_number,
-    check_range,
     check_seed,
     shorten,
 )

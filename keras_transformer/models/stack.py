@@ -10,12 +10,12 @@ from keras import ops
 
 from keras_transformer.config import TransformerConfig
 from keras_transformer.config.structure import block_order
+from keras_transformer.distribution.spread import PARTS
 from keras_transformer.layers.altup import CopiedStates, JoinedStates
 from keras_transformer.layers.arguments import call_unchecked, pack_outputs
 from keras_transformer.layers.attention.masking import AttentionMask
 from keras_transformer.layers.attention.score_bias import LazyBias
-from keras_transformer.layers.decoder import DecoderBlock
-from keras_transformer.layers.encoder import EncoderBlock
+from keras_transformer.layers.block import DecoderBlock, EncoderBlock
 from keras_transformer.layers.global_states import GlobalStates
 from keras_transformer.layers.initializers import embedding_initializer, kernel_initializer
 from keras_transformer.layers.normalization import make_normalization
@@ -179,7 +179,10 @@ class ForwardContext:
             shares = source is not None and not block.has_cache
             options["cache"] = self._cache_of(source if shares else None)
         call = functools.partial(call_unchecked, block) if checked else block
-        result = with_whole_weights(block, call, x, **options)
+        if PARTS or keras.distribution.distribution():
+            result = with_whole_weights(block, call, x, **options)
+        else:
+            result = call(x, **options)
         if self.cache is not None:
             *result, kept = result
             self._kept.append(kept)

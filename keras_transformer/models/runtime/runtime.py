@@ -73,12 +73,6 @@ class Runtime(keras.Model):
 
     # State.
 
-    def __setattr__(self, name, value):
-        # Not in `compile`: Keras would not call it for a model loaded from a file.
-        if name == "optimizer":
-            count_updates(value)
-        super().__setattr__(name, value)
-
     def make_train_function(self, force: bool = False):
         if MESHES or MODELS:
             lay_out(self)
@@ -184,6 +178,7 @@ class Runtime(keras.Model):
             else contextlib.nullcontext()
         ):
             super().compile(*args, **kwargs)
+            count_updates(self.optimizer)
         if pack_weights is not None:
             self.pack_weights = pack_weights
             self._traced = None

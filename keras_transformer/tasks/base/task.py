@@ -21,8 +21,7 @@ from keras_transformer.distribution import DatasetShard
 from keras_transformer.explanations import explaining
 from keras_transformer.explanations.explainer import Explainer
 from keras_transformer.kernels.device import device
-from keras_transformer.models.backbone import Backbone
-from keras_transformer.models.inputs import check_positions
+from keras_transformer.models.backbone import Backbone, check_positions
 from keras_transformer.models.runtime.quantized import refuse_training
 from keras_transformer.models.runtime.read_write_lock import ReadWriteLock, changes, copies, reads
 from keras_transformer.models.runtime.runtime import Runtime
