@@ -39,6 +39,8 @@ def _linear(inputs, kernel, bias=None):
     return outputs if bias is None else keras.ops.add(outputs, bias)
 
 
+# Whether XLA computes products.
+BY_XLA = not on("torch")
 # `linear(inputs, kernel, bias=None)` is `inputs @ kernel + bias`, of `(..., in)`, a matrix
 # `(in, out)`, and `(out,)` or None. `onednn_matmul_scope(x)` is the scope in which products of `x`
 # with weights are fastest on PyTorch and a CPU; elsewhere it does nothing.
@@ -54,11 +56,6 @@ def takes_bfloat16(inputs, kernel) -> bool:
     """Return True if `bfloat16_product` computes the same as `keras.ops.matmul`, but faster."""
     dtypes = {keras.backend.standardize_dtype(x.dtype) for x in (inputs, kernel)}
     return dtypes == {"bfloat16"} and on("jax") and device().is_cpu
-
-
-def takes_one_state(inputs, embeddings) -> bool:
-    """Return True if XLA should compute the logits of one state as matrix times state."""
-    return not (on("torch") or takes_bfloat16(inputs, embeddings))
 
 
 def bfloat16_product(inputs, kernel, axis: int = 0):

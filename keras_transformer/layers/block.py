@@ -152,6 +152,7 @@ class Block(ChecksCall, SavesArguments, Rematerializable, keras.layers.Layer):
                 "in the decoder of a seq2seq model."
             )
         self.cross_attention_enabled = cross_attention
+        self._sizes_of_slots: dict[str, tuple] = {}
         self._norms_batches = part.norm.type == "batch_norm"
         self.normalizes_first = part.residual.is_first
         self.is_parallel = part.residual.is_parallel
@@ -358,10 +359,16 @@ class Block(ChecksCall, SavesArguments, Rematerializable, keras.layers.Layer):
             if cache["cross"] is not None:
                 mixers["cross"] = self.config.cross_attention
             for side, mixer in mixers.items():
-                heads, width, _, *states = mixer.for_width(shape[-1]).cached(shape[-1])
-                sizes = (*((heads, width) if heads else ()), *states)
+                sizes = self._slot_sizes(side, mixer, shape[-1])
                 if sizes:  # otherwise the cache is an earlier layer's
                     cache[side].check_fit(shape, *sizes)
+
+    def _slot_sizes(self, side: str, mixer: Mixer, dim: int) -> tuple:
+        """Return the sizes of the slots of a mixer's cache, which are the same in each call."""
+        if side not in self._sizes_of_slots:
+            heads, width, _, *states = mixer.for_width(dim).cached(dim)
+            self._sizes_of_slots[side] = (*((heads, width) if heads else ()), *states)
+        return self._sizes_of_slots[side]
 
     def check_rank(self, shape):
         """Raise ValueError if a shape is not `(batch, length, dim)`, with copies one more."""

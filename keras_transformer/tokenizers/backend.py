@@ -65,7 +65,7 @@ def check_texts(texts, name: str) -> list[str]:
     """Return the texts as a list. Raises ValueError, with the position, if one is not a text."""
     if isinstance(texts, np.ndarray):
         texts = texts.tolist()
-    elif is_column(texts):
+    elif not isinstance(texts, (list, tuple)) and is_column(texts):
         texts = plain(texts, f"`{name}`")
     if not isinstance(texts, (list, tuple)):
         raise ValueError(

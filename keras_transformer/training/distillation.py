@@ -13,8 +13,7 @@ from keras_transformer.layers.initializers import HostZeros
 from keras_transformer.layers.normalization import unit_vectors
 from keras_transformer.models import build_backbone
 from keras_transformer.models.runtime.read_write_lock import ReadWriteLock
-from keras_transformer.models.runtime.runtime import Runtime
-from keras_transformer.models.runtime.steps import OutputLoss
+from keras_transformer.models.runtime.runtime import OutputLoss, Runtime
 from keras_transformer.support.checking import check_int, check_number, describe
 from keras_transformer.training.optimizers import FineTuningAdamW
 

@@ -13,7 +13,7 @@ from keras_transformer.data import BucketedDataset
 from keras_transformer.layers.dropout import Dropout
 from keras_transformer.layers.initializers import kernel_initializer
 from keras_transformer.layers.remat import no_inner_remat
-from keras_transformer.models.runtime.steps import TrainingLoss
+from keras_transformer.models.runtime.runtime import TrainingLoss
 from keras_transformer.tasks.data.class_weights import ClassWeights
 
 # Options of `predict` for outputs per token: the outputs of all batches are joined to one array, so

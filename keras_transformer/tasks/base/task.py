@@ -24,8 +24,7 @@ from keras_transformer.kernels.device import device
 from keras_transformer.models.backbone import Backbone, check_positions
 from keras_transformer.models.runtime.quantized import refuse_training
 from keras_transformer.models.runtime.read_write_lock import ReadWriteLock, changes, copies, reads
-from keras_transformer.models.runtime.runtime import Runtime
-from keras_transformer.models.runtime.steps import TrainingLoss
+from keras_transformer.models.runtime.runtime import Runtime, TrainingLoss
 from keras_transformer.planning.flops import flops_per_token
 from keras_transformer.processors.processor import Processor
 from keras_transformer.support.checking import check_seed

@@ -116,7 +116,7 @@ def top_classes(
 
 def real_numbers(y: Any, count: int, unit: str = "text") -> np.ndarray:
     """Return regression targets as float32 `(count,)`; they may be numbers written as text."""
-    if is_frame(y) or getattr(y, "shape", None) == (count, 1):
+    if not isinstance(y, list) and (is_frame(y) or getattr(y, "shape", None) == (count, 1)):
         y = np.asarray(y).reshape(-1)
     rows = _rows(y, count, unit, "y")
     if rows.dtype.kind not in "iufb":
@@ -338,7 +338,7 @@ def _rows(y: Any, count: int, unit: str, name: str) -> np.ndarray:
     expected = f"`{name}` must be one label {_a(unit)}, {count} in all"
     if isinstance(y, (str, bytes, dict, set)) or not hasattr(y, "__len__"):
         raise ValueError(f"{expected}, received {describe(y)}.")
-    y = plain(y, f"`{name}`") if is_column(y) else y
+    y = plain(y, f"`{name}`") if not isinstance(y, list) and is_column(y) else y
     if isinstance(y, (list, tuple)):
         rows = np.fromiter(y, "O", count=len(y))
         if set(map(type, y)) <= {int} and all(abs(label) < 2**31 for label in y):

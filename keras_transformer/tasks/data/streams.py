@@ -212,7 +212,7 @@ def not_texts(name: str) -> ValueError:
 
 def _opened(task, data: Any, steps: int | None = None) -> tuple[Any, _Source | None]:
     """Return the data with all elements of generators, and a `_Source` if it yields strings."""
-    if is_frame(data) and not ops.is_tensor(data):
+    if not isinstance(data, WHOLE) and is_frame(data) and not ops.is_tensor(data):
         columns = _one_or_pair(data[name] for name in column_names(data))
         if isinstance(columns, tuple) and len(columns) > (task.head.most_texts or len(columns)):
             raise not_texts("x")

@@ -74,7 +74,8 @@ class TextProcessor(Processor):
     @classmethod
     def takes(cls, x: Any) -> bool:
         """Return True if `x` is raw text, valid or not; any list or tuple of lists counts."""
-        if isinstance(x, Records) or is_column(x):
+        known = isinstance(x, (str, list, tuple, np.ndarray))
+        if isinstance(x, Records) or (not known and is_column(x)):
             return True
         if isinstance(x, np.ndarray):
             return x.dtype.kind in "OUS"
@@ -130,7 +131,7 @@ def text_rows(texts, name: str = "x") -> list[str]:
             "TextClassifier, CausalLM, MaskedLM and Seq2SeqLM."
         )
     texts = listed(texts, name)
-    if is_frame(texts):
+    if not isinstance(texts, list) and is_frame(texts):
         raise streams.not_texts(name)
     if hasattr(texts, "as_numpy_iterator"):  # a `tf.data.Dataset`
         texts = _texts_of(texts, name)
@@ -305,7 +306,8 @@ def token_batches(
     def make_batch(arrays, masks):
         inputs = {n: arrays[n] for n in ("token_ids", "segment_ids") if n in columns}
         inputs["padding_mask"] = masks["token_ids"]
-        inputs |= packed_inputs(arrays)
+        if "pack_ids" in arrays:
+            inputs |= packed_inputs(arrays)
         if finish is not None:
             return finish(inputs, arrays)
         return inputs, *(arrays[name] for name in values)

@@ -9,7 +9,7 @@ import numpy as np
 
 from keras_transformer.generation.constraints.constraints import TokenAutomaton
 from keras_transformer.generation.engine import Settings, check_cache_dtype
-from keras_transformer.generation.guidance import check_scale
+from keras_transformer.generation.program import check_scale
 from keras_transformer.generation.rules.rules import Rules
 from keras_transformer.generation.samplers import samplers
 from keras_transformer.generation.scheduler import Finished, Progress, Scheduler
