@@ -105,11 +105,6 @@ def on(backend: str) -> bool:
     return keras.backend.backend() == backend
 
 
-def is_on_cpu(model: keras.Model) -> bool:
-    """Return True if a PyTorch model has its weights on a CPU."""
-    return model.weights[0].value.device.type == "cpu"
-
-
 def in_program(x) -> bool:
     """Return True if JAX traces an operation on `x`, with known sizes and for one device."""
     import jax

@@ -55,7 +55,7 @@ def _step_of_jax(loss, state, data, training: bool):
 
     if training:
         gradients, aux = jax.grad(forward, has_aux=True)(trainable)
-        with weighed(model.optimizer, weight):
+        with weight_of_batch(model, weight):
             trainable, new_optimizer = model.optimizer.stateless_apply(
                 optimizer[0], gradients, trainable
             )
@@ -69,6 +69,13 @@ def _step_of_jax(loss, state, data, training: bool):
     if training:
         return logs, (trainable, others, new_optimizer, metrics)
     return logs, (trainable, others, metrics)
+
+
+def weight_of_batch(model: keras.Model, weight) -> contextlib.AbstractContextManager:
+    """Tell an optimizer that accumulates gradients over what the loss of a batch is a mean."""
+    if not getattr(model, "accumulates", False):
+        return contextlib.nullcontext()
+    return weighed(model.optimizer, weight)
 
 
 def _step_of_variables(loss, data, training: bool):

@@ -205,3 +205,8 @@ def constant(array: np.ndarray):
         with not_traced():
             return ops.convert_to_tensor(array)
     return ops.convert_to_tensor(array)
+
+
+def is_on_cpu(model: keras.Model) -> bool:
+    """Return True if a PyTorch model has its weights on a CPU."""
+    return model.weights[0].value.device.type == "cpu"

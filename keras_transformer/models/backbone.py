@@ -398,8 +398,8 @@ class Backbone(Runtime):
         inputs = self.checked_inputs(inputs, continues=cache is not None)
         if cache is not None:
             kwargs["cache"] = OpaqueCache(cache)
-        if kwargs.keys() - {"training"}:
-            check_options(type(self).__name__, kwargs, ())
+        if further := kwargs.keys() - {"cache", "collect", "first_only", "training"}:
+            check_options(type(self).__name__, further, ())
         collect = kwargs.get("collect", ())
         wrong = collect if isinstance(collect, str) else sorted({*collect} - {*COLLECTED})
         if wrong:

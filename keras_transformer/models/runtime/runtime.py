@@ -12,10 +12,9 @@ from keras import ops
 from keras_transformer.distribution.replicas import lay_out
 from keras_transformer.distribution.spread import MESHES, MODELS
 from keras_transformer.kernels import jax_steps, packed, step_functions, tensorflow_steps
-from keras_transformer.kernels.accumulation import count_updates, weighed
+from keras_transformer.kernels.accumulation import count_updates
 from keras_transformer.kernels.batches import shapes_of_batch
-from keras_transformer.kernels.process import SLOW_STEPS
-from keras_transformer.kernels.training_step import compute_step
+from keras_transformer.kernels.training_step import compute_step, weight_of_batch
 from keras_transformer.models.runtime import saving
 from keras_transformer.models.runtime.quantized import (
     check_quantizes,
@@ -58,7 +57,7 @@ class TrainingLoss:
 
     def apply(self, gradients: list, variables: list, weight) -> None:
         """Give the optimizer the gradients of a loss that is a mean over `weight`."""
-        with weighed(self.model.optimizer, weight):
+        with weight_of_batch(self.model, weight):
             self.model.optimizer.apply(gradients, variables)
 
     def logs(self, states, x, y, sample_weight) -> dict:
@@ -122,6 +121,7 @@ class Runtime(keras.Model):
 
     weights_lock: ReadWriteLock  # of the weights: models that share weights share it
     pack_weights: bool = False
+    accumulates: bool = False  # whether several batches make an update of the weights
     is_spread: bool = False  # whether processes on PyTorch share the weights
     _traced = None
     _shapes_of_xla: frozenset = frozenset()
@@ -212,7 +212,7 @@ class Runtime(keras.Model):
         logs = compute_step(self.step_loss(), *args, training=True)
         if step_functions.runs_at_once(self):
             shapes = shapes_of_batch(args[-1])
-            SLOW_STEPS.note((id(self), shapes), time.perf_counter() - begin)
+            step_functions.SLOW_STEPS.note((id(self), shapes), time.perf_counter() - begin)
         return logs
 
     def test_step(self, *args):
@@ -248,7 +248,7 @@ class Runtime(keras.Model):
             else contextlib.nullcontext()
         ):
             super().compile(*args, **kwargs)
-            count_updates(self.optimizer)
+            self.accumulates = count_updates(self.optimizer)
         if pack_weights is not None:
             self.pack_weights = pack_weights
             self._traced = None

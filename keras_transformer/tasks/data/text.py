@@ -74,6 +74,8 @@ class TextProcessor(Processor):
     @classmethod
     def takes(cls, x: Any) -> bool:
         """Return True if `x` is raw text, valid or not; any list or tuple of lists counts."""
+        if x is None:
+            return False
         known = isinstance(x, (str, list, tuple, np.ndarray))
         if isinstance(x, Records) or (not known and is_column(x)):
             return True

@@ -21,10 +21,10 @@ from keras_transformer.support.checking import (
 )
 from keras_transformer.tasks.base.head import Head, sigmoid, softmax
 from keras_transformer.tasks.data.arguments import OF_CLASSES, loss_name
-from keras_transformer.tasks.data.class_labels import class_number
 from keras_transformer.tasks.data.class_weights import ClassWeights, by_class
 from keras_transformer.tasks.data.labels import (
     check_probabilities,
+    class_number,
     class_numbers,
     class_rows,
     real_numbers,

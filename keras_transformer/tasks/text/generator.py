@@ -14,7 +14,7 @@ from keras_transformer.explanations.explaining import ExplainOptions
 from keras_transformer.generation import published
 from keras_transformer.generation.constraints.constraints import Constraints, TokenAutomaton
 from keras_transformer.generation.engine import Engine
-from keras_transformer.generation.rules.rules import Rules
+from keras_transformer.generation.rules.rules import NO_RULES, Rules
 from keras_transformer.generation.samplers import samplers
 from keras_transformer.generation.samplers.samplers import Greedy, Sampler
 from keras_transformer.generation.scoring import (
@@ -312,7 +312,7 @@ class Generator:
     def published_rules(self) -> Rules:
         """Return the rules of the checkpoint's generation config, and of the target's language."""
         values = self.backbone.generation_config
-        rules = published.rules_of(values, self.continues_prompts) if values else Rules()
+        rules = published.rules_of(values, self.continues_prompts) if values else NO_RULES
         first = self.format.first_ids
         return rules if first is None else dataclasses.replace(rules, forced_prefix=first)
 

@@ -15,8 +15,7 @@ from keras_transformer.support.columns import text_alone
 from keras_transformer.tasks.base.input_adapter import shared_text_adapter
 from keras_transformer.tasks.base.pooling import POOLINGS, mask_of_ids, pool
 from keras_transformer.tasks.base.task import Task
-from keras_transformer.tasks.data.class_labels import by_name
-from keras_transformer.tasks.data.labels import check_weights
+from keras_transformer.tasks.data.labels import by_name, check_weights
 from keras_transformer.tasks.data.text import (
     encode_rows,
     segmented_rows,
