@@ -20,7 +20,7 @@ from keras_transformer.checkpoints.weights.tables import export
 from keras_transformer.config import TransformerConfig
 from keras_transformer.models.runtime.quantized import refuse_rounded
 from keras_transformer.support.checking import check_choice, check_path, describe, shorten
-from keras_transformer.support.untrusted import read_json, write_json
+from keras_transformer.support.files import read_json, write_json
 from keras_transformer.tokenizers import Tokenizer
 from keras_transformer.tokenizers.folder import CONFIG_FILE as TOKENIZER_CONFIG
 

@@ -20,9 +20,11 @@ from keras_transformer.layers.arguments import (
     check_shapes,
     deserialized,
     known_shape,
+    layer_of,
     named_arguments,
     own_layer,
     pack_outputs,
+    part_of,
     refuse_unused,
 )
 from keras_transformer.layers.attention.masking import AttentionMask
@@ -37,7 +39,6 @@ from keras_transformer.layers.laurel import AugmentedResidual
 from keras_transformer.layers.layer_inputs import AddedLayerInput
 from keras_transformer.layers.neighbours import with_neighbours
 from keras_transformer.layers.normalization import make_normalization
-from keras_transformer.layers.parts import layer_of, part_of
 from keras_transformer.layers.remat import Rematerializable, no_inner_remat
 from keras_transformer.support.checking import check_bool
 

@@ -19,8 +19,10 @@ from keras_transformer.layers.arguments import (
     ChecksCall,
     SavesArguments,
     check_axes,
+    initial_stack,
     known_shape,
     own_layer,
+    part_of,
 )
 from keras_transformer.layers.dense import Dense
 from keras_transformer.layers.feed_forward import (
@@ -30,9 +32,7 @@ from keras_transformer.layers.feed_forward import (
     check_gate,
     get_activation,
 )
-from keras_transformer.layers.initializers import initial_stack
 from keras_transformer.layers.normalization import make_normalization
-from keras_transformer.layers.parts import part_of
 from keras_transformer.layers.remat import Rematerializable, no_inner_remat
 
 

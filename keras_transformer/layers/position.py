@@ -28,9 +28,9 @@ from keras_transformer.layers.arguments import (
     SavesArguments,
     checked_options,
     known_shape,
+    part_of,
 )
 from keras_transformer.layers.embedding import Embedding
-from keras_transformer.layers.parts import part_of
 from keras_transformer.layers.remat import Rematerializable
 from keras_transformer.support.checking import check_int
 

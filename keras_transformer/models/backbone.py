@@ -12,14 +12,21 @@ from keras import ops
 
 from keras_transformer.config import Learned, Side, TransformerConfig
 from keras_transformer.distribution.layout import check_config, spread_batch
+from keras_transformer.distribution.spread import MESHES
 from keras_transformer.kernels.process import tune_once
 from keras_transformer.kernels.products import onednn_matmul_scope
 from keras_transformer.kernels.values import is_right_padded
-from keras_transformer.layers.arguments import agree, check_range, known_shape, show_shape
+from keras_transformer.layers.arguments import (
+    agree,
+    check_range,
+    embedding_initializer,
+    kernel_initializer,
+    known_shape,
+    show_shape,
+)
 from keras_transformer.layers.dense import Dense
 from keras_transformer.layers.embedding import TokenEmbedding, VocabularyBias
 from keras_transformer.layers.feed_forward import get_activation
-from keras_transformer.layers.initializers import embedding_initializer, kernel_initializer
 from keras_transformer.layers.normalization import make_normalization
 from keras_transformer.layers.remat import no_inner_remat
 from keras_transformer.layers.stems import STEMS, Input, Stem, TokenStem
@@ -323,7 +330,8 @@ class Backbone(Runtime):
             )
         if config.kind != "dual" and any(s.only_side.bidirectional for s in config.sides):
             raise ValueError(f"`bidirectional` needs kind='dual', received kind={config.kind!r}.")
-        check_config(config)
+        if MESHES or keras.distribution.distribution():
+            check_config(config)
         check_dtype(dtype)
         tune_once()  # before the first array, since JAX reads these settings only once
         super().__init__(dtype=dtype, name=name or self.kind, autocast=False, **kwargs)

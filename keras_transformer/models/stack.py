@@ -12,14 +12,18 @@ from keras_transformer.config import TransformerConfig
 from keras_transformer.config.structure import block_order
 from keras_transformer.distribution.spread import PARTS
 from keras_transformer.layers.altup import CopiedStates, JoinedStates
-from keras_transformer.layers.arguments import call_unchecked, pack_outputs
+from keras_transformer.layers.arguments import (
+    call_unchecked,
+    embedding_initializer,
+    kernel_initializer,
+    layer_of,
+    pack_outputs,
+)
 from keras_transformer.layers.attention.masking import AttentionMask
 from keras_transformer.layers.attention.score_bias import LazyBias
 from keras_transformer.layers.block import DecoderBlock, EncoderBlock
 from keras_transformer.layers.global_states import GlobalStates
-from keras_transformer.layers.initializers import embedding_initializer, kernel_initializer
 from keras_transformer.layers.normalization import make_normalization
-from keras_transformer.layers.parts import layer_of
 from keras_transformer.layers.position import sequence_positions
 from keras_transformer.layers.remat import no_inner_remat, with_whole_weights
 

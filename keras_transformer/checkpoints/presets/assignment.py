@@ -3,6 +3,7 @@
 import collections
 import dataclasses
 import fnmatch
+import math
 import os
 from collections.abc import Iterable, Mapping
 from typing import Any, Literal
@@ -10,7 +11,7 @@ from typing import Any, Literal
 import keras
 import numpy as np
 
-from keras_transformer.checkpoints.heads import head_name
+from keras_transformer.checkpoints.heads import TASKS
 from keras_transformer.checkpoints.presets import sentence_transformers
 from keras_transformer.checkpoints.presets.listing import read_preset
 from keras_transformer.checkpoints.presets.overrides import warn_of_contradictions
@@ -31,6 +32,8 @@ HEAD_PREFIX = "head/"
 Shapes = Mapping[str, tuple[int, ...]]
 Places = dict[str, list[tuple[keras.Variable, WeightLine]]]  # the lines of each tensor
 Plan = dict[str, tuple[str, WeightLine]]  # {variable path: (tensor name, table line)}
+# Weights that take long enough for a progress bar.
+_MANY = 2**24
 
 
 @dataclasses.dataclass(frozen=True)
@@ -198,7 +201,10 @@ def fill(
     del variables, found  # layers that are quantized replace their variables
     if quantized == "kept" and preset.weights.scheme is not None:
         _keep(preset, backbone, places)
-    for name in progress(list(places), f"Loading {preset.name}", "tensor"):
+    names = list(places)
+    if sum(map(math.prod, shapes.values())) > _MANY:
+        names = progress(names, f"Loading {preset.name}", "tensor")
+    for name in names:
         lines = places.pop(name)
         array = preset.checkpoint.read(name)
         for variable, line in lines:
@@ -333,3 +339,9 @@ def _plan(
     lines = [*lines, *(line for line in head_lines if matches(line.ours, fresh))]
     head_lines = [line for line in head_lines if not matches(line.ours, fresh)]
     return plan, match(head_lines, head_shapes, checkpoint, names, where, around=lines)
+
+
+def head_name(task: str) -> str:
+    """Return the name of the registered class that a task's head belongs to: its own or a base."""
+    known = TASKS.get(task)
+    return (known and known.head_class.head_of) or task

@@ -17,7 +17,7 @@ from keras_transformer.checkpoints.presets.saved_head import SavedHead
 from keras_transformer.config import OPTIONS, TransformerConfig
 from keras_transformer.config.integer_dtype import IntegerDtype
 from keras_transformer.generation.published import unsupported_generation_values
-from keras_transformer.layers.initializers import HostZeros
+from keras_transformer.layers.arguments import HostZeros
 from keras_transformer.models import build_backbone
 from keras_transformer.models.runtime.quantized import LayerByLayer, quantization_of
 from keras_transformer.support.checking import check_bool, shorten
@@ -150,7 +150,8 @@ def load_task(
     load_weights = check_bool("load_weights", load_weights)
     if hasattr(task_class, "backbone_kinds"):
         known = {*inspect.signature(task_class.__init__).parameters, *OPTIONS}
-        check_options(f"{task_class.__name__}.from_preset", options, known)
+        if unknown := options.keys() - known:
+            check_options(f"{task_class.__name__}.from_preset", unknown, known)
     return read_preset(
         preset, lambda opened: _load_task(opened, task_class, load_weights, dtype, options)
     )

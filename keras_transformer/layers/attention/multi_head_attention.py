@@ -33,9 +33,11 @@ from keras_transformer.layers.arguments import (
     check_shapes,
     deserialized,
     known_shape,
+    layer_of,
     named_arguments,
     own_layer,
     pack_outputs,
+    part_of,
     refuse_unused,
 )
 from keras_transformer.layers.attention import scores
@@ -52,7 +54,6 @@ from keras_transformer.layers.dense import ClippedDense, Dense
 from keras_transformer.layers.dropout import Dropout
 from keras_transformer.layers.merging import SequenceReduction
 from keras_transformer.layers.normalization import make_head_normalization, make_normalization
-from keras_transformer.layers.parts import layer_of, part_of
 from keras_transformer.layers.position import row_lengths, sequence_positions
 from keras_transformer.layers.remat import Rematerializable, no_inner_remat
 from keras_transformer.support.checking import check_bool, check_int

@@ -14,8 +14,10 @@ from keras_transformer.layers.arguments import (
     SavesArguments,
     call_unchecked,
     known_shape,
+    layer_of,
     named_arguments,
     pack_outputs,
+    part_of,
 )
 from keras_transformer.layers.attention import scores
 from keras_transformer.layers.attention.key_value_cache import KeyValueCache
@@ -30,7 +32,6 @@ from keras_transformer.layers.attention.multi_head_attention import (
 from keras_transformer.layers.dense import Dense
 from keras_transformer.layers.dropout import Dropout
 from keras_transformer.layers.normalization import make_normalization, normalized
-from keras_transformer.layers.parts import layer_of, part_of
 from keras_transformer.layers.position import row_lengths, sequence_positions
 from keras_transformer.layers.remat import Rematerializable, no_inner_remat
 from keras_transformer.support.checking import check_bool

@@ -8,13 +8,17 @@ from keras import ops
 from keras_transformer.config import Learned, TransformerConfig
 from keras_transformer.distribution.layout import spread_batch
 from keras_transformer.kernels.values import drop_trivial_mask
-from keras_transformer.layers.arguments import SavesArguments, refuse_unused
+from keras_transformer.layers.arguments import (
+    SavesArguments,
+    embedding_initializer,
+    kernel_initializer,
+    layer_of,
+    refuse_unused,
+)
 from keras_transformer.layers.dense import Dense
 from keras_transformer.layers.dropout import Dropout
 from keras_transformer.layers.embedding import SegmentEmbedding, TokenEmbedding
-from keras_transformer.layers.initializers import embedding_initializer, kernel_initializer
 from keras_transformer.layers.normalization import make_normalization
-from keras_transformer.layers.parts import layer_of
 from keras_transformer.layers.remat import no_inner_remat
 
 

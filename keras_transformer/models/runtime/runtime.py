@@ -248,7 +248,9 @@ class Runtime(keras.Model):
             else contextlib.nullcontext()
         ):
             super().compile(*args, **kwargs)
-            self.accumulates = count_updates(self.optimizer)
+            inner = getattr(self.optimizer, "inner_optimizer", self.optimizer)
+            steps = getattr(inner, "gradient_accumulation_steps", None)
+            self.accumulates = bool(steps) and count_updates(self.optimizer)
         if pack_weights is not None:
             self.pack_weights = pack_weights
             self._traced = None

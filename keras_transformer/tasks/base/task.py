@@ -122,7 +122,9 @@ class Task(Runtime):
                 setattr(cls, name, _value_of_head(name))
 
     def __new__(cls, *args, **kwargs):
-        check_options(cls.__name__, kwargs, inspect.signature(cls.__init__).parameters)
+        known = inspect.signature(cls.__init__).parameters
+        if unknown := kwargs.keys() - known.keys():
+            check_options(cls.__name__, unknown, known)
         return super().__new__(cls, *args, **kwargs)
 
     def __init__(self, backbone: Backbone, processor=None, name: str | None = None):

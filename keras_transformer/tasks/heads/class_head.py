@@ -19,7 +19,15 @@ from keras_transformer.support.checking import (
     check_text,
     shorten,
 )
-from keras_transformer.tasks.base.head import Head, sigmoid, softmax
+from keras_transformer.tasks.base.head import (
+    HIDDEN_OPTIONS,
+    Head,
+    hidden_values,
+    hidden_weights,
+    optional_hidden,
+    sigmoid,
+    softmax,
+)
 from keras_transformer.tasks.data.arguments import OF_CLASSES, loss_name
 from keras_transformer.tasks.data.class_weights import ClassWeights, by_class
 from keras_transformer.tasks.data.labels import (
@@ -29,12 +37,6 @@ from keras_transformer.tasks.data.labels import (
     class_rows,
     real_numbers,
     top_classes,
-)
-from keras_transformer.tasks.heads.hidden import (
-    HIDDEN_OPTIONS,
-    hidden_values,
-    hidden_weights,
-    optional_hidden,
 )
 from keras_transformer.training import ClassAccuracy, ClassCrossEntropy, FineTuningAdamW
 from keras_transformer.training.adversarial import adversarial_loss

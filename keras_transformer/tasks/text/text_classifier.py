@@ -221,7 +221,9 @@ class TextClassifier(Task):
         end_ids: list[int] | None = None,
     ):
         super().__init__(backbone, tokenizer, name=name)
-        self.input_adapter = shared_text_adapter(backbone, start_id)
+        self.input_adapter = None
+        if backbone.config.kind == "seq2seq" or start_id is not None:
+            self.input_adapter = shared_text_adapter(backbone, start_id)
         self.set_head(
             num_classes=num_classes,
             labels=labels,
