@@ -78,9 +78,11 @@ def tune_process(enabled: bool = True) -> bool:
             "this cannot be undone: call `tune_process(False)` before the first model is made."
         )
     _forbidden = not enabled
+    tune_once.cache_clear()
     return tune_once()
 
 
+@functools.cache
 def tune_once() -> bool:
     """Tune the process if it was not tried before and is allowed. Return whether it is tuned."""
     global _tuned

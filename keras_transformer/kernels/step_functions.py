@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 import keras
 
 from keras_transformer.kernels import jax_steps, tensorflow_steps
-from keras_transformer.kernels.device import device, on
+from keras_transformer.kernels.device import on
 from keras_transformer.kernels.jax_step_programs import AheadOfTime, compiles_ahead
 from keras_transformer.kernels.values import is_on_cpu
 from keras_transformer.support.backend import WAITING
@@ -105,12 +105,6 @@ def atomic_step_function(model: keras.Model, step: Callable) -> Callable:
     if not on("tensorflow"):
         return step
     return _until_done(step) if model.run_eagerly else tensorflow_steps.behind_its_data(step)
-
-
-def compiles_by_default(default: bool) -> bool:
-    """Return whether `jit_compile="auto"` compiles; `default` is Keras's answer."""
-    # By default Keras does not compile on PyTorch.
-    return device().kind == "cuda" if on("torch") else default
 
 
 def expect(model: keras.Model, step: str, data, is_batch: bool = False) -> None:

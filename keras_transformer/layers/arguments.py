@@ -427,9 +427,10 @@ def kernel_initializer(
     """Return the initializer of projections: the given one, or else the config's."""
     if initializer is not None:
         return keras.initializers.get(initializer)
-    if config.initializer_range is None:
+    stddev = config.last_side.initializer_range
+    if stddev is None:
         return keras.initializers.GlorotUniform()
-    return keras.initializers.TruncatedNormal(stddev=config.initializer_range)
+    return keras.initializers.TruncatedNormal(stddev=stddev)
 
 
 def embedding_initializer(
@@ -438,5 +439,6 @@ def embedding_initializer(
     """Return the initializer of embeddings: the given one, or else the config's."""
     if initializer is not None:
         return keras.initializers.get(initializer)
-    stddev = config.initializer_range or config.hidden_dim**-0.5
+    side = config.last_side
+    stddev = side.initializer_range or side.hidden_dim**-0.5
     return keras.initializers.RandomNormal(stddev=stddev)

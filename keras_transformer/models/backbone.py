@@ -345,28 +345,30 @@ class Backbone(Runtime):
         self.token_embedding = self.output_bias = None
         if tokens:
             self.token_embedding = self._token_embedding(
-                config.sides[-1], "token_embedding", config.tie_embeddings
+                config.sides[-1], "token_embedding", config.logits.tie
             )
         options = {"initializer": initializer, "dtype": self.dtype_policy}
         self.output_transform = output_transform(config.sides[-1], **options)
         self.state_projection = state_projection(config, **options)
-        if config.output_bias:
+        if config.logits.bias:
             self.output_bias = VocabularyBias(
-                config.sides[-1].vocabulary_size, name="output_bias", dtype=self.dtype_policy
+                config.last_side.input.vocabulary_size, name="output_bias", dtype=self.dtype_policy
             )
 
     def _token_embedding(self, side: TransformerConfig, name: str, tied: bool) -> TokenEmbedding:
-        if side.vocabulary_size < 1:
+        tokens, width = side.only_side.input, side.only_side.embedding_dim
+        size = getattr(tokens, "vocabulary_size", 0)
+        if size < 1:
             raise ValueError(
                 "`vocabulary_size` must be at least 1 for a model of tokens, received "
-                f"{side.vocabulary_size}. It is the size of the tokenizer's vocabulary."
+                f"{size}. It is the size of the tokenizer's vocabulary."
             )
         return TokenEmbedding(
-            side.vocabulary_size,
-            side.embedding_dim,
-            scale=side.embedding_scale,
+            size,
+            width,
+            scale=tokens.factor(width),
             tie_weights=tied,
-            replaced_id=side.only_side.input.replaced_id,
+            replaced_id=tokens.replaced_id,
             embeddings_initializer=embedding_initializer(side, self.initializer),
             name=name,
             dtype=self.dtype_policy,
@@ -690,9 +692,10 @@ def dense(name: str, units: int, config: TransformerConfig, initializer, dtype, 
 
 def state_projection(config: TransformerConfig, initializer, dtype) -> Dense | None:
     """Make the projection of states to the embedding's width, None without `token_projection`."""
-    if not config.token_projection:
+    side = config.last_side
+    if side.embedding_projection != "tokens":
         return None
-    units = config.embedding_dim
+    units = side.embedding_dim
     return dense("state_projection", units, config, initializer, dtype, use_bias=False)
 
 
@@ -701,24 +704,25 @@ def output_transform(config: TransformerConfig, initializer, dtype) -> list[kera
 
     Source: Devlin et al. 2018, "BERT", the head of masked language models as published.
     """
-    if config.output_transform is None:
+    logits, side = config.logits, config.last_side
+    if logits.transform is None:
         return []
-    activation = get_activation(config.output_transform)
+    activation = get_activation(logits.transform)
     with no_inner_remat():
         norm = make_normalization(
-            config.normalization,
-            config.normalization_epsilon,
+            side.block.norm.type,
+            side.block.norm.epsilon,
             name="output_transform_norm",
             dtype=dtype,
         )
         transform = dense(
             "output_transform",
-            config.hidden_dim,
+            side.hidden_dim,
             config,
             initializer,
             dtype,
             activation=activation,
-            use_bias=config.output_transform_bias,
+            use_bias=logits.transform_bias,
         )
     return [transform, norm]
 
@@ -728,7 +732,7 @@ class HasVector:
 
     def make_vector(self) -> SideVector | None:
         """Make the vector layer, named after the side; None if the config has no pooling."""
-        if self.config.vector_pooling is None:
+        if self.config.last_side.vector is None:
             return None
         options = {"name": self.config.kind, "dtype": self.dtype_policy}
         return SideVector(self.config, self.initializer, **options)

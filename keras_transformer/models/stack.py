@@ -279,7 +279,7 @@ class Stack(keras.layers.Layer):
         self.cross_dim = cross_dim
         self.supports_masking = True
         self.side = side = config.only_side
-        ordered = not (config.bidirectional or side.input.is_set)
+        ordered = not (side.bidirectional or side.input.is_set)
         causal = side.causal or (config.kind == "decoder" and ordered)
         self.position_bias = self.group_bias = self.relative_embedding = self.final_norm = None
         self.grid_bias = self.altup_copies = self.altup_mean = None
@@ -332,10 +332,10 @@ class Stack(keras.layers.Layer):
             )
             self.blocks.append(block)
         self._some_attend = len({block.cross_attention_enabled for block in self.blocks}) > 1
-        if config.final_normalization:
+        if side.final_norm:
             self.final_norm = make_normalization(
-                config.normalization,
-                config.normalization_epsilon,
+                side.block.norm.type,
+                side.block.norm.epsilon,
                 name="final_norm",
                 dtype=self.dtype_policy,
             )

@@ -12,8 +12,7 @@ from keras_transformer.support.checking import (
     describe,
     shorten,
 )
-from keras_transformer.tokenizers.backend import InvalidTokenizer
-from keras_transformer.tokenizers.bounds import MAX_VOCABULARY
+from keras_transformer.tokenizers.backend import MAX_VOCABULARY, InvalidTokenizer
 from keras_transformer.tokenizers.training import SEQUENCE_ROLES, TEMPLATES, set_template
 
 _MASK = "<mask>"

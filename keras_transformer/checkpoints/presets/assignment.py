@@ -32,7 +32,7 @@ HEAD_PREFIX = "head/"
 Shapes = Mapping[str, tuple[int, ...]]
 Places = dict[str, list[tuple[keras.Variable, WeightLine]]]  # the lines of each tensor
 Plan = dict[str, tuple[str, WeightLine]]  # {variable path: (tensor name, table line)}
-# Weights that take long enough for a progress bar.
+# Weights that take long enough for a progress bar, and much memory meanwhile.
 _MANY = 2**24
 
 
@@ -109,7 +109,7 @@ def check(
     preset: Preset, config: TransformerConfig, head=None, task=None, fresh: Iterable[str] = ()
 ) -> None:
     """Check the weights of an open preset, see `check_weights`; `fresh` as in `fill`."""
-    layers = sum(side.num_layers for side in config.sides)
+    layers = sum(getattr(config, name).num_layers for name in config.side_names)
     if layers > len(preset.checkpoint):  # before names for that many layers are made
         raise ValueError(
             f"The config of {preset.name!r} declares {layers:,} layers, but its weights in "
@@ -201,8 +201,8 @@ def fill(
     del variables, found  # layers that are quantized replace their variables
     if quantized == "kept" and preset.weights.scheme is not None:
         _keep(preset, backbone, places)
-    names = list(places)
-    if sum(map(math.prod, shapes.values())) > _MANY:
+    names, many = list(places), sum(map(math.prod, shapes.values())) > _MANY
+    if many:
         names = progress(names, f"Loading {preset.name}", "tensor")
     for name in names:
         lines = places.pop(name)
@@ -212,10 +212,10 @@ def fill(
             if layers is not None:
                 layers.assigned(variable)
         del array, lines, variable  # before the next one is read
-    if layers is None:
-        release_memory()
-    else:
+    if layers is not None:
         layers.release()
+    elif many:
+        release_memory()
     missing = tuple(path for path in head or () if path not in head_plan)
     return LoadReport((*plan, *(HEAD_PREFIX + path for path in head_plan)), missing)
 

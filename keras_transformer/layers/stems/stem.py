@@ -145,18 +145,18 @@ class PositionedStem(Stem):
                 embeddings_initializer=self._embeddings,
                 dtype=self.dtype_policy,
             )
-        if config.embedding_normalization:
+        if side.embedding_norm:
             self.embedding_norm = make_normalization(
-                config.normalization,
-                config.normalization_epsilon,
+                side.block.norm.type,
+                side.block.norm.epsilon,
                 name="embedding_norm",
                 dtype=self.dtype_policy,
             )
         with no_inner_remat():
-            self.dropout_layer = Dropout(config.dropout, dtype=self.dtype_policy)
-        if config.embedding_projection:
+            self.dropout_layer = Dropout(side.block.dropout, dtype=self.dtype_policy)
+        if side.embedding_projection == "sum":
             self.embedding_projection = Dense(
-                config.hidden_dim,
+                side.hidden_dim,
                 kernel_initializer=kernel_initializer(config, initializer),
                 name="embedding_projection",
                 dtype=self.dtype_policy,
@@ -243,9 +243,9 @@ class TokenStem(PositionedStem):
         if config.kind == "encoder" and any(x and x.takes_global_positions for x in patterns):
             self.inputs = (*self.inputs, _GLOBAL)
         self.token_projection = self.segment_embedding = None
-        if config.token_projection:
+        if side.embedding_projection == "tokens":
             self.token_projection = Dense(
-                config.hidden_dim,
+                side.hidden_dim,
                 use_bias=False,
                 kernel_initializer=kernel_initializer(config, initializer),
                 name="token_projection",
@@ -254,7 +254,7 @@ class TokenStem(PositionedStem):
         self.compares_segments = side.input.segment_use == "compared"
         if side.input.has_segment_embedding:
             self.segment_embedding = SegmentEmbedding(
-                config.segment_vocabulary_size,
+                side.input.segments,
                 self._width,
                 name="segment_embedding",
                 embeddings_initializer=self._embeddings,

@@ -14,6 +14,7 @@ from keras_transformer.distribution.spread import MESHES, MODELS
 from keras_transformer.kernels import jax_steps, packed, step_functions, tensorflow_steps
 from keras_transformer.kernels.accumulation import count_updates
 from keras_transformer.kernels.batches import shapes_of_batch
+from keras_transformer.kernels.programs import compiles_by_default
 from keras_transformer.kernels.training_step import compute_step, weight_of_batch
 from keras_transformer.models.runtime import saving
 from keras_transformer.models.runtime.quantized import (
@@ -121,6 +122,7 @@ class Runtime(keras.Model):
 
     weights_lock: ReadWriteLock  # of the weights: models that share weights share it
     pack_weights: bool = False
+    output_names: list[str] | None = None  # of models that Keras makes of layers, not of these
     accumulates: bool = False  # whether several batches make an update of the weights
     is_spread: bool = False  # whether processes on PyTorch share the weights
     _traced = None
@@ -162,7 +164,7 @@ class Runtime(keras.Model):
         return step_functions.batch_function(self)
 
     def _resolve_auto_jit_compile(self) -> bool:
-        return step_functions.compiles_by_default(super()._resolve_auto_jit_compile())
+        return compiles_by_default(super()._resolve_auto_jit_compile())
 
     def _make_function(self, step_function, *args, **kwargs):
         step_function = step_functions.atomic_step_function(self, step_function)

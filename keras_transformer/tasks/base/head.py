@@ -123,7 +123,7 @@ class Head(Mapping):
                 name=name,
                 dtype=self.task.dtype_policy,
             )
-        dense.build((None, width or config.sides[-1].hidden_dim))
+        dense.build((None, width or config.last_side.hidden_dim))
         return dense
 
     def make_dropout(self, rate: float) -> Dropout:

@@ -152,11 +152,16 @@ class Task(Runtime):
         self.processor = processor
         if self.head_class.__init__ is Head.__init__:
             self.head = self.head_class(self)
-        # Shapes that rows are padded to outside of training, if the backend compiles each shape.
-        compiles = device().compiles_shapes
-        self._sizes = ShapeBuckets() if compiles else None
-        # Shapes for `explain`, whose batches have one row and must not be padded to more rows.
-        self._sizes_of_rows = ShapeBuckets() if compiles else None
+
+    @functools.cached_property
+    def _sizes(self) -> ShapeBuckets | None:
+        """Shapes that rows are padded to outside of training, if each shape is compiled."""
+        return ShapeBuckets() if device().compiles_shapes else None
+
+    @functools.cached_property
+    def _sizes_of_rows(self) -> ShapeBuckets | None:
+        """Shapes for `explain`, whose batches have one row and must not be padded to more rows."""
+        return ShapeBuckets() if device().compiles_shapes else None
 
     def _check_reads_source(self, backbone: Backbone) -> None:
         if backbone.id_inputs[0] not in self.processor_class.reads_arrays:

@@ -108,15 +108,17 @@ class TextProcessor(Processor):
 
     def check(self, config: TransformerConfig) -> None:
         tokens, segments = self.tokenizer.vocabulary_size, self.tokenizer.segment_count
-        if tokens > config.vocabulary_size:
+        known = config.last_side.input
+        most = getattr(known, "vocabulary_size", 0)
+        if tokens > most:
             raise ValueError(
-                f"The tokenizer has {tokens} tokens, but the model's vocabulary only "
-                f"{config.vocabulary_size}: use the tokenizer of the model."
+                f"The tokenizer has {tokens} tokens, but the model's vocabulary only {most}: use "
+                "the tokenizer of the model."
             )
-        if 1 < config.segment_vocabulary_size < segments:
+        if 1 < getattr(known, "segments", 0) < segments:
             raise ValueError(
                 f"The tokenizer has {segments} segments, but the model has embeddings of only "
-                f"{config.segment_vocabulary_size}: use the tokenizer of the model."
+                f"{known.segments}: use the tokenizer of the model."
             )
 
 

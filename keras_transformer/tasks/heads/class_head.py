@@ -173,7 +173,7 @@ class ClassHead(Head):
         if not isinstance(classes, int):
             raise ValueError(f"`num_classes` must be an integer, received {classes!r}.")
         weights = (*hidden_weights(config, values), *cls.output_weights)
-        width = config.sides[-1].hidden_dim
+        width = config.last_side.hidden_dim
         return shapes_of(weights, config, num_classes=classes, hidden_dim=width)
 
 
