@@ -1,4 +1,4 @@
-"""A generative model as two pure functions of inputs and a cache."""
+"""A generative model as two pure functions of inputs and a cache, and its classifier-free guidance."""
 
 import functools
 import weakref

@@ -1,4 +1,7 @@
-"""Facts about the values of tensors that are known while a step is traced or run."""
+"""Facts about the values of tensors that are known while a step is traced or run.
+
+On PyTorch they include whether it traces, and a scope in which it does not.
+"""
 
 import contextlib
 import contextvars

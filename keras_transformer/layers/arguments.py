@@ -1,4 +1,4 @@
-"""Checks of a layer's options and of the arguments of its calls: names, ranges and shapes."""
+"""Arguments of layers: checks of options and calls, parts of a config, initial weights."""
 
 import functools
 import importlib

@@ -1,4 +1,7 @@
-"""A block of a model: a mixer such as attention, and a feed-forward layer, with residuals."""
+"""A block of a model: a mixer such as attention, a feed-forward layer, and residuals.
+
+`EncoderBlock` and `DecoderBlock` make one by keywords.
+"""
 
 from typing import Any, ClassVar
 

@@ -27,7 +27,7 @@ def build_backbone(
         dtype: dtype or dtype policy.
         name: str.
         initializer: initializer of all kernels and embeddings. Defaults to the config's;
-            `layers.initializers.HostZeros()` suits weights that are about to be loaded.
+            `layers.arguments.HostZeros()` suits weights that are about to be loaded.
 
     Returns:
         `Encoder`, `Decoder`, `Seq2Seq` or `DualEncoder`.

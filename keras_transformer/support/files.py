@@ -1,4 +1,7 @@
-"""Reading and writing of files: bounded reads, and writes that appear whole or not at all."""
+"""Reading and writing of files: bounded reads, also of JSON and paths that strangers wrote.
+
+Writes appear whole or not at all.
+"""
 
 import contextlib
 import ctypes

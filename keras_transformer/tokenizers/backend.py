@@ -1,4 +1,4 @@
-"""The Rust tokenizer behind a `Tokenizer`: copying it, and checking its input."""
+"""The Rust tokenizer behind a `Tokenizer`: copying it, checking its input, bounding its work."""
 
 import base64
 import contextlib

@@ -1,4 +1,4 @@
-"""Base class of stems, which turn named inputs into states."""
+"""Stems turn named inputs into states: their base classes, and the stem of text."""
 
 from typing import Any, NamedTuple
 

@@ -1,4 +1,4 @@
-"""Base class of all models of this package, which determines how they run."""
+"""Base class of all models of this package, which determines how they run, and losses of steps."""
 
 import contextlib
 import time

@@ -1,4 +1,4 @@
-"""Base class of heads: the part of a task that maps backbone states to outputs and a loss."""
+"""Heads map the states of a backbone to outputs and a loss: their base class and hidden layers."""
 
 import weakref
 from collections.abc import Callable, Iterator, Mapping

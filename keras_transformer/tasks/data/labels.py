@@ -1,4 +1,4 @@
-"""Conversion of labels and sample weights, as users give them, to the arrays of losses."""
+"""Conversion of labels, names of classes and sample weights, as users give them, to arrays."""
 
 import re
 from collections.abc import Callable, Hashable, Sequence
