@@ -1,4 +1,4 @@
-"""A generative model as two pure functions of inputs and a cache, and its classifier-free guidance."""
+"""A generative model as two pure functions of inputs and a cache, also with guidance."""
 
 import functools
 import weakref
