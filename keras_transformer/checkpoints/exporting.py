@@ -155,7 +155,9 @@ def _tensors(
     prefix = backbone_prefix(family, task)
     outside = {line.theirs for line in lines if line.outside}
     tensors = {n if n in outside else prefix + n: array for n, array in tensors.items()}
-    return tensors | export(family.heads[task["name"]].weights, head)
+    published = family.heads[task["name"]]
+    computed = {} if published.computed is None else published.computed(backbone.config, task)
+    return tensors | export(published.weights, head) | dict(computed)
 
 
 def backbone_prefix(family: Family, task: Mapping[str, Any] | None) -> str:
