@@ -19,10 +19,8 @@ from keras_transformer.kernels.device import on
 _WEIGHT = "accumulated_weight"
 
 
-def count_updates(optimizer: Any) -> bool:
+def count_updates(optimizer: Any) -> None:
     """Make an optimizer with `gradient_accumulation_steps` count updates; leave others alone.
-
-    Return whether it has such steps.
 
     The schedule of the learning rate, the average of the weights and everything else that depends
     on `iterations` then go by updates. The saved form of the optimizer does not change.
@@ -33,11 +31,9 @@ def count_updates(optimizer: Any) -> bool:
     Raises:
         ValueError: if called within a `tf.distribute` strategy, whose replicas cannot accumulate.
     """
-    accumulates = False
     for one in _optimizers_of(optimizer):
         if batches_of_update(one) == 1:
             continue
-        accumulates = True
         if getattr(one, "_accumulation", None) is None:
             _refuse_strategy()
             one._accumulation = Accumulation(one)
@@ -45,7 +41,6 @@ def count_updates(optimizer: Any) -> bool:
         for owner in (one, optimizer):
             if "load_own_variables" not in vars(owner):
                 _load_older(owner)
-    return accumulates
 
 
 def batches_of_update(optimizer: Any) -> int:

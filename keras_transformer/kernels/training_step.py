@@ -55,7 +55,7 @@ def _step_of_jax(loss, state, data, training: bool):
 
     if training:
         gradients, aux = jax.grad(forward, has_aux=True)(trainable)
-        with weight_of_batch(model, weight):
+        with weight_of_batch(model.optimizer, weight):
             trainable, new_optimizer = model.optimizer.stateless_apply(
                 optimizer[0], gradients, trainable
             )
@@ -71,11 +71,12 @@ def _step_of_jax(loss, state, data, training: bool):
     return logs, (trainable, others, metrics)
 
 
-def weight_of_batch(model: keras.Model, weight) -> contextlib.AbstractContextManager:
+def weight_of_batch(optimizer, weight) -> contextlib.AbstractContextManager:
     """Tell an optimizer that accumulates gradients over what the loss of a batch is a mean."""
-    if not getattr(model, "accumulates", False):
+    inner = getattr(optimizer, "inner_optimizer", optimizer)
+    if getattr(inner, "_accumulation", None) is None:
         return contextlib.nullcontext()
-    return weighed(model.optimizer, weight)
+    return weighed(optimizer, weight)
 
 
 def _step_of_variables(loss, data, training: bool):

@@ -58,7 +58,7 @@ class TrainingLoss:
 
     def apply(self, gradients: list, variables: list, weight) -> None:
         """Give the optimizer the gradients of a loss that is a mean over `weight`."""
-        with weight_of_batch(self.model, weight):
+        with weight_of_batch(self.model.optimizer, weight):
             self.model.optimizer.apply(gradients, variables)
 
     def logs(self, states, x, y, sample_weight) -> dict:
@@ -123,7 +123,6 @@ class Runtime(keras.Model):
     weights_lock: ReadWriteLock  # of the weights: models that share weights share it
     pack_weights: bool = False
     output_names: list[str] | None = None  # of models that Keras makes of layers, not of these
-    accumulates: bool = False  # whether several batches make an update of the weights
     is_spread: bool = False  # whether processes on PyTorch share the weights
     _traced = None
     _shapes_of_xla: frozenset = frozenset()
@@ -145,7 +144,14 @@ class Runtime(keras.Model):
 
     # State.
 
+    def _count_updates(self) -> None:
+        """Let an optimizer that accumulates gradients count updates of the weights, not batches."""
+        inner = getattr(self.optimizer, "inner_optimizer", self.optimizer)
+        if getattr(inner, "gradient_accumulation_steps", None):
+            count_updates(self.optimizer)
+
     def make_train_function(self, force: bool = False):
+        self._count_updates()  # of an optimizer that was set after `compile`
         if MESHES or MODELS:
             lay_out(self)
         step_functions.make_train_function(self, super().make_train_function, force)
@@ -250,9 +256,7 @@ class Runtime(keras.Model):
             else contextlib.nullcontext()
         ):
             super().compile(*args, **kwargs)
-            inner = getattr(self.optimizer, "inner_optimizer", self.optimizer)
-            steps = getattr(inner, "gradient_accumulation_steps", None)
-            self.accumulates = bool(steps) and count_updates(self.optimizer)
+            self._count_updates()
         if pack_weights is not None:
             self.pack_weights = pack_weights
             self._traced = None
