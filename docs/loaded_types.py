@@ -77,7 +77,6 @@ LOADED_TYPES: dict[str, str | None] = {
     "resnet": _CONVOLUTIONS,
     "convnext": _CONVOLUTIONS,
     "rt_detr": None,
-    "rt_detr_v2": None,
     "grounding-dino": _BOXES,
     "owlv2": _BOXES,
     "yolos": None,
