@@ -69,9 +69,10 @@ _REPLACED = weight_of("token_embedding/replaced", "embedding_dim")
 def tokens(config: TransformerConfig) -> tuple[Weight, ...]:
     """Return the weights of a backbone's `layers.TokenEmbedding`, and of its logits."""
     weights: tuple[Weight, ...] = ()
-    if config.vocabulary_size and config.logits.left_out:
+    size = getattr(config.only_side.input, "vocabulary_size", 0)
+    if size and config.logits.left_out:
         return TABLE + dense_of("written_logits", "embedding_dim", "written", config.logits.bias)
-    if config.vocabulary_size:
+    if size:
         weights += TABLE + (() if config.logits.tie else _REVERSE)
         replaced = getattr(config.only_side.input, "replaced_id", None) is not None
         weights += _REPLACED if replaced else ()
@@ -397,7 +398,8 @@ def numbers_of_a_token(weight: Weight, block: Block) -> int:
 def backbone(config: TransformerConfig) -> list[Weight]:
     """Return all weights of a backbone, with their paths and shapes."""
     last = config.sides[-1]
-    written = last.vocabulary_size - config.logits.left_out
+    size = getattr(last.only_side.input, "vocabulary_size", 0)
+    written = size - config.logits.left_out
     found = shaped_weights(tokens(last), last, written=written)
     if config.share_embeddings is False and config.side("encoder").vocabulary_size:
         found += shaped_weights(TABLE, config.side("encoder"), "encoder_")

@@ -13,7 +13,7 @@ import numpy as np
 from keras_transformer.checkpoints.keras_hub.family import registered_class, serialized_arguments
 from keras_transformer.processors import ImageProcessor
 from keras_transformer.support.checking import is_number
-from keras_transformer.support.untrusted import path_inside, read_json
+from keras_transformer.support.files import path_inside, read_json
 
 IMAGES_FILE = "image_converter.json"
 _RESAMPLE = {"nearest": 0, "lanczos3": 1, "bilinear": 2, "bicubic": 3}
