@@ -1,6 +1,6 @@
 """Read words in images, by a small PARSeq that has learned from drawn words.
 
-python examples/read_words.py --words 8000 --epochs 20 --output runs/reader
+python examples/read_words.py --output runs/reader
 
 Words of random syllables are drawn with Pillow's own font, dark on light or light on dark. The
 model learns each word in several orders of its letters, and reads words that it has not seen: from
@@ -17,14 +17,14 @@ from absl import flags
 from PIL import Image, ImageDraw, ImageFont
 
 FLAGS = flags.FLAGS
-flags.DEFINE_integer("words", 8000, "Words to learn from.", lower_bound=1)
+flags.DEFINE_integer("words", 12000, "Words to learn from.", lower_bound=1)
 flags.DEFINE_integer("held_out", 400, "Words to score on.", lower_bound=1)
 flags.DEFINE_integer("epochs", 20, "Passes over the words.", lower_bound=1)
 flags.DEFINE_integer("batch_size", 32, "Images in a training step.", lower_bound=1)
 flags.DEFINE_integer("orders", 6, "Orders of the letters of a word, an even number, or 1.")
 flags.DEFINE_integer("layers", 2, "Layers of the encoder of images.", lower_bound=1)
 flags.DEFINE_integer("width", 64, "Width of the states.", lower_bound=8)
-flags.DEFINE_float("learning_rate", 2e-3, "Peak, from which it decays to 0.")
+flags.DEFINE_float("learning_rate", 3e-3, "Peak, from which it decays to 0.")
 flags.DEFINE_integer("seed", 0, "Seed of words, weights and order.")
 flags.DEFINE_string("output", None, "Folder for the trained preset.")
 

@@ -218,7 +218,9 @@ class Preset(os.PathLike):
         from keras_transformer.checkpoints import keras_hub
 
         folder = self.tokenizer or self
-        if self.is_published and keras_hub.has_tokenizer(folder):
+        # A tokenizer of KerasHub that is saved alone has no config.
+        ours = self.file(CONFIG_FILE).is_file() and not self.is_published
+        if not ours and keras_hub.has_tokenizer(folder):
             return keras_hub.read_tokenizer(folder, tokenizer_class)
         return tokenizer_class.from_files(folder)
 
