@@ -30,7 +30,7 @@ from keras_transformer.tasks.media.source_to_text import (
     check_template,
     in_template,
 )
-from keras_transformer.tasks.media.sources import PictureProcessor, holds_chats
+from keras_transformer.tasks.media.sources import PictureProcessor, SourceRows, holds_chats
 from keras_transformer.tokenizers import ImageMarkup, Tokenizer
 from keras_transformer.training import lora
 
@@ -412,8 +412,7 @@ class ImageToText(SourceToText):
             )
         sources, starts, alone = self.asked(images, None)
         options = {"max_new_tokens": None, "sampler": "greedy", "batch_size": batch_size}
-        found = self.written(sources, starts, options, return_details=True)
-        rows = [completion.token_ids for completion in found]
+        rows = self.generator.completed(starts, options, SourceRows.by_name(self, sources))
         for _ in range(count):
             rows = self._refined(sources, rows, batch_size)
         texts = self.tokenizer.decode_batch(rows)
