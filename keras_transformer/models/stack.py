@@ -414,9 +414,9 @@ class Stack(keras.layers.Layer):
             run.put_before(before)
         bias_of = self._biases(x, run)
         if self.relative_embedding is not None:
-            queries = sequence_positions(x) if run.positions is None else run.positions
+            places = sequence_positions(x) if run.positions is None else run.positions
             compared = {} if run.segment_ids is None else {"segment_ids": run.segment_ids}
-            options["relative"] = self.relative_embedding(queries, queries, **compared)
+            options["relative"] = self.relative_embedding(places, places, **compared)
         if first_only and self.side.on_grid:
             raise ValueError("Blocks on a grid of patches compute all states: first_only=False.")
         grid = run.grid
