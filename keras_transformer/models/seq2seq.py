@@ -205,7 +205,7 @@ class Seq2Seq(Backbone):
         places = self.placeholder_tokens
         if places is not None and f"{places.side}_token_ids" in inputs:
             shown = {self.id_inputs[0], self._placed}
-            shown |= {"encoder_states"} if places.side == "decoder" else set()
+            shown |= {"encoder_states", "sound_frames"} if places.side == "decoder" else set()
             if not shown.isdisjoint(inputs):
                 self._check_placed(inputs)
         return inputs
@@ -217,10 +217,13 @@ class Seq2Seq(Backbone):
 
     def needed_inputs(self, inputs, needed):
         places = self.placeholder_tokens
-        if places is None or not isinstance(inputs, Mapping) or inputs.get(self._placed) is None:
+        if places is None or not isinstance(inputs, Mapping):
             return needed
-        media = f"{places.images}_", "sound_"  # of which the batch may have none
-        return tuple(name for name in needed if not name.startswith(media))
+        needed = tuple(name for name in needed if not name.startswith("sound_"))
+        if all(inputs.get(name) is None for name in (self._placed, "sound_frames")):
+            return needed
+        images = f"{places.images}_"  # of which the batch may have none
+        return tuple(name for name in needed if not name.startswith(images))
 
     def _check_placed(self, inputs) -> None:
         """Raise ValueError unless the ids fit the states that replace some of them."""
