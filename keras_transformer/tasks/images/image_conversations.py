@@ -226,7 +226,7 @@ class ImageConversations:
             if count != len(runs):
                 of = "" if len(runs) == len(row.images) else f" of {len(runs)} tokens for them"
                 raise ValueError(
-                    f"{place(i)} has {_counted(row.images)}, and its chat template writes "
+                    f"{place(i)} has {counted(row.images)}, and its chat template writes "
                     f"{count}{of}: the template of this model does not take {_named(row.images)} "
                     "there."
                 )
@@ -251,7 +251,8 @@ def _texts(row: RowImages) -> list[str | None]:
 _TEXTS = {Video: lambda text: VideoText(text or "{image}"), Sound: SoundText}
 
 
-def _counted(images: Sequence) -> str:
+def counted(images: Sequence) -> str:
+    """Return the numbers of images, videos and recordings as a text, such as "2 images"."""
     found = [f"{count} {name}" for name, count in _numbers(images).items()]
     return " and ".join(found)
 
@@ -262,8 +263,8 @@ def _named(images: Sequence) -> str:
 
 def _numbers(images: Sequence) -> dict[str, int]:
     """Return the number of images, and of videos and recordings if there are any."""
-    named = {Video: "videos", Sound: "recordings"}
-    counts = {name: sum(type(x) is kind for x in images) for kind, name in named.items()}
+    kinds = {Video: "videos", Sound: "recordings"}
+    counts = {name: sum(type(x) is kind for x in images) for kind, name in kinds.items()}
     some = {name: count for name, count in counts.items() if count}
     return {"images": len(images) - sum(counts.values()), **some}
 
