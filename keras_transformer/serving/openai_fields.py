@@ -27,7 +27,7 @@ from keras_transformer.serving.verbs import (
     read_file,
 )
 from keras_transformer.support.checking import shorten
-from keras_transformer.tasks.images.image_conversations import ImageConversations, counted
+from keras_transformer.tasks.images.image_conversations import ImageConversations, numbers_of
 from keras_transformer.tasks.images.row_images import (
     RowImages,
     check_padding,
@@ -312,7 +312,7 @@ def _check_images(task: Any, images: list[bytes | Video | Sound], limits: Limits
     room = room_of(task, limits)
     if states > room:
         raise too_long(
-            f"This model's maximum context length is {room:,} tokens, and {counted(images)} "
+            f"This model's maximum context length is {room:,} tokens, and {numbers_of(images)} "
             f"take {states:,}. Send fewer.", "messages",
         )  # fmt: skip
     if task.backbone.placeholder_tokens.count is None:

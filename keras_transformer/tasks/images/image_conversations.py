@@ -226,7 +226,7 @@ class ImageConversations:
             if count != len(runs):
                 of = "" if len(runs) == len(row.images) else f" of {len(runs)} tokens for them"
                 raise ValueError(
-                    f"{place(i)} has {counted(row.images)}, and its chat template writes "
+                    f"{place(i)} has {numbers_of(row.images)}, and its chat template writes "
                     f"{count}{of}: the template of this model does not take {_named(row.images)} "
                     "there."
                 )
@@ -251,7 +251,7 @@ def _texts(row: RowImages) -> list[str | None]:
 _TEXTS = {Video: lambda text: VideoText(text or "{image}"), Sound: SoundText}
 
 
-def counted(images: Sequence) -> str:
+def numbers_of(images: Sequence) -> str:
     """Return the numbers of images, videos and recordings as a text, such as "2 images"."""
     found = [f"{count} {name}" for name, count in _numbers(images).items()]
     return " and ".join(found)
