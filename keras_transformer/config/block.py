@@ -211,7 +211,8 @@ class Block(Part):
         ):
             raise ValueError(
                 "`conformer` needs a `Dense` feed-forward layer, the residual order 'pre' or "
-                "'sandwich' without scales, and neither `laurel`, `altup`, `convolution`, `sparse`, `global_norm` nor "
+                "'sandwich' without scales, and neither `laurel`, `altup`, `convolution`, "
+                "`sparse`, `global_norm` nor "
                 f"`merged_attention`, received {self}."
             )
         if self.merged_attention:

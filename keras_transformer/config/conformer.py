@@ -61,7 +61,9 @@ class Conformer(Part):
             *behind,
             *feed_forward.weights("conformer/first"),
             *norm_of("conformer/convolution_norm", norm),
-            *dense_of("conformer/expansion", "hidden_dim", "conformer_gated", self.use_bias, clipped),
+            *dense_of(
+                "conformer/expansion", "hidden_dim", "conformer_gated", self.use_bias, clipped
+            ),
             *dense_of(
                 "conformer/depthwise_convolution", "conformer_size", "hidden_dim", self.use_bias
             ),

@@ -303,8 +303,8 @@ class TransformerConfig(Part):
             )
         if not getattr(self.sound.input, "masked", False):
             raise ValueError(
-                "`sound` reads recordings of any length: give it a stem of frames with a mask, such "
-                f"as `ConvolvedFrameStemConfig`, received {shorten(self.sound.input)}."
+                "`sound` reads recordings of any length: give it a stem of frames with a mask, "
+                f"such as `ConvolvedFrameStemConfig`, received {shorten(self.sound.input)}."
             )
         self.of_sound  # noqa: B018  # which checks itself
 

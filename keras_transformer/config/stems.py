@@ -23,8 +23,9 @@ from keras_transformer.support.checking import describe, shorten
 INTERPOLATIONS = ("bicubic", "bicubic_antialiased")
 
 __all__ = [
-    "ConvolutionStemConfig", "ConvolvedFrameStemConfig", "FrameStemConfig", "PatchSequenceStemConfig", "PatchStemConfig",
-    "QueryStemConfig", "ResNetStemConfig", "SeriesStemConfig", "TubeStemConfig",
+    "ConvolutionStemConfig", "ConvolvedFrameStemConfig", "FrameStemConfig",
+    "PatchSequenceStemConfig", "PatchStemConfig", "QueryStemConfig", "ResNetStemConfig",
+    "SeriesStemConfig", "TubeStemConfig",
 ]  # fmt: skip
 
 

@@ -1,5 +1,6 @@
 """Configs of the stems of frames whose convolutions are over frequencies too."""
 
+import itertools
 from typing import ClassVar
 
 from keras_transformer.config.inputs import StemConfig
@@ -110,7 +111,7 @@ class ConvolvedFrameStemConfig(HalvedFrameStemConfig, kind="convolved_frames"):
     def weights(self):
         names = ("one", *(f"filters_{i}" for i in range(len(self.filters))))
         found: list[Weight] = []
-        for i, (before, after) in enumerate(zip(names, names[1:], strict=False)):
+        for i, (before, after) in enumerate(itertools.pairwise(names)):
             found += weight_of(f"input_convolution_{i}/kernel", "three", "three", before, after)
             found += norm_of(f"input_norm_{i}", "layer_norm_no_bias", after)
         last = dense_of("input_projection", "filtered_bands", "embedding_dim", bias=False)

@@ -113,7 +113,7 @@ def pictured(
 
 
 def _kind_of(part: Any) -> tuple[str, Callable, type, str]:
-    """Return the kind of a part that is no text, who reads it, its class, and what it may lack."""
+    """Return the kind of a part beside texts, who reads it, its class, and what it may lack."""
     kind = part.get("type") if isinstance(part, Mapping) else None
     if kind in _VIDEO_KINDS:
         return "video", _video_of, Video, "a video without its frames"

@@ -36,8 +36,8 @@ class Seq2Seq(Backbone):
     source; instead the projected states of the encoder replace its placeholder tokens. With a
     `source` in the config the encoder attends to the states of a third side, such as an image that
     its text asks about; or, with placeholder_side="encoder", these states replace placeholder
-    tokens of the encoder. With `sound` those of recordings replace some too. With `queries`, states that attend to those of an image are what replaces
-    placeholders.
+    tokens of the encoder. With `sound` the states of recordings replace placeholders too. With
+    `queries`, states that attend to those of an image are what replaces placeholders.
 
     Args:
         config: `TransformerConfig` of kind `"seq2seq"`.

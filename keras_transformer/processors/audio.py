@@ -257,7 +257,7 @@ class AudioProcessor(MediaProcessor):
         return math.prod(stem.strides) * self.stack * self.hop_length
 
     def _normalized_frames(self, row: np.ndarray, options: tuple) -> np.ndarray:
-        """Return the frames of a recording, most of them with mean 0 and variance 1 of each band."""
+        """Return the frames of a recording; of normalized ones each band has variance 1."""
         if self.features == "magnitude_log_mel":
             return magnitude_log_mel(row, *options)
         if self.features == "normalized_log_mel":

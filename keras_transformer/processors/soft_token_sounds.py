@@ -80,7 +80,7 @@ class SoftTokenSoundProcessor(AudioProcessor):
         )  # fmt: skip
 
     def num_states(self, samples: int) -> int:
-        """Return the number of states of a recording of so many samples."""
+        """Return the number of states of a recording, given its number of samples."""
         return -(-self.count_frames(samples) // _FRAMES_OF_STATE)
 
     def samples(self, sound: Sound, place: str = "sound") -> np.ndarray:

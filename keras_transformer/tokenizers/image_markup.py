@@ -147,7 +147,7 @@ class ImageMarkup(NamedTuple):
         ]
 
     def in_texts(self, messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-        """Return messages whose contents are strings, with a mark for what is no text."""
+        """Return messages whose contents are strings, with a mark for each part beside texts."""
         marks = {kind: mark for mark, (kind, *_) in self._kinds.items()}
         return [
             {

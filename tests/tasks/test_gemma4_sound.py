@@ -93,7 +93,7 @@ def test_same_logits_in_one_batch(both):
 
 @pytest.mark.each_backend
 def test_same_states_of_recordings(both):
-    """Of the tower, and as they are put among the tokens, whatever the padding."""
+    """States of the tower, and as they are put among the tokens, whatever the padding."""
     model, processor, task = both
     samples = [recording(n, i) for i, n in enumerate((161, 16_001, 7777, 12_345, 800))]
     given = processor.sounds(samples, return_tensors="pt")
@@ -117,7 +117,7 @@ def test_same_states_of_recordings(both):
 
 @pytest.mark.backend_independent
 def test_same_features():
-    """Of recordings of odd lengths and rates; each frame is theirs, and so is their number."""
+    """Recordings of odd lengths and rates: each frame is theirs, and so is their number."""
     processor = kt.processors.SoftTokenSoundProcessor()
     theirs = transformers.Gemma4AudioFeatureExtractor()
     for seed, (length, rate) in enumerate(
@@ -161,7 +161,9 @@ def test_export_is_the_way_back(both, tmp_path):
     parts = json.loads((tmp_path / "processor_config.json").read_text())
     sounds = transformers.Gemma4AudioFeatureExtractor.from_dict(parts["feature_extractor"])
     given = [recording(7777)]
-    assert np.array_equal(sounds(given)["input_features"], processor.sounds(given)["input_features"])
+    assert np.array_equal(
+        sounds(given)["input_features"], processor.sounds(given)["input_features"]
+    )
     back = kt.ImageToText.from_preset(tmp_path)
     assert back.backbone.config == task.backbone.config
     assert back.task_values() == task.task_values()
@@ -209,7 +211,9 @@ def test_fit_counts_the_answer(both, capsys):
     before = [[to_numpy(v).copy() for v in part.variables] for part in parts]
     task.fit(rows, batch_size=2, epochs=1, verbose=0)
     changed = [
-        any(np.abs(to_numpy(v) - old).max() > 0 for v, old in zip(part.variables, olds, strict=True))
+        any(
+            np.abs(to_numpy(v) - old).max() > 0 for v, old in zip(part.variables, olds, strict=True)
+        )
         for part, olds in zip(parts, before, strict=True)
     ]
     assert changed == [True, True, False, False]
@@ -219,7 +223,7 @@ def test_fit_counts_the_answer(both, capsys):
 
 @pytest.mark.one_backend
 def test_adapters(tmp_path):
-    """Of all three sides; merged, they are theirs."""
+    """Adapters of all three sides; merged, they are theirs."""
     model, processor = vision_chats.gemma4(tmp_path, sound=vision_chats.OF_SOUND)
     task = kt.ImageToText.from_preset(tmp_path)
     task.enable_lora(rank=2)
@@ -287,7 +291,10 @@ def test_recordings_in_every_form(both, tmp_path):
         ({"type": "audio", "audio": b"nothing"}, "cannot be read as audio"),
         ({"type": "audio", "audio": "https://a/b.wav"}, "nothing is fetched"),
         ({"type": "audio"}, "is a recording without its samples"),
-        ({"type": "audio", "sound": b""}, r"has the keys \['type', 'sound'\]: beside 'type' a reco"),
+        (
+            {"type": "audio", "sound": b""},
+            r"has the keys \['type', 'sound'\]: beside 'type' a reco",
+        ),
         ({"type": "input_audio", "input_audio": {"format": "wav"}}, "must hold 'data'"),
         ({"type": "text", "text": "hear <|audio|>"}, "which stands for a recording"),
     ],

@@ -263,9 +263,7 @@ def _sound_arrays(
 
 def is_sound(image: Any) -> bool:
     """Return whether an entry of `RowImages` is a recording."""
-    return isinstance(image, Sound) or (
-        isinstance(image, PreparedImage) and image.pixels.ndim == 1
-    )
+    return isinstance(image, Sound) or (isinstance(image, PreparedImage) and image.pixels.ndim == 1)
 
 
 def _samples(processor, sound: Sound | PreparedImage, place: str) -> np.ndarray:

@@ -28,7 +28,7 @@ from keras_transformer.checkpoints.families.base.placed import (
 from keras_transformer.checkpoints.families.base.shared import flag, number, number_of_layers
 from keras_transformer.checkpoints.families.base.towers import with_encoder
 from keras_transformer.checkpoints.families.decoders.gemma4 import GEMMA4_TEXT, SHARED_KEYS
-from keras_transformer.checkpoints.families.speech.gemma4_sound import (
+from keras_transformer.checkpoints.families.vision.gemma4_sound import (
     SOUND_WEIGHTS,
     read_sound,
     write_sound,

@@ -144,9 +144,7 @@ SOUND_WEIGHTS = (
         line
         for i in (0, 1)
         for line in (
-            *layers(
-                {f"{_INPUT}convolution_{i}": f"{_SUBSAMPLING}layer{i}.conv"}, convolution=True
-            ),
+            *layers({f"{_INPUT}convolution_{i}": f"{_SUBSAMPLING}layer{i}.conv"}, convolution=True),
             WeightLine(f"{_INPUT}norm_{i}/gamma", f"{_SUBSAMPLING}layer{i}.norm.weight"),
         )
     ),
