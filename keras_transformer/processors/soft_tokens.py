@@ -100,9 +100,8 @@ class SoftTokenProcessor(PatchSequenceProcessor):
 
     def check(self, config: TransformerConfig) -> None:
         super().check(config)
-        if config.sound is None:
-            self.sounds = None  # published folders describe them for models that cannot hear too
-        elif self.sounds is not None:
+        # Published folders describe the sounds for models that cannot hear too.
+        if config.sound is not None and self.sounds is not None:
             self.sounds.check(config)
         known = config.sides[0].stem.axis_positions
         for kind, each in {"An image": self, "A frame": self.videos}.items():

@@ -268,8 +268,8 @@ def read_chat(task: Any, given: Values, limits: Limits) -> Prompts:
     videos = any(isinstance(each, Video) for each in urls)
     if videos and getattr(task.processor.source, "videos", None) is None:
         raise wrong(f"{values['model']!r} reads images, and no videos.", "messages")
-    heard = any(isinstance(each, Sound) for each in urls)
-    if heard and getattr(task.processor.source, "sounds", None) is None:
+    sounds = of_images and task.backbone.config.sound and task.processor.source.sounds
+    if any(isinstance(each, Sound) for each in urls) and not sounds:
         raise wrong(f"{values['model']!r} reads images, and hears no sound.", "messages")
     messages = [_message(message, i, form) for i, message in enumerate(messages)]
     images = None

@@ -1,5 +1,6 @@
 """Gemma 4: conversations with recordings, images and videos, against Transformers."""
 
+import copy
 import io
 import json
 
@@ -10,10 +11,12 @@ import pytest
 import keras_transformer as kt
 from keras_transformer.checkpoints.families import FAMILIES
 from keras_transformer.checkpoints.weights.safetensors_io import to_numpy
+from keras_transformer.config.structure import is_frozen
 from keras_transformer.generation import BeamSearch, Rules
 from keras_transformer.processors import Sound
 from keras_transformer.tasks.images import row_images
 from tests.checkpoints.conftest import assert_same_values
+from tests.checkpoints.test_families import _gradients, assert_gradients
 from tests.tasks import vision_chats
 from tests.tasks.test_qwen_vl import said
 from tests.tasks.test_video_chats import frames_of, video
@@ -148,6 +151,26 @@ def test_answers_are_theirs(both):
         task.end_ids = ends
 
 
+@pytest.mark.each_backend
+def test_same_gradients(both, tmp_path):
+    model, processor, task = both
+    model, conversation = copy.deepcopy(model), conversations()[2]
+    arrays, _ = arrays_of(task, [conversation])
+    outputs = model(**theirs_of(processor, conversation)).logits
+    (outputs**2).mean().backward()
+    for buffer in model.buffers():  # which are weights here, without gradients
+        buffer.zero_()
+    backbone = task.backbone
+    found = _gradients(
+        backbone, lambda: keras.ops.mean(keras.ops.square(backbone.logits(backbone(arrays))))
+    )
+    found |= {path: np.zeros(1) for path in found if is_frozen(path)}
+    heard = [path for path in found if path.startswith("sound") and not is_frozen(path)]
+    names = [name for name, _ in model.named_parameters() if "audio" in name]
+    assert len(heard) == len(names) and all(np.abs(found[path]).max() > 0 for path in heard)
+    assert_gradients(found, model, tmp_path / "gradients")
+
+
 @pytest.mark.one_backend
 def test_export_is_the_way_back(both, tmp_path):
     model, processor, task = both
@@ -241,6 +264,22 @@ def test_adapters(tmp_path):
     with torch.no_grad():
         expected = merged(**theirs_of(processor, conversations()[2])).logits[0].numpy()
     assert np.abs(adapted[2][mask[2]] - expected).max() <= 1e-4
+
+
+@pytest.mark.one_backend
+def test_explanations(both):
+    """The attention of the decoder is theirs, where a recording is, beside images and without."""
+    model, processor, task = both
+    model = copy.deepcopy(model)
+    model.set_attn_implementation("eager")
+    for conversation in conversations()[1:4]:
+        found = task.explain(conversation, "the first")
+        with torch.no_grad():
+            theirs = model(**theirs_of(processor, conversation), output_attentions=True)
+        for mine, expected in zip(found.attention, theirs.attentions, strict=True):
+            length = expected.shape[-1]  # without the answer
+            assert np.abs(mine[:, :length, :length] - expected[0].numpy()).max() <= 1e-4
+        assert found.tokens[-3:] == ("the", "␣", "first")
 
 
 def wav(samples, rate=16_000):

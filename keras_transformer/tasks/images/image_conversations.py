@@ -60,7 +60,9 @@ class ImageConversations:
         self.videos = getattr(task.processor.source, "videos", None)
         if self.videos is not None and tokenizer.token_to_id(self.videos.token) is not None:
             markup |= {"video": self.videos.token, "around": self.videos.around}
-        self.sounds = getattr(task.processor.source, "sounds", None)
+        self.sounds = None
+        if task.backbone.config.sound is not None:
+            self.sounds = getattr(task.processor.source, "sounds", None)
         if self.sounds is not None and tokenizer.token_to_id(self.sounds.token) is not None:
             markup |= {"sound": self.sounds.token}
         self.markup = ImageMarkup(token, task.image_token or token, **markup)
@@ -241,7 +243,7 @@ class ImageConversations:
 
 
 def _texts(row: RowImages) -> list[str | None]:
-    """Return the text of each image and video of a row."""
+    """Return the text of each image, video and recording of a row."""
     return [
         _TEXTS.get(type(image), lambda text: text)(layout.text)
         for image, layout in zip(row.images, row.layouts, strict=True)

@@ -157,7 +157,7 @@ class ImageToText(SourceToText):
         places = self.backbone.placeholder_tokens
         side = "decoder" if places is None else places.side
         own = tuple(n for each in of_rows if (n := f"{side}_{each}") in taken)
-        return (*names, *own, *(name for name in taken if name.startswith("sound_")))
+        return (*names, *own, *sorted(name for name in taken if name.startswith("sound_")))
 
     def arrays_of(self, sources, places=None, learns=False):
         if len(sources) and isinstance(sources[0], RowImages):
