@@ -106,8 +106,8 @@ class ImageMarkup(NamedTuple):
             given = type(own) if isinstance(own, (VideoText, SoundText)) else None
             if number < len(texts) and kind is not given:
                 raise ValueError(
-                    "The chat template does not write the images, videos and recordings of the "
-                    "messages in their order."
+                    "The chat template does not write the images and videos, or the recordings, of "
+                    "the messages in their order."
                 )
             start, end = found.span()
             if kind is VideoText and own is not None and own != _PLACE:
