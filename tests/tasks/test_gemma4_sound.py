@@ -217,6 +217,22 @@ def test_plans_count_all_weights(both):
 
 
 @pytest.mark.one_backend
+def test_explanations(both):
+    """The attention of the decoder is theirs, where a recording is, beside images and without."""
+    model, processor, task = both
+    model = copy.deepcopy(model)
+    model.set_attn_implementation("eager")
+    for conversation in conversations()[1:4]:
+        found = task.explain(conversation, "the first")
+        with torch.no_grad():
+            theirs = model(**theirs_of(processor, conversation), output_attentions=True)
+        for mine, expected in zip(found.attention, theirs.attentions, strict=True):
+            length = expected.shape[-1]  # without the answer
+            assert np.abs(mine[:, :length, :length] - expected[0].numpy()).max() <= 1e-4
+        assert found.tokens[-3:] == ("the", "␣", "first")
+
+
+@pytest.mark.one_backend
 def test_fit_counts_the_answer(both, capsys):
     """Batches with and without sound; the towers stay, and both projectors learn."""
     *_, task = both
@@ -264,22 +280,6 @@ def test_adapters(tmp_path):
     with torch.no_grad():
         expected = merged(**theirs_of(processor, conversations()[2])).logits[0].numpy()
     assert np.abs(adapted[2][mask[2]] - expected).max() <= 1e-4
-
-
-@pytest.mark.one_backend
-def test_explanations(both):
-    """The attention of the decoder is theirs, where a recording is, beside images and without."""
-    model, processor, task = both
-    model = copy.deepcopy(model)
-    model.set_attn_implementation("eager")
-    for conversation in conversations()[1:4]:
-        found = task.explain(conversation, "the first")
-        with torch.no_grad():
-            theirs = model(**theirs_of(processor, conversation), output_attentions=True)
-        for mine, expected in zip(found.attention, theirs.attentions, strict=True):
-            length = expected.shape[-1]  # without the answer
-            assert np.abs(mine[:, :length, :length] - expected[0].numpy()).max() <= 1e-4
-        assert found.tokens[-3:] == ("the", "␣", "first")
 
 
 def wav(samples, rate=16_000):
