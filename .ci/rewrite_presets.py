@@ -9,7 +9,7 @@ from pathlib import Path
 
 from keras_transformer import TransformerConfig
 from keras_transformer.checkpoints.presets.preset import CONFIG_FILE, FORMAT_VERSION
-from keras_transformer.support.untrusted import write_json
+from keras_transformer.support.files import write_json
 
 PRESETS = Path(__file__).parents[1] / "presets"
 

@@ -76,7 +76,7 @@ def make(size: str, length: int, dtype: str):
     import keras_transformer as kt
     from keras_transformer.config.integer_dtype import IntegerDtype
     from keras_transformer.kernels.programs import to_tensor, without_copy
-    from keras_transformer.layers.initializers import HostZeros
+    from keras_transformer.layers.arguments import HostZeros
     from keras_transformer.models.runtime.quantized import LayerByLayer
 
     quantized = IntegerDtype.parse(dtype)

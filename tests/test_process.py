@@ -10,7 +10,7 @@ import keras
 import pytest
 
 import keras_transformer as kt
-from keras_transformer.kernels.process import SlowSteps
+from keras_transformer.kernels.step_functions import SlowSteps
 from keras_transformer.support.backend import WAITING
 
 ROOT = Path(__file__).parents[1]

@@ -20,7 +20,7 @@ from keras_transformer.checkpoints.weights.tables import export
 from keras_transformer.config import TransformerConfig
 from keras_transformer.models.runtime.quantized import refuse_rounded
 from keras_transformer.support.checking import check_choice, check_path, describe, shorten
-from keras_transformer.support.untrusted import read_json, write_json
+from keras_transformer.support.files import read_json, write_json
 from keras_transformer.tokenizers import Tokenizer
 from keras_transformer.tokenizers.folder import CONFIG_FILE as TOKENIZER_CONFIG
 
@@ -155,7 +155,9 @@ def _tensors(
     prefix = backbone_prefix(family, task)
     outside = {line.theirs for line in lines if line.outside}
     tensors = {n if n in outside else prefix + n: array for n, array in tensors.items()}
-    return tensors | export(family.heads[task["name"]].weights, head)
+    published = family.heads[task["name"]]
+    computed = {} if published.computed is None else published.computed(backbone.config, task)
+    return tensors | export(published.weights, head) | dict(computed)
 
 
 def backbone_prefix(family: Family, task: Mapping[str, Any] | None) -> str:

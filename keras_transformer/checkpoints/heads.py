@@ -26,12 +26,6 @@ def register_tasks(*classes: type) -> None:
     TASKS.update({each.__name__: each for each in classes})
 
 
-def head_name(task: str) -> str:
-    """Return the name of the registered class that a task's head belongs to: its own or a base."""
-    known = TASKS.get(task)
-    return (known and known.head_class.head_of) or task
-
-
 @dataclasses.dataclass(frozen=True)
 class Conversion:
     """Conversion, in both directions, of values that do not correspond one to one.

@@ -28,7 +28,7 @@ from keras_transformer.config import TransformerConfig
 from keras_transformer.config.structure import variable_shapes
 from keras_transformer.models.runtime.quantized import refuse_quantized
 from keras_transformer.support.checking import describe
-from keras_transformer.support.untrusted import read_json, write_json
+from keras_transformer.support.files import read_json, write_json
 from keras_transformer.support.warned import warn_once
 from keras_transformer.tokenizers import Tokenizer
 

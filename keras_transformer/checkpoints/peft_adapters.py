@@ -41,7 +41,7 @@ from keras_transformer.checkpoints.weights.safetensors_io import (
 from keras_transformer.checkpoints.weights.tables import WeightLine, export
 from keras_transformer.layers.dense import LOW_RANK, MAGNITUDE
 from keras_transformer.support.checking import check_int, check_number, shorten
-from keras_transformer.support.untrusted import path_inside, read_json, write_json
+from keras_transformer.support.files import path_inside, read_json, write_json
 
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
 _PREFIX = "base_model.model."

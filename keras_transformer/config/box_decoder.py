@@ -19,6 +19,7 @@ from keras_transformer.support.checking import (
 BLOCKS = 3
 # More layers than published models have: their tensors have lines in a family's table.
 MOST_LAYERS = 16
+SAMPLINGS = ("linear", "nearest")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,11 +36,16 @@ class BoxDecoder:
         activation: str, of its feed-forward layers.
         expansion: float, inner features of the layers that join two maps, as a share of a map's.
         map_activation: str, of the convolutions of maps.
+        offset_scale: float, how far from the center of a box its edges count as 1: by default
+            half of its width and height.
+        sampling: str, how a map is read between the centers of its places: `"linear"`, or the
+            `"nearest"` place (RT-DETRv2's discrete sampling).
 
     Raises:
         ValueError: if a value is out of range.
 
-    Source: Zhao et al. 2023, "DETRs Beat YOLOs on Real-time Object Detection", section 4.
+    Source: Zhao et al. 2023, "DETRs Beat YOLOs on Real-time Object Detection", section 4; Lv et al.
+    2024, "RT-DETRv2", section 3, https://arxiv.org/abs/2407.17140.
     """
 
     num_queries: int = 300
@@ -51,6 +57,8 @@ class BoxDecoder:
     activation: str = "relu"
     expansion: float = 1.0
     map_activation: str = "silu"
+    offset_scale: float = 0.5
+    sampling: str = "linear"
 
     def __post_init__(self):
         for name in ("num_queries", "width", "num_heads", "intermediate_dim"):
@@ -60,6 +68,8 @@ class BoxDecoder:
         check_number("expansion", self.expansion, above=0, at_most=16)
         for name in ("activation", "map_activation"):
             check_choice(name, getattr(self, name), ACTIVATIONS)
+        check_number("offset_scale", self.offset_scale, above=0, at_most=16)
+        check_choice("sampling", self.sampling, SAMPLINGS)
         if self.width % self.num_heads:
             raise ValueError(
                 "`width` of the `box_decoder` must be a multiple of `num_heads`, received "

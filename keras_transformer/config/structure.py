@@ -70,7 +70,7 @@ _REPLACED = weight_of("token_embedding/replaced", "embedding_dim")
 def tokens(config: TransformerConfig) -> tuple[Weight, ...]:
     """Return the weights of `layers.TokenEmbedding` and `layers.VocabularyBias` of a backbone."""
     weights: tuple[Weight, ...] = ()
-    if config.vocabulary_size:
+    if getattr(config.only_side.input, "vocabulary_size", 0):
         weights += TABLE + (() if config.logits.tie else _REVERSE)
         replaced = getattr(config.only_side.input, "replaced_id", None) is not None
         weights += _REPLACED if replaced else ()

@@ -14,8 +14,7 @@ from torch import distributed
 from torch.distributed import checkpoint
 
 from keras_transformer.distribution.checkpoint_engine import FILES, UNFINISHED, CheckpointEngine
-from keras_transformer.support.files import synchronize, write_text
-from keras_transformer.support.untrusted import read_json
+from keras_transformer.support.files import read_json, synchronize, write_text
 
 _LIMIT = 2**28  # bytes of the values of a checkpoint
 

@@ -6,9 +6,15 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from keras_transformer.support.files import keep_permissions, naming, replace_folder, synchronize
+from keras_transformer.support.files import (
+    keep_permissions,
+    naming,
+    read_json,
+    replace_folder,
+    synchronize,
+    write_json,
+)
 from keras_transformer.support.scratch import one_at_a_time, open_to_others, scratch_folder
-from keras_transformer.support.untrusted import read_json, write_json
 
 # File with the description of an export and the list of its `files`: a later export may replace a
 # folder that has only these.

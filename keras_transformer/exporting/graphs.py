@@ -2,7 +2,8 @@
 
 Names follow optimum. A decoder is one graph, `model`, whose cache may be empty. An encoder-decoder
 has three: `encoder_model`; `decoder_model` for the first tokens, which also returns the keys and
-values of self- and cross-attention; and `decoder_with_past_model` for the following tokens.
+values of self- and cross-attention; and `decoder_with_past_model` for the following tokens. A
+`PromptedSegmenter` has two: `vision_encoder`, and `prompt_encoder_mask_decoder` for its states.
 """
 
 import keras
@@ -17,6 +18,7 @@ from keras_transformer.layers.stems import Input
 from keras_transformer.tasks import (
     DepthEstimator,
     ObjectDetector,
+    PromptedSegmenter,
     QuestionAnswerer,
     Task,
     TextEmbedder,
@@ -35,6 +37,8 @@ def graphs_of(task: keras.Model) -> list[Graph]:
     generates = getattr(task, "generates", task is backbone and kind != "encoder")
     if kind == "decoder" and task is backbone and backbone.config.vector_pooling is not None:
         generates = False
+    if isinstance(task, PromptedSegmenter):
+        return _prompted(task)
     if not generates:
         return [_one_pass(task)]
     if not all(heads for heads, *_ in backbone.cache_layers) and not has_states(backbone):
@@ -78,6 +82,38 @@ def _one_pass(task: keras.Model) -> Graph:
         found = ("token_embeddings",)
     found = found or (("logits",) if isinstance(task, Task) else ("last_hidden_state",))
     return Graph("model", task, function, names, found)
+
+
+def _prompted(task: PromptedSegmenter) -> list[Graph]:
+    """Return the graph of the states of images, and that of the masks of prompts on them."""
+    config = task.backbone.config.sides[0]
+    arrays = _taken(task.backbone.input_arrays, config)
+    inputs = tuple(_array(array, config) for array in arrays)
+
+    def encode(*tensors):
+        given = zip(arrays, tensors, strict=True)
+        return (task({array.name: _read(array, tensor) for array, tensor in given}),)
+
+    def segment(points, labels, states):
+        labels = ops.cast(labels, "int32")
+        outputs = task({"points": points, "point_labels": labels, "image_states": states})
+        return outputs["iou_scores"], outputs["masks"]
+
+    states = Array("image_embeddings", "float32", ("batch", *task.head.grid, task.head.masks.width))
+    prompts = (
+        Array("input_points", "float32", ("batch", "prompts", "points", 2)),
+        Array("input_labels", "int64", ("batch", "prompts", "points")),
+    )
+    return [
+        Graph("vision_encoder", task, encode, inputs, (states.name,)),
+        Graph(
+            "prompt_encoder_mask_decoder",
+            task,
+            segment,
+            (*prompts, states),
+            ("iou_scores", "pred_masks"),
+        ),
+    ]
 
 
 def _decoder(backbone: keras.Model) -> Graph:

@@ -11,7 +11,7 @@ from keras_transformer.exporting.graphs import graphs_of
 from keras_transformer.exporting.quiet import quietly
 from keras_transformer.exporting.torch_programs import programs_of
 from keras_transformer.support.checking import check_choice
-from keras_transformer.support.untrusted import write_json
+from keras_transformer.support.files import write_json
 
 
 def write(task: keras.Model, directory: Path, quantization: str | None = None) -> None:

@@ -7,7 +7,15 @@ from keras_transformer.exporting.graph import Graph
 from keras_transformer.exporting.quiet import quietly
 
 # Example sizes: distinct, and not 0 or 1, so that PyTorch treats none of them as a constant.
-_SIZES = {"batch": 2, "length": 5, "past": 3, "total": 8, "source": 7}
+_SIZES = {
+    "batch": 2,
+    "length": 5,
+    "past": 3,
+    "total": 8,
+    "source": 7,
+    "prompts": 4,
+    "points": 6,
+}
 
 
 def programs_of(graphs: list[Graph]) -> Iterator[tuple[Graph, Any]]:

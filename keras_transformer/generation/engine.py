@@ -16,8 +16,7 @@ from keras import ops
 
 from keras_transformer.generation.cache import CACHE_DTYPES, Cache, longer, put_padded_rows
 from keras_transformer.generation.constraints.automaton_tables import AutomatonTables
-from keras_transformer.generation.guidance import GuidedProgram, check_scale, split_inputs
-from keras_transformer.generation.program import Program
+from keras_transformer.generation.program import GuidedProgram, Program, check_scale, split_inputs
 from keras_transformer.generation.samplers.samplers import (
     Greedy,
     Outputs,

@@ -7,7 +7,7 @@ import contextlib
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from keras_transformer.generation.guidance import check_scale
+from keras_transformer.generation.program import check_scale
 from keras_transformer.generation.rules.rules import Rules
 from keras_transformer.generation.samplers.beam_search import BeamSearch
 from keras_transformer.generation.samplers.samplers import Greedy, Random, Sampler

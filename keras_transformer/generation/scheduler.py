@@ -10,11 +10,10 @@ import numpy as np
 
 from keras_transformer.distribution.processes import check_processes
 from keras_transformer.generation.engine import Batch, Engine, Settings, most_steps
-from keras_transformer.generation.guidance import negative_inputs
+from keras_transformer.generation.program import negative_inputs
 from keras_transformer.generation.samplers.samplers import Outputs
-from keras_transformer.generation.scoring import pad_rows
 from keras_transformer.support.checking import MOST_TOKENS, check_flag, check_int, check_seed
-from keras_transformer.support.sizes import round_rows, round_size
+from keras_transformer.support.sizes import pad_rows, round_rows, round_size
 
 # A common prefix of the prompts is computed once if it has at least this many tokens.
 _SHORTEST_PREFIX = 16

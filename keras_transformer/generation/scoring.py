@@ -11,7 +11,7 @@ from keras_transformer.generation.engine import Engine
 from keras_transformer.kernels.programs import compile_function, to_tensor
 from keras_transformer.kernels.selection import log_sum
 from keras_transformer.kernels.selection import top_k as top_logits
-from keras_transformer.support.sizes import round_rows, round_size
+from keras_transformer.support.sizes import pad_rows, round_rows, round_size
 
 # Rows times length of a batch: its logits are the largest tensor.
 _TOKENS = 1024
@@ -123,22 +123,6 @@ def pad_for(
     return pad_rows(
         rows, pad_id, max(longest, min(round_size(longest), config.max_sequence_length))
     )
-
-
-def pad_rows(
-    rows: Sequence[Sequence[int]], pad_id: int, length: int | None = None
-) -> tuple[np.ndarray, np.ndarray]:
-    """Pad rows on the right to `length`; return the array, int32 `(rows, length)`, and its mask.
-
-    `length` defaults to the longest row, rounded up so that few shapes occur.
-    """
-    length = round_size(max(map(len, rows))) if length is None else length
-    ids = np.full((len(rows), length), pad_id, "int32")
-    mask = np.zeros(ids.shape, "bool")
-    for i, row in enumerate(rows):
-        ids[i, : len(row)] = row
-        mask[i, : len(row)] = True
-    return ids, mask
 
 
 def _length(pair: tuple[list[int], list[int]]) -> int:

@@ -56,7 +56,7 @@ def takes_all(optimizer: keras.optimizers.Adam, tensors: list) -> bool:
     """
     import torch
 
-    from keras_transformer.kernels.torch_modes import is_eager
+    from keras_transformer.kernels.values import is_eager
 
     return (
         not optimizer.amsgrad

@@ -2,7 +2,7 @@
 
 | device | PyTorch | JAX | TensorFlow |
 |---|---|---|---|
-| CPU | its fused kernel; two products for a few scores of bfloat16 | `xla_attention` | the same |
+| CPU | its fused kernel; two products for a few scores of bfloat16 | `on_xla` | the same |
 | CUDA | its fused kernel, with dropout of the weights | cuDNN's for 16 bits, else XLA | Keras's |
 
 A fused kernel keeps no scores for the gradient, and no matrix of all pairs.
@@ -13,7 +13,6 @@ from collections.abc import Callable
 import keras
 from keras import ops
 
-from keras_transformer.kernels import xla_attention
 from keras_transformer.kernels.device import device, in_program, on
 
 # Head sizes that cuDNN's fused attention supports: multiples of the first, up to the second.
@@ -22,6 +21,10 @@ _HALF = ("float16", "bfloat16")
 # Slots of a cache that one processor of a GPU reads quickly, and number of heads, over all rows,
 # that occupy all its processors.
 _FEW_SLOTS, _MANY_HEADS = 1024, 128
+# More bfloat16 scores than this, 64 MB as float32, go to PyTorch's kernel, which keeps none.
+_MOST_SCORES = 2**24
+# The score on XLA of a key that a query does not see.
+_LOWEST = -1e30
 
 
 def attention(queries, keys, values, bias=None, mask=None, scale=None, is_causal=False, dropout=0):
@@ -40,9 +43,7 @@ def attention(queries, keys, values, bias=None, mask=None, scale=None, is_causal
     """
     options = {"bias": bias, "mask": mask, "scale": scale, "is_causal": is_causal}
     if on("torch"):
-        from keras_transformer.kernels import torch_attention
-
-        return torch_attention.attention(queries, keys, values, **options, dropout=dropout)
+        return _on_torch(queries, keys, values, **options, dropout=dropout)
     if keys.shape[2] == 1:
         # TensorFlow's kernel can share key heads among groups, but not a single key head.
         keys, values = (ops.repeat(x, queries.shape[2], axis=2) for x in (keys, values))
@@ -54,11 +55,31 @@ def attention(queries, keys, values, bias=None, mask=None, scale=None, is_causal
 def cached_attention(queries, keys, values, bias=None, mask=None, scale=None):
     """Return `attention` to keys and values of a cache, `(batch, key_heads, slots, head_dim)`.
 
-    Only on PyTorch, and only if `takes_cached`. Bias and mask may both be given.
+    Only on PyTorch, and only if `takes_cached`. Bias and mask may both be given. The kernel cannot
+    share key heads if there is a mask, so the query heads that share a key head become further
+    queries of one head.
     """
-    from keras_transformer.kernels import torch_attention
+    import torch
 
-    return torch_attention.cached_attention(queries, keys, values, bias, mask, scale)
+    shape, key_heads = queries.shape, keys.shape[1]
+    queries, groups = queries.transpose(1, 2), shape[2] // key_heads
+    if mask is not None and bias is not None:
+        bias = torch.where(mask, bias.to(queries.dtype), torch.finfo(queries.dtype).min / 2)
+    elif mask is not None:
+        bias = _as_bias(mask, queries)
+    if groups > 1:
+        queries = queries.reshape(shape[0], key_heads, -1, shape[3])
+        if bias is not None:
+            heads, length = bias.shape[1:3]
+            # (batch, key_heads or 1, groups or 1, length or 1, slots)
+            each = bias.unflatten(1, (key_heads, groups) if heads > 1 else (1, 1))
+            if heads > 1 or length > 1:
+                each = each.expand(-1, -1, groups, shape[1], -1)
+            bias = each.flatten(2, 3)
+    attended = torch.nn.functional.scaled_dot_product_attention(
+        queries, keys, values, attn_mask=bias, scale=scale
+    )
+    return attended.reshape(shape[0], shape[2], shape[1], shape[3]).transpose(1, 2)
 
 
 def takes_cached(queries, keys) -> bool:
@@ -75,13 +96,13 @@ def takes_cached(queries, keys) -> bool:
 def kernel_of(queries, keys, masked: bool) -> Callable:
     """Return the attention function of JAX or TensorFlow for these tensors.
 
-    The attention that Keras calls on a CPU takes up to twice as long as `xla_attention`, and there
+    The attention that Keras calls on a CPU takes up to twice as long as `on_xla`, and there
     TensorFlow sums bfloat16 in bfloat16, depending on the number of threads and the processor: 512
     equal weights then sum to a half, not to one.
     """
     in_float32 = keras.backend.standardize_dtype(queries.dtype) == "float32"
     if device().is_cpu and (in_float32 or on("tensorflow")):
-        return xla_attention.attention
+        return on_xla
     if _is_cudnn(queries, keys, masked):
         from keras_transformer.kernels import jax_attention
 
@@ -140,3 +161,109 @@ def _is_cudnn(queries, keys, masked: bool) -> bool:
         # cuDNN computes the gradient of scores with a bias or a mask two keys at a time.
         and not (masked and any(length % 2 for length in lengths))
     )
+
+
+def _on_torch(queries, keys, values, bias=None, mask=None, scale=None, is_causal=False, dropout=0):
+    """Compute `attention` on PyTorch; all tensors are `(batch, length, heads, head_dim)`.
+
+    It avoids the copies of queries, keys and values that Keras makes for the kernel: for attention
+    in a window on a CPU they took a quarter of the time.
+    """
+    import torch
+
+    groups = queries.shape[2] // keys.shape[2]
+    queries, keys, values = (x.transpose(1, 2) for x in (queries, keys, values))
+    # The kernels of a GPU share key heads, but not together with a bias.
+    shares = groups > 1 and queries.device.type == "cuda" and bias is None and mask is None
+    if groups > 1 and not shares:
+        keys, values = (x.repeat_interleave(groups, dim=1) for x in (keys, values))
+    if mask is not None:
+        bias = _as_bias(mask, queries)
+    by_products = not is_causal and _suits_products(queries, keys, values)
+    if by_products and (bias is None or not bias.requires_grad):
+        scale = queries.shape[-1] ** -0.5 if scale is None else scale
+        scores = torch.matmul(queries * scale, keys.transpose(2, 3)).float()
+        scores = scores if bias is None else scores.add_(bias)
+        attended = torch.matmul(torch.softmax(scores, -1).to(values.dtype), values)
+    else:
+        attended = torch.nn.functional.scaled_dot_product_attention(
+            queries,
+            keys,
+            values,
+            attn_mask=bias,
+            dropout_p=dropout,
+            is_causal=is_causal,
+            scale=scale,
+            enable_gqa=shares,
+        )
+    return attended.transpose(1, 2)
+
+
+def _as_bias(mask, queries):
+    """Return a mask as a finite bias, so that a query that sees no key gives a finite result."""
+    import torch
+
+    lowest = torch.finfo(queries.dtype).min / 2
+    # From two Python floats the bias would be 32-bit. It depends only on the dtype of the queries,
+    # so that a trace has one bias for all layers.
+    zero = torch.zeros((), dtype=queries.dtype, device=queries.device)
+    return torch.where(mask, zero, lowest)
+
+
+def _suits_products(queries, keys, values) -> bool:
+    """Return True if two bfloat16 products by oneDNN are faster than the fused kernel.
+
+    On a CPU they are up to 2.5 times as fast, as long as the memory of the scores does not matter.
+    """
+    import torch
+
+    from keras_transformer.kernels.torch_products import takes_bfloat16
+
+    needs_gradient = any(x.requires_grad for x in (queries, keys, values))
+    return (
+        queries.dtype == torch.bfloat16
+        and queries.device.type == "cpu"
+        and takes_bfloat16()
+        and not (needs_gradient and torch.is_grad_enabled())
+        and queries.numel() // queries.shape[-1] * keys.shape[2] <= _MOST_SCORES
+        and not torch.compiler.is_compiling()
+    )
+
+
+def on_xla(queries, keys, values, bias=None, mask=None, scale=None, is_causal=False):
+    """Compute `keras.ops.dot_product_attention` of `(batch, length, heads, head_dim)` in float32.
+
+    It differs from the backends' functions in the operations on the matrices of all pairs, which
+    take most of the time: heads come first, so that no matrix is transposed; the queries are scaled
+    instead of the scores; and the result is divided by the sum of the weights, instead of each
+    weight.
+    """
+    if scale is None:
+        scale = queries.shape[-1] ** -0.5
+    dtype = queries.dtype
+    queries, keys, values = (ops.cast(x, "float32") for x in (queries, keys, values))
+    queries, keys, values = (
+        ops.transpose(x, (0, 2, 1, 3)) for x in (queries * scale, keys, values)
+    )
+    batch, heads, length, head_dim = ops.shape(queries)
+    groups, slots = ops.shape(keys)[1:3]
+    # Query heads that share a key head become rows of one product.
+    queries = ops.reshape(queries, (batch, groups, -1, head_dim))
+    scores = ops.matmul(queries, ops.transpose(keys, (0, 1, 3, 2)))
+    scores = ops.reshape(scores, (batch, heads, length, slots))
+    if bias is not None:
+        scores = scores + ops.cast(bias, "float32")
+    if is_causal:
+        places = ops.arange(slots)
+        seen = ops.arange(length)[:, None] >= places
+        mask = seen if mask is None else ops.logical_and(mask, seen)
+    if mask is not None:
+        scores = ops.where(mask, scores, _LOWEST)
+    # Subtracting the maximum prevents overflow, and does not change the weights, so it needs no
+    # gradient.
+    most = ops.stop_gradient(ops.max(scores, axis=-1, keepdims=True))
+    weights = ops.exp(scores - most)
+    total = ops.sum(weights, axis=-1, keepdims=True)
+    weights = ops.reshape(weights, (batch, groups, -1, slots))
+    attended = ops.reshape(ops.matmul(weights, values), (batch, heads, length, head_dim))
+    return ops.cast(ops.transpose(attended / total, (0, 2, 1, 3)), dtype)

@@ -119,6 +119,12 @@ def compile_loop(
     return run
 
 
+def _is_captured(state) -> bool:
+    """Return True if the steps of a state are captured, since its tensors are on a CUDA device."""
+    leaves = (x for x in keras.tree.flatten(state) if x is not None)
+    return next(leaves).device.type == "cuda"
+
+
 def _torch_loop(finished, body, then, models, packed, by_compiler) -> Callable:
     from keras_transformer.kernels.torch_tracing import captured
     from keras_transformer.kernels.torch_tracing.step import by_inductor
@@ -138,7 +144,7 @@ def _torch_loop(finished, body, then, models, packed, by_compiler) -> Callable:
     def run(state, most: int, enough: int, *args):
         if are_spread(models):  # what gathers weights cannot be traced
             return plain(state, most, enough, *args)
-        weights, as_graph = step.weights_key(), captured.is_captured(state)
+        weights, as_graph = step.weights_key(), _is_captured(state)
         while most > 0 and int(finished(state, *args).sum()) < enough:
             if as_graph:
                 count = min(most, STEPS_BETWEEN_LOOKS)

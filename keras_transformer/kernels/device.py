@@ -99,14 +99,10 @@ def device_names() -> list[str]:
     return _NAMERS[keras.backend.backend()]()
 
 
+@functools.cache
 def on(backend: str) -> bool:
-    """Return True if the backend is this one."""
+    """Return True if the backend, which no process changes, is this one."""
     return keras.backend.backend() == backend
-
-
-def is_on_cpu(model: keras.Model) -> bool:
-    """Return True if a PyTorch model has its weights on a CPU."""
-    return model.weights[0].value.device.type == "cpu"
 
 
 def in_program(x) -> bool:

@@ -4,6 +4,8 @@ PyTorch writes into the tensor itself; on other backends the result is a new ten
 stores in place of the old one.
 """
 
+import functools
+
 from keras import ops
 
 from keras_transformer.kernels.device import on
@@ -93,16 +95,18 @@ def lines_at(lines, places):
     return ops.take_along_axis(lines, places[..., None], axis=1)
 
 
-def look_up(embeddings, ids):
-    """Return the rows `ids` of an embedding matrix, with the same gradient on every backend.
+def _with_dense_gradient(embeddings, ids):
+    """Gather rows as `keras.ops.take` does.
 
     TensorFlow's gradient of a gather is sparse, with one entry per token. Keras's optimizers square
     the entries before those of a repeated token are summed, so Adam's steps and clipping by norm
     would differ from other backends. A product makes the gradient dense.
     """
-    if on("tensorflow"):
-        embeddings = ops.multiply(embeddings, 1.0)
-    return ops.take(embeddings, ids, axis=0)
+    return ops.take(ops.multiply(embeddings, 1.0), ids, axis=0)
+
+
+# Returns the rows of an embedding matrix, by the ids.
+look_up = _with_dense_gradient if on("tensorflow") else functools.partial(ops.take, axis=0)
 
 
 def picked_by(logits, ids):

@@ -4,7 +4,8 @@ from weakref import WeakValueDictionary
 
 import keras
 
-from keras_transformer.kernels.device import is_on_cpu, on
+from keras_transformer.kernels.device import on
+from keras_transformer.kernels.values import is_on_cpu
 
 
 def make_packed_predict_function(model: keras.Model) -> None:

@@ -14,7 +14,6 @@ import platform
 import keras
 
 from keras_transformer.kernels.device import on
-from keras_transformer.support.backend import WAITING
 from keras_transformer.support.checking import check_bool
 
 # from malloc.h
@@ -32,10 +31,6 @@ _SETTINGS = (
     "MALLOC_MMAP_MAX_",
     "MALLOC_TRIM_THRESHOLD_",
 )
-
-# A step is slow if it takes this many times as long as the fastest step of its size; and the number
-# of slow steps before the warning.
-_SLOW, _OFTEN = 5, 3
 
 _forbidden = False
 _tuned: bool | None = None  # None until it was tried
@@ -83,9 +78,11 @@ def tune_process(enabled: bool = True) -> bool:
             "this cannot be undone: call `tune_process(False)` before the first model is made."
         )
     _forbidden = not enabled
+    tune_once.cache_clear()
     return tune_once()
 
 
+@functools.cache
 def tune_once() -> bool:
     """Tune the process if it was not tried before and is allowed. Return whether it is tuned."""
     global _tuned
@@ -129,37 +126,6 @@ def save_memory() -> None:
         libc.mallopt(setting, value)
     _tuned = False
     release_memory()
-
-
-class SlowSteps:
-    """Detector of steps that take much longer than others of the same size; it warns once.
-
-    The usual cause is PyTorch on a busy CPU: its threads spin while they wait for each other, if
-    OpenMP was loaded before `let_threads_sleep` could configure it.
-    """
-
-    def __init__(self):
-        self._quickest: dict = {}
-        self._count = 0
-
-    def note(self, size, seconds: float) -> None:
-        """Record how many seconds a step took. `size` is any key that steps of one size share."""
-        quickest = self._quickest[size] = min(seconds, self._quickest.get(size, seconds))
-        if seconds < _SLOW * quickest:
-            return
-        self._count += 1
-        if self._count == _OFTEN and not set(WAITING) & set(os.environ):
-            logging.getLogger("keras_transformer").warning(
-                "Steps of one size take from %.2g to %.2g seconds: other programs use the cores, "
-                "and PyTorch's threads spin while they wait. To let them sleep, set "
-                "OMP_WAIT_POLICY=PASSIVE in the environment, or `import keras_transformer` before "
-                "`import torch`.",
-                quickest,
-                seconds,
-            )
-
-
-SLOW_STEPS = SlowSteps()
 
 
 @functools.cache

@@ -16,19 +16,6 @@ from keras_transformer.kernels.device import device, on
 from keras_transformer.kernels.quantized_matrix import QuantizedMatrix
 
 
-def onednn_matmul_scope(x) -> contextlib.AbstractContextManager:
-    """Return the scope in which products of `x` with weights are fastest on PyTorch and a CPU.
-
-    It does nothing where operations are recorded instead of run (traced, exported, counted), and
-    within autocast: there `torch.matmul` is expected.
-    """
-    if not on("torch"):
-        return contextlib.nullcontext()
-    from keras_transformer.kernels.torch_products import QuickProducts, needs_float32, suits_matrix
-
-    return QuickProducts() if suits_matrix(x) or needs_float32(x) else contextlib.nullcontext()
-
-
 def by_rows(product: Callable, inputs):
     """Multiply states by a matrix, on JAX with all their rows in one axis.
 
@@ -43,33 +30,32 @@ def by_rows(product: Callable, inputs):
     return keras.ops.reshape(outputs, (*shape[:-1], outputs.shape[-1]))
 
 
-def linear(inputs, kernel, bias=None):
-    """Return `inputs @ kernel + bias`, of `(..., in)`, a matrix `(in, out)`, and `(out,)` or None.
-
-    On PyTorch the product adds the bias, without another tensor for the sum.
-    """
+def _linear(inputs, kernel, bias=None):
+    """Compute `linear` on JAX and TensorFlow."""
     if takes_bfloat16(inputs, kernel):
         outputs = bfloat16_product(inputs, kernel)
         return outputs if bias is None else keras.ops.add(outputs, bias)
-    if on("torch") and bias is not None:
-        import torch
-
-        given = [keras.ops.convert_to_tensor(x) for x in (kernel, bias)]
-        if inputs.dtype == given[0].dtype:
-            return torch.nn.functional.linear(inputs, given[0].t(), given[1])
     outputs = by_rows(lambda rows: keras.ops.matmul(rows, kernel), inputs)
     return outputs if bias is None else keras.ops.add(outputs, bias)
+
+
+# Whether XLA computes products.
+BY_XLA = not on("torch")
+# `linear(inputs, kernel, bias=None)` is `inputs @ kernel + bias`, of `(..., in)`, a matrix
+# `(in, out)`, and `(out,)` or None. `onednn_matmul_scope(x)` is the scope in which products of `x`
+# with weights are fastest on PyTorch and a CPU; elsewhere it does nothing.
+if on("torch"):
+    from keras_transformer.kernels import torch_products
+
+    linear, onednn_matmul_scope = torch_products.linear, torch_products.onednn_matmul_scope
+else:
+    linear, onednn_matmul_scope = _linear, contextlib.nullcontext
 
 
 def takes_bfloat16(inputs, kernel) -> bool:
     """Return True if `bfloat16_product` computes the same as `keras.ops.matmul`, but faster."""
     dtypes = {keras.backend.standardize_dtype(x.dtype) for x in (inputs, kernel)}
     return dtypes == {"bfloat16"} and on("jax") and device().is_cpu
-
-
-def takes_one_state(inputs, embeddings) -> bool:
-    """Return True if XLA should compute the logits of one state as matrix times state."""
-    return not (on("torch") or takes_bfloat16(inputs, embeddings))
 
 
 def bfloat16_product(inputs, kernel, axis: int = 0):

@@ -375,3 +375,9 @@ def host_zeros(shape: tuple[int, ...], dtype: str):
 def weights_of(models: Sequence[keras.Model]) -> list:
     """Return the weights of all the models."""
     return [variable for model in models for variable in model.weights]
+
+
+def compiles_by_default(default: bool) -> bool:
+    """Return whether `jit_compile="auto"` compiles; `default` is Keras's answer."""
+    # By default Keras does not compile on PyTorch.
+    return device().kind == "cuda" if on("torch") else default

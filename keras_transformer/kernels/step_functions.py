@@ -5,14 +5,22 @@ A step is done completely or not at all, even if an interrupt or an error ends i
 
 import contextlib
 import functools
+import logging
+import os
 from collections.abc import Callable, Iterator
 
 import keras
 
 from keras_transformer.kernels import jax_steps, tensorflow_steps
-from keras_transformer.kernels.device import device, is_on_cpu, on
+from keras_transformer.kernels.device import on
 from keras_transformer.kernels.jax_step_programs import AheadOfTime, compiles_ahead
+from keras_transformer.kernels.values import is_on_cpu
+from keras_transformer.support.backend import WAITING
 from keras_transformer.support.signals import defer_signals
+
+# A step is slow if it takes this many times as long as the fastest step of its size; and the number
+# of slow steps before the warning.
+_SLOW, _OFTEN = 5, 3
 
 
 def make_train_function(model: keras.Model, make: Callable, force: bool) -> None:
@@ -99,12 +107,6 @@ def atomic_step_function(model: keras.Model, step: Callable) -> Callable:
     return _until_done(step) if model.run_eagerly else tensorflow_steps.behind_its_data(step)
 
 
-def compiles_by_default(default: bool) -> bool:
-    """Return whether `jit_compile="auto"` compiles; `default` is Keras's answer."""
-    # By default Keras does not compile on PyTorch.
-    return device().kind == "cuda" if on("torch") else default
-
-
 def expect(model: keras.Model, step: str, data, is_batch: bool = False) -> None:
     """Announce the data of a step, such as `"train"`, to the programs of a model."""
     if on("tensorflow") and model.jit_compile:
@@ -120,6 +122,37 @@ def expect(model: keras.Model, step: str, data, is_batch: bool = False) -> None:
 def runs_at_once(model: keras.Model) -> bool:
     """Return whether a call of a step lasts as long as the step: PyTorch on a CPU, uncompiled."""
     return on("torch") and not model.jit_compile and is_on_cpu(model)
+
+
+class SlowSteps:
+    """Detector of steps that take much longer than others of the same size; it warns once.
+
+    The usual cause is PyTorch on a busy CPU: its threads spin while they wait for each other, if
+    OpenMP was loaded before `let_threads_sleep` could configure it.
+    """
+
+    def __init__(self):
+        self._quickest: dict = {}
+        self._count = 0
+
+    def note(self, size, seconds: float) -> None:
+        """Record how many seconds a step took. `size` is any key that steps of one size share."""
+        quickest = self._quickest[size] = min(seconds, self._quickest.get(size, seconds))
+        if seconds < _SLOW * quickest:
+            return
+        self._count += 1
+        if self._count == _OFTEN and not set(WAITING) & set(os.environ):
+            logging.getLogger("keras_transformer").warning(
+                "Steps of one size take from %.2g to %.2g seconds: other programs use the cores, "
+                "and PyTorch's threads spin while they wait. To let them sleep, set "
+                "OMP_WAIT_POLICY=PASSIVE in the environment, or `import keras_transformer` before "
+                "`import torch`.",
+                quickest,
+                seconds,
+            )
+
+
+SLOW_STEPS = SlowSteps()
 
 
 @contextlib.contextmanager

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 import torch
 
 from keras_transformer.kernels.fastest import fastest
-from keras_transformer.kernels.torch_modes import not_traced
+from keras_transformer.kernels.values import not_traced
 
 # Elements from which a matrix is worth a measurement: calls take longer than smaller products.
 LARGE = 2**16

@@ -12,7 +12,7 @@ import torch
 from torch.nn.functional import pad
 
 from keras_transformer.kernels.torch_int4 import Int4
-from keras_transformer.kernels.torch_modes import not_traced
+from keras_transformer.kernels.values import not_traced
 
 # For more rows the product with a matrix of floats is faster.
 _MOST_ROWS = 32

@@ -15,7 +15,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn.functional import pad
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from keras_transformer.kernels.torch_modes import not_traced
+from keras_transformer.kernels.values import not_traced
 
 LEVELS = 127  # the largest absolute number of a quantized row
 _LEAST_ROWS = 32

@@ -13,7 +13,7 @@ from keras import ops
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from keras_transformer.kernels.quantized_matrix import QuantizedMatrix
-from keras_transformer.kernels.torch_modes import not_traced
+from keras_transformer.kernels.values import not_traced
 
 # For each tensor of int4 numbers, its version and the tensors made from it, by name.
 _MADE = WeakTensorKeyDictionary()

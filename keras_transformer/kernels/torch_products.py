@@ -1,7 +1,9 @@
 """Products by the fastest library, with gradients. Imported only on PyTorch; see `products`."""
 
+import contextlib
 from collections.abc import Callable
 
+import keras
 import torch
 from torch.overrides import TorchFunctionMode
 
@@ -14,13 +16,32 @@ from keras_transformer.kernels.torch_choices import (
     up_to_power_of_two,
 )
 from keras_transformer.kernels.torch_int4 import Int4
-from keras_transformer.kernels.torch_modes import is_eager
+from keras_transformer.kernels.values import is_eager
 
 # Up to this many rows oneDNN is no slower than `torch.matmul` on any processor.
 _FEW_ROWS = 32
 
 
-def linear(x, weight, bias=None):
+def linear(inputs, kernel, bias=None):
+    """Compute `products.linear`: the product adds the bias, without a tensor for the sum."""
+    if bias is not None:
+        given = [keras.ops.convert_to_tensor(x) for x in (kernel, bias)]
+        if inputs.dtype == given[0].dtype:
+            return torch.nn.functional.linear(inputs, given[0].t(), given[1])
+    outputs = keras.ops.matmul(inputs, kernel)
+    return outputs if bias is None else keras.ops.add(outputs, bias)
+
+
+def onednn_matmul_scope(x) -> contextlib.AbstractContextManager:
+    """Compute `products.onednn_matmul_scope`.
+
+    It does nothing where operations are recorded instead of run (traced, exported, counted), and
+    within autocast: there `torch.matmul` is expected.
+    """
+    return QuickProducts() if suits_matrix(x) or needs_float32(x) else contextlib.nullcontext()
+
+
+def _by_weight(x, weight, bias=None):
     """Return `x @ weight.T + bias` by oneDNN, in any memory order. Has no gradients."""
     return torch.ops.mkldnn._linear_pointwise.default(x, weight, bias, "none", [], "")
 
@@ -29,8 +50,8 @@ def by_onednn(left, right, bias=None):
     """Return `left @ right + bias` by oneDNN, with a matrix on the right. Has no gradients."""
     if bias is None and left.ndim == 2 and left.stride(0) == 1 and left.numel() > right.numel():
         # oneDNN's operation transposes its left input in memory, which should be the smaller one.
-        return linear(right.t(), left).t()
-    return linear(left, right.t(), bias)
+        return _by_weight(right.t(), left).t()
+    return _by_weight(left, right.t(), bias)
 
 
 def is_onednn_fastest(rows: int, matrix: torch.Tensor) -> bool:

@@ -55,7 +55,7 @@ def _step_of_jax(loss, state, data, training: bool):
 
     if training:
         gradients, aux = jax.grad(forward, has_aux=True)(trainable)
-        with weighed(model.optimizer, weight):
+        with weight_of_batch(model.optimizer, weight):
             trainable, new_optimizer = model.optimizer.stateless_apply(
                 optimizer[0], gradients, trainable
             )
@@ -69,6 +69,14 @@ def _step_of_jax(loss, state, data, training: bool):
     if training:
         return logs, (trainable, others, new_optimizer, metrics)
     return logs, (trainable, others, metrics)
+
+
+def weight_of_batch(optimizer, weight) -> contextlib.AbstractContextManager:
+    """Tell an optimizer that accumulates gradients over what the loss of a batch is a mean."""
+    inner = getattr(optimizer, "inner_optimizer", optimizer)
+    if getattr(inner, "_accumulation", None) is None:
+        return contextlib.nullcontext()
+    return weighed(optimizer, weight)
 
 
 def _step_of_variables(loss, data, training: bool):
@@ -106,7 +114,7 @@ def _gradients_on_torch(loss, variables: list, model: keras.Model) -> list:
     """
     import torch
 
-    from keras_transformer.kernels.torch_modes import is_eager
+    from keras_transformer.kernels.values import is_eager
 
     if is_eager():
         model.zero_grad()

@@ -1,4 +1,7 @@
-"""Facts about the values of tensors that are known while a step is traced or run."""
+"""Facts about the values of tensors that are known while a step is traced or run.
+
+On PyTorch they include whether it traces, and a scope in which it does not.
+"""
 
 import contextlib
 import contextvars
@@ -9,6 +12,11 @@ import numpy as np
 from keras import ops
 
 from keras_transformer.kernels.device import on
+
+if on("torch"):
+    import torch
+    from torch._C._functorch import peek_interpreter_stack
+    from torch.utils._python_dispatch import _disable_current_modes, _get_current_dispatch_mode
 
 # Attribute of a GPU tensor that holds the host array it was made from.
 HOST = "host_array"
@@ -129,20 +137,29 @@ def is_concrete(x) -> bool:
     """Return True if the values of a tensor can be read: on PyTorch, outside a trace."""
     if x is None or not on("torch"):
         return False
-    import torch
-
-    from keras_transformer.kernels.torch_modes import is_eager
-
     return type(x) is torch.Tensor and x.device.type != "meta" and is_eager()
+
+
+def is_eager() -> bool:
+    """Return True if PyTorch's operations give values now, not in a trace or in `torch.func`."""
+    return not (
+        torch.compiler.is_compiling()
+        or torch.jit.is_tracing()
+        or peek_interpreter_stack() is not None
+        or _get_current_dispatch_mode() is not None
+    )
+
+
+@contextlib.contextmanager
+def not_traced() -> Iterator[None]:
+    """Compute PyTorch's tensors within the scope for real and record nothing, even in a trace."""
+    with _disable_current_modes():
+        yield
 
 
 def is_traced() -> bool:
     """Return True if PyTorch records operations instead of computing them."""
-    if not on("torch"):
-        return False
-    from keras_transformer.kernels.torch_modes import is_eager
-
-    return not is_eager()
+    return on("torch") and not is_eager()
 
 
 def known_values(array) -> np.ndarray | None:
@@ -180,8 +197,6 @@ def number_of(variable: keras.Variable):
     """Return a scalar variable's value: a Python number on PyTorch, even traced, or a tensor."""
     if not on("torch"):
         return variable
-    from keras_transformer.kernels.torch_modes import not_traced
-
     with not_traced():
         return variable._value.item()
 
@@ -189,9 +204,12 @@ def number_of(variable: keras.Variable):
 def constant(array: np.ndarray):
     """Convert an array that does not change to a tensor, for compiled code."""
     if on("torch"):
-        from keras_transformer.kernels.torch_modes import not_traced
-
         # Otherwise a traced function would copy the array in every step, and not know its values.
         with not_traced():
             return ops.convert_to_tensor(array)
     return ops.convert_to_tensor(array)
+
+
+def is_on_cpu(model: keras.Model) -> bool:
+    """Return True if a PyTorch model has its weights on a CPU."""
+    return model.weights[0].value.device.type == "cpu"

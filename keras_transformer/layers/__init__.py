@@ -9,15 +9,13 @@ from keras_transformer.layers.attention.key_value_cache import KeyValueCache
 from keras_transformer.layers.attention.masking import AttentionMask, combine_masks
 from keras_transformer.layers.attention.multi_head_attention import MultiHeadAttention
 from keras_transformer.layers.attention.score_bias import ALiBi, RelativePositionBias
-from keras_transformer.layers.block import Block
-from keras_transformer.layers.decoder import DecoderBlock
+from keras_transformer.layers.block import Block, DecoderBlock, EncoderBlock
 from keras_transformer.layers.dropout import Dropout
 from keras_transformer.layers.embedding import (
     SegmentEmbedding,
     TokenEmbedding,
     VocabularyBias,
 )
-from keras_transformer.layers.encoder import EncoderBlock
 from keras_transformer.layers.experts import MixtureOfExperts
 from keras_transformer.layers.feed_forward import FeedForward
 from keras_transformer.layers.fusion import FusionDecoder

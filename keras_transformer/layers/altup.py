@@ -6,11 +6,9 @@ import keras
 from keras import ops
 
 from keras_transformer.config import AltUp, Norm
-from keras_transformer.layers.arguments import SavesArguments
+from keras_transformer.layers.arguments import SavesArguments, initial_stack, part_of
 from keras_transformer.layers.dense import Dense
-from keras_transformer.layers.initializers import initial_stack
 from keras_transformer.layers.normalization import make_normalization
-from keras_transformer.layers.parts import part_of
 from keras_transformer.layers.remat import no_inner_remat
 
 _SMALLEST = 1e-5  # the mean square that a copy has at least, before it gets the size of another

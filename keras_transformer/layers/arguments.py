@@ -1,17 +1,20 @@
-"""Checks of a layer's options and of the arguments of its calls: names, ranges and shapes."""
+"""Arguments of layers: checks of options and calls, parts of a config, initial weights."""
 
 import functools
+import importlib
 import inspect
 import itertools
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 import keras
 
+from keras_transformer.config import TransformerConfig
 from keras_transformer.config.flat import FIELDS
 from keras_transformer.config.options import Part, check_option
-from keras_transformer.support.checking import agree, known_shape, show_shape
+from keras_transformer.kernels.programs import host_zeros
+from keras_transformer.support.checking import describe
 from keras_transformer.support.foreign_names import refuse_argument
 
 # Axes of the call arguments of an attention other than its states, after the batch axis.
@@ -314,3 +317,128 @@ def check_shapes(queries: Any, keys: Any, **arrays: Any) -> None:
             raise ValueError(
                 f"`{name}` must be of shape {show_shape(needed)}, received {show_shape(shape)}."
             )
+
+
+def check_range(name: str, array: Any, least: int, most: int, known: str) -> None:
+    """Check that an array has integers from `least` to `most`.
+
+    `known` begins the part of the message that gives the range, as in "the model has the segments".
+    """
+    if array.dtype.kind not in "iu":
+        raise ValueError(f"`{name}` must hold integers, received {array.dtype}.")
+    if array.size and not (int(array.min()) >= least and int(array.max()) <= most):
+        raise ValueError(
+            f"`{name}` holds numbers from {int(array.min())} to {int(array.max())}, but {known} "
+            f"{least} to {most}."
+        )
+
+
+def known_shape(array: Any) -> tuple | None:
+    """Return the shape of an array or a tensor, or None if it is unknown."""
+    try:
+        return tuple(array.shape)
+    except (AttributeError, ValueError):
+        return None
+
+
+def show_shape(shape: tuple) -> str:
+    """Format a shape for messages. A size may be an int, a name, or None if it is unknown."""
+    return f"({', '.join(map(str, shape))}{',' if len(shape) == 1 else ''})"
+
+
+def agree(shape: tuple, like: tuple, rows_may_be_one: bool = False) -> bool:
+    """Return whether two shapes are equal in all sizes that are known as ints.
+
+    With `rows_may_be_one`, a first size of 1 in `shape` agrees with any number of rows.
+    """
+    if len(shape) != len(like):
+        return False
+    pairs = list(zip(shape, like, strict=True))
+    if rows_may_be_one and shape[0] == 1:
+        del pairs[0]
+    return all(one == two for one, two in pairs if isinstance(one, int) and isinstance(two, int))
+
+
+Known = TypeVar("Known", bound=Part)
+
+
+def layer_of(part: Part) -> type:
+    """Return the class of the layer that the type of a part names."""
+    module, name = part.layer.split(":")
+    return getattr(importlib.import_module(module), name)
+
+
+def part_of(name: str, value: Any, known: type[Known]) -> Known:
+    """Return the part that a layer was given, as such or as the dict in a saved layer.
+
+    Args:
+        name: name of the argument in messages.
+        value: the part, or a dict of its values.
+        known: class of the part.
+
+    Raises:
+        ValueError: if it is neither, or a value is invalid.
+    """
+    if isinstance(value, Mapping):
+        return known.from_dict(_with_functions(value))
+    if not isinstance(value, known):
+        raise ValueError(
+            f"`{name}` must be a `config.{known.__name__}`, received {describe(value)}."
+        )
+    return value
+
+
+def _with_functions(value: Any) -> Any:
+    """Restore the functions and layers among the values of a saved part."""
+    if not isinstance(value, Mapping):
+        return value
+    return {
+        name: deserialized(each) if name in FUNCTIONS else _with_functions(each)
+        for name, each in value.items()
+    }
+
+
+@keras.saving.register_keras_serializable(package="keras_transformer")
+class HostZeros(keras.initializers.Zeros):
+    """Zeros for weights that are about to be loaded, for which random numbers would take seconds.
+
+    The zeros are made on the host: on a device each shape would need a compiled program. On PyTorch
+    and JAX on a CPU they take no memory before something is written in their place.
+    """
+
+    def __call__(self, shape, dtype=None):
+        if keras.distribution.distribution() is not None:
+            return super().__call__(shape, dtype)
+        return host_zeros(shape, keras.backend.standardize_dtype(dtype))
+
+
+def initial_stack(initializer: keras.initializers.Initializer, shape, dtype=None):
+    """Return initial values of several kernels of one size, in one array `(number, in, out)`."""
+    values = initializer(shape, dtype=dtype)
+    # Keras takes the first axis for the width of a convolution and multiplies the number of inputs
+    # by it.
+    scaled = isinstance(initializer, keras.initializers.VarianceScaling)
+    return values * shape[0] ** 0.5 if scaled else values
+
+
+def kernel_initializer(
+    config: TransformerConfig, initializer=None
+) -> keras.initializers.Initializer:
+    """Return the initializer of projections: the given one, or else the config's."""
+    if initializer is not None:
+        return keras.initializers.get(initializer)
+    stddev = config.last_side.initializer_range
+    if stddev is None:
+        return keras.initializers.GlorotUniform()
+    return keras.initializers.TruncatedNormal(stddev=stddev)
+
+
+def embedding_initializer(
+    config: TransformerConfig, initializer=None
+) -> keras.initializers.Initializer:
+    """Return the initializer of embeddings: the given one, or else the config's."""
+    if initializer is not None:
+        return keras.initializers.get(initializer)
+    side = config.last_side
+    stddev = side.initializer_range or side.hidden_dim**-0.5
+    return keras.initializers.RandomNormal(stddev=stddev)

@@ -1,4 +1,7 @@
-"""A block of a model: a mixer such as attention, and a feed-forward layer, with residuals."""
+"""A block of a model: a mixer such as attention, a feed-forward layer, and residuals.
+
+`EncoderBlock` and `DecoderBlock` make one by keywords.
+"""
 
 from typing import Any, ClassVar
 
@@ -8,22 +11,28 @@ from keras import ops
 from keras_transformer.config import Block as BlockPart
 from keras_transformer.config import Experts, Mixer
 from keras_transformer.config.block import SPARSE_NORMS
+from keras_transformer.config.flat import BLOCK_KEYWORDS, block_by_keywords
 from keras_transformer.kernels.products import onednn_matmul_scope
 from keras_transformer.layers.altup import AlternatingUpdates
 from keras_transformer.layers.arguments import (
+    FUNCTIONS,
     ChecksCall,
     SavesArguments,
     call_unchecked,
     check_has_keys,
     check_shapes,
+    deserialized,
+    known_shape,
+    layer_of,
     named_arguments,
     own_layer,
     pack_outputs,
+    part_of,
     refuse_unused,
 )
-from keras_transformer.layers.attention.core import check_mask_and_bias, heads_first
 from keras_transformer.layers.attention.masking import AttentionMask
 from keras_transformer.layers.attention.merged import part_keys_of_encoder
+from keras_transformer.layers.attention.multi_head_attention import check_mask_and_bias, heads_first
 from keras_transformer.layers.attention.score_bias import LazyBias
 from keras_transformer.layers.conformer import ConformerSublayers
 from keras_transformer.layers.dense import Dense
@@ -32,10 +41,9 @@ from keras_transformer.layers.feed_forward import activated, build_function
 from keras_transformer.layers.laurel import AugmentedResidual
 from keras_transformer.layers.layer_inputs import AddedLayerInput
 from keras_transformer.layers.neighbours import with_neighbours
-from keras_transformer.layers.normalization import make_normalization, normalized
-from keras_transformer.layers.parts import layer_of, part_of
+from keras_transformer.layers.normalization import make_normalization
 from keras_transformer.layers.remat import Rematerializable, no_inner_remat
-from keras_transformer.support.checking import check_bool, known_shape
+from keras_transformer.support.checking import check_bool
 
 # Layers of further parts of a block, by the name of the part.
 _OF_PARTS = {
@@ -148,6 +156,8 @@ class Block(ChecksCall, SavesArguments, Rematerializable, keras.layers.Layer):
                 "in the decoder of a seq2seq model."
             )
         self.cross_attention_enabled = cross_attention
+        self._sizes_of_slots: dict[str, tuple] = {}
+        self._norms_batches = part.norm.type == "batch_norm"
         self.normalizes_first = part.residual.is_first
         self.is_parallel = part.residual.is_parallel
         self.pattern = getattr(part.mixer, "pattern", None)
@@ -234,6 +244,10 @@ class Block(ChecksCall, SavesArguments, Rematerializable, keras.layers.Layer):
         with no_inner_remat():
             return make_normalization(kind.type, kind.epsilon, name=name, dtype=self.dtype_policy)
 
+    def _normalized(self, norm: keras.layers.Layer, x, training: bool):
+        # A block that is recomputed in the backward pass is not in a call that sets `training`.
+        return norm(x, training=training) if self._norms_batches else norm(x)
+
     def _make_sparse(self, part: Experts):
         """Make the experts beside the feed-forward layer, and the norms of both."""
         with no_inner_remat():
@@ -245,11 +259,11 @@ class Block(ChecksCall, SavesArguments, Rematerializable, keras.layers.Layer):
 
     def _with_sparse(self, dense, states, mask, training: bool):
         """Return the outputs of the feed-forward layer, with those of the experts beside it."""
-        given = normalized(self.sparse_norm, states, training)
+        given = self._normalized(self.sparse_norm, states, training)
         options = {"mask": mask, "training": training, "routed_by": states}
         sparse = call_unchecked(self.sparse, given, **options)
-        dense = normalized(self.dense_output_norm, dense, training)
-        return dense + normalized(self.sparse_output_norm, sparse, training)
+        dense = self._normalized(self.dense_output_norm, dense, training)
+        return dense + self._normalized(self.sparse_output_norm, sparse, training)
 
     def _norms(self, sublayer: str) -> list[keras.layers.Layer | None]:
         return [getattr(self, f"{sublayer}_{name}") for name in ("norm", "output_norm")]
@@ -350,10 +364,16 @@ class Block(ChecksCall, SavesArguments, Rematerializable, keras.layers.Layer):
             if cache["cross"] is not None:
                 mixers["cross"] = self.config.cross_attention
             for side, mixer in mixers.items():
-                heads, width, _, *states = mixer.for_width(shape[-1]).cached(shape[-1])
-                sizes = (*((heads, width) if heads else ()), *states)
+                sizes = self._slot_sizes(side, mixer, shape[-1])
                 if sizes:  # otherwise the cache is an earlier layer's
                     cache[side].check_fit(shape, *sizes)
+
+    def _slot_sizes(self, side: str, mixer: Mixer, dim: int) -> tuple:
+        """Return the sizes of the slots of a mixer's cache, which are the same in each call."""
+        if side not in self._sizes_of_slots:
+            heads, width, _, *states = mixer.for_width(dim).cached(dim)
+            self._sizes_of_slots[side] = (*((heads, width) if heads else ()), *states)
+        return self._sizes_of_slots[side]
 
     def check_rank(self, shape):
         """Raise ValueError if a shape is not `(batch, length, dim)`, with copies one more."""
@@ -484,9 +504,9 @@ class Block(ChecksCall, SavesArguments, Rematerializable, keras.layers.Layer):
             normed = shared or self.config.laurel is not None or first > 0
             if normed:
                 norm, of_all = getattr(self, f"{name}_norm"), inputs[:, :first]
-                inputs = normalized(norm, inputs[:, first:], training)
+                inputs = self._normalized(norm, inputs[:, first:], training)
                 if first:
-                    of_all = normalized(self.global_norm, of_all, training)
+                    of_all = self._normalized(self.global_norm, of_all, training)
                     inputs = ops.concatenate([of_all, inputs], axis=1)
             x = self._sublayer(name, mix, inputs, kept, training, normed=normed)
             if self.config.laurel is not None:
@@ -547,8 +567,8 @@ class Block(ChecksCall, SavesArguments, Rematerializable, keras.layers.Layer):
         """Apply a sub-layer, its norms, its residual and dropout, unless `dropped` or `normed`."""
         residual, (norm, output_norm) = self.config.residual, self._norms(name)
         before = self.normalizes_first and norm is not None and not normed
-        output = function(normalized(norm, inputs, training) if before else inputs)
-        output = output if output_norm is None else normalized(output_norm, output, training)
+        output = function(self._normalized(norm, inputs, training) if before else inputs)
+        output = output if output_norm is None else self._normalized(output_norm, output, training)
         factor *= residual.scale
         output = output if factor == 1 else output * factor
         if residual.trained_scale:
@@ -556,7 +576,7 @@ class Block(ChecksCall, SavesArguments, Rematerializable, keras.layers.Layer):
         if training and not dropped:
             output = self.dropout_layer(output, training=True)
         x = skipped + output
-        return x if self.normalizes_first or norm is None else normalized(norm, x, training)
+        return x if self.normalizes_first or norm is None else self._normalized(norm, x, training)
 
     def _check_masks(self, inputs, encoder_states, cache, mask, encoder_states_mask):
         """Raise ValueError if a mask does not fit; Keras gives propagated ones only to `call`."""
@@ -656,3 +676,218 @@ def split_outputs(result: Any, side: str, extra: list[dict]) -> Any:
     for each, given in zip(extra, rest, strict=True):
         each[side] = given
     return output
+
+
+@keras.saving.register_keras_serializable(package="keras_transformer")
+class EncoderBlock(Block):
+    """Encoder layer: self-attention, then feed-forward.
+
+    Each sub-layer `f` is wrapped as post-norm `norm(x + dropout(f(x)))`, as in the original, or
+    pre-norm `x + dropout(f(norm(x)))`, or parallel `x + f(norm_f(x)) + g(norm_g(x))`, with both
+    sub-layers on the same `x` and optionally one shared norm. With `normalize_output` the output
+    of `f` is normalized: instead of the sum in post-norm, `x + dropout(norm(f(x)))`, and in
+    addition to the first norm in pre-norm.
+
+    Args:
+        num_heads: int, number of query heads; or a `config.Block`, instead of all keywords.
+        intermediate_dim: int, width inside the feed-forward layer.
+        num_key_value_heads: int, see `MultiHeadAttention`. Defaults to `num_heads`.
+        head_dim: int. Defaults to the input width divided by `num_heads`.
+        activation: str, function or layer, see `FeedForward`.
+        gated: bool, see `FeedForward`.
+        gate_limit: float, see `FeedForward`.
+        use_bias: bool, whether the feed-forward layer has biases.
+        attention_bias: bool, biases of query, key and value. Defaults to `use_bias`.
+        attention_output_bias: bool, bias of the attention's output. Defaults to `attention_bias`.
+        query_key_norm: bool, whether to normalize each head's queries and keys.
+        normalization: a name in `config.NORMALIZATIONS`, the kind of the norms.
+        normalization_epsilon: float, epsilon of the norms.
+        normalize_first: bool, True for pre-norm, False for post-norm.
+        attention_normalization: bool, whether self-attention has a norm, before it (pre-norm) or
+            after its sum (post-norm).
+        normalize_output: bool, whether to normalize each sub-layer's output before it is added.
+        parallel_residual: bool, whether both sub-layers get the same inputs. Requires
+            `normalize_first`.
+        share_normalization: bool, whether both sub-layers share one pre-norm. Requires
+            `parallel_residual`.
+        residual_scale: float, factor of each sub-layer's output.
+        trained_residual_scale: bool, whether each feature of a sub-layer's output also has a
+            trained factor.
+        convolution_size: int, the odd kernel size of a convolution of the block's inputs, a
+            sub-layer after the other two (DeBERTa v2). 0 disables it.
+        convolution_activation: activation of the convolution, like `activation`.
+        dropout: float, dropout rate of each sub-layer's output; the convolution applies it before
+            its activation.
+        attention_dropout: float, dropout rate of the attention weights.
+        kernel_initializer: initializer of the kernels.
+        seed: int, seed of the dropout.
+        **kwargs: other arguments of `MultiHeadAttention`, such as `score`, `window` and `rotary`;
+            with `num_experts` above 0 arguments of `MixtureOfExperts`, which then replaces the
+            feed-forward layer (`expert_dim` defaults to `intermediate_dim`); and arguments of
+            `keras.layers.Layer`.
+
+    Call arguments:
+        inputs: float `(batch, length, hidden_dim)`.
+        mask: bool `(batch, length)`, True for real tokens. Layers that produce Keras masks supply
+            it; Keras calls it `inputs_mask` if other tensors are given too.
+        visibility: `AttentionMask`, see `MultiHeadAttention`.
+        bias: float `(batch or 1, heads or 1, length, length)`, added to the attention scores.
+        relative: `RelativeStates`, see `MultiHeadAttention`.
+        attention_positions: float `(batch or 1, length, hidden_dim)`, added to the states for the
+            queries and keys of the attention, but not for its values.
+        first_only: bool, whether to compute only the state of the first token.
+        grid: ints, see `Block`.
+        return_attention_scores, return_projections: bool, as in `MultiHeadAttention`.
+
+    Returns:
+        Float `(batch, length, hidden_dim)`; with `first_only` `(batch, 1, hidden_dim)`. In a tuple
+        with it, if asked for, a dict of attention weights `{"self": float (batch, num_heads,
+        length, length)}`, and a dict of projections with the same key.
+
+    Raises:
+        ValueError: if the width is not a multiple of `num_heads` and `head_dim` is not given, an
+            option is out of range, arrays do not fit each other, or an argument would be ignored.
+
+    Example:
+    ```python
+    import numpy as np
+    from keras_transformer.layers import EncoderBlock
+
+    block = EncoderBlock(num_heads=4, intermediate_dim=64, dropout=0.1)
+    assert block(np.random.rand(2, 7, 32)).shape == (2, 7, 32)
+    ```
+
+    Source: Vaswani et al. 2017, section 3.1; pre-norm: Xiong et al. 2020; parallel: Wang and
+    Komatsuzaki 2021, "GPT-J-6B"; normalized outputs: Riviere et al. 2024, "Gemma 2", section 2,
+    and OLMo et al. 2024, "2 OLMo 2 Furious", section 3.
+    """
+
+    option_rules: ClassVar = {**Block.option_rules, "rotary": lambda name, value: value}
+
+    def __init__(
+        self,
+        num_heads: int | BlockPart,
+        intermediate_dim: int | None = None,
+        kernel_initializer="glorot_uniform",
+        seed: int | None = None,
+        **kwargs,
+    ):
+        given, kwargs = block_of(num_heads, intermediate_dim, kwargs)
+        super().__init__(given, kernel_initializer=kernel_initializer, seed=seed, **kwargs)
+
+    def build(self, inputs_shape):
+        super().build(inputs_shape)
+
+    def call(
+        self,
+        inputs,
+        mask=None,
+        inputs_mask=None,
+        visibility=None,
+        bias=None,
+        relative=None,
+        attention_positions=None,
+        first_only: bool = False,
+        return_attention_scores: bool = False,
+        return_projections: bool = False,
+        training: bool = False,
+        grid=None,
+    ):
+        return super().call(
+            inputs,
+            mask=mask,
+            inputs_mask=inputs_mask,
+            visibility=visibility,
+            bias=bias,
+            relative=relative,
+            attention_positions=attention_positions,
+            first_only=first_only,
+            return_attention_scores=return_attention_scores,
+            return_projections=return_projections,
+            training=training,
+            grid=grid,
+        )
+
+
+def block_of(num_heads, intermediate_dim: int | None, kwargs: dict) -> tuple[BlockPart, dict]:
+    """Return the `config.Block`, given as such or by keywords, and the keywords that are left."""
+    if isinstance(num_heads, BlockPart | dict):
+        return part_of("num_heads", num_heads, BlockPart), kwargs
+    if intermediate_dim is None:
+        raise ValueError(
+            "A block needs the width of its feed-forward layer: give `intermediate_dim`."
+        )
+    given = {
+        name: deserialized(value) if name in FUNCTIONS else value
+        for name, value in kwargs.items()
+        if name in BLOCK_KEYWORDS
+    }
+    kwargs = {name: value for name, value in kwargs.items() if name not in given}
+    given |= {"num_heads": num_heads, "intermediate_dim": intermediate_dim}
+    return block_by_keywords(given), kwargs
+
+
+@keras.saving.register_keras_serializable(package="keras_transformer")
+class DecoderBlock(Block):
+    """Decoder layer: causal self-attention, optional cross-attention, feed-forward.
+
+    Args:
+        num_heads, intermediate_dim, ...: all arguments of `EncoderBlock`.
+        cross_attention: bool, whether to attend to encoder states, as in a seq2seq model.
+        causal: bool, whether self-attention is causal. False makes it bidirectional, for an
+            encoder that attends to another one; it then takes no cache.
+
+    Call arguments:
+        inputs: float `(batch, length, hidden_dim)`.
+        encoder_states: float `(batch, encoder_length, encoder_dim)`. May be left out if the
+            cache already holds their keys and values.
+        mask: bool `(batch, length)`, True for real tokens. Keras passes a propagated mask here,
+            or as `inputs_mask` when there are encoder states.
+        encoder_states_mask: bool `(batch, encoder_length)`, True for real encoder states.
+        visibility: `AttentionMask` of the self-attention, see `MultiHeadAttention`.
+        cross_visibility: `AttentionMask` of the encoder states.
+        bias: float `(batch or 1, heads or 1, length, keys)`, added to the self-attention scores.
+        attention_positions, encoder_positions: float `(batch or 1, length, hidden_dim)` and
+            `(batch or 1, encoder_length, encoder_dim)`, added to the states and to the encoder
+            states for the queries and keys of each attention, but not for its values. Without a
+            cache.
+        cache: dict `{"self": KeyValueCache, "cross": KeyValueCache}`; `"cross"` is None before the
+            first call and without cross-attention.
+        return_attention_scores, return_projections: bool, as in `MultiHeadAttention`.
+
+    Returns:
+        Float `(batch, length, hidden_dim)`. In a tuple with it, if asked for, a dict of attention
+        weights and a dict of projections, each with the keys `"self"` and `"cross"`; and the
+        updated cache, if a cache was given.
+
+    Raises:
+        ValueError: if encoder states are missing, or given without `cross_attention`, or if
+            another argument would be ignored.
+
+    Example:
+    ```python
+    import numpy as np
+    from keras_transformer.layers import DecoderBlock
+
+    target, source = np.random.rand(2, 5, 32), np.random.rand(2, 7, 32)
+    block = DecoderBlock(num_heads=4, intermediate_dim=64, cross_attention=True)
+    assert block(target, encoder_states=source).shape == (2, 5, 32)
+    ```
+
+    Source: Vaswani et al. 2017, section 3.1; without cross-attention: Radford et al. 2018.
+    """
+
+    option_rules = EncoderBlock.option_rules
+
+    def __init__(
+        self,
+        num_heads: int | BlockPart,
+        intermediate_dim: int | None = None,
+        cross_attention: bool = False,
+        causal: bool = True,
+        kernel_initializer="glorot_uniform",
+        seed: int | None = None,
+        **kwargs,
+    ):
+        given, kwargs = block_of(num_heads, intermediate_dim, kwargs)
+        super().__init__(given, causal, cross_attention, kernel_initializer, seed, **kwargs)

@@ -4,13 +4,12 @@ import keras
 from keras import ops
 
 from keras_transformer.config import Conformer, Dense, Norm
-from keras_transformer.layers.arguments import SavesArguments
+from keras_transformer.layers.arguments import SavesArguments, layer_of, part_of
 from keras_transformer.layers.dense import ClippedDense
 from keras_transformer.layers.dense import Dense as DenseLayer
 from keras_transformer.layers.dropout import Dropout
 from keras_transformer.layers.feed_forward import get_activation
 from keras_transformer.layers.normalization import make_normalization, normalized
-from keras_transformer.layers.parts import layer_of, part_of
 from keras_transformer.layers.remat import no_inner_remat
 
 

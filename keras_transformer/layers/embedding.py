@@ -12,6 +12,7 @@ from keras import ops
 
 from keras_transformer.kernels.indexing import look_up
 from keras_transformer.kernels.products import (
+    BY_XLA,
     bfloat16_product,
     dequantized_product,
     int4_product,
@@ -19,7 +20,6 @@ from keras_transformer.kernels.products import (
     takes_bfloat16,
     takes_int4,
     takes_int8,
-    takes_one_state,
 )
 from keras_transformer.kernels.quantized_matrix import MODES, QuantizedMatrix
 from keras_transformer.kernels.values import known_values
@@ -27,6 +27,7 @@ from keras_transformer.layers.arguments import (
     ChecksCall,
     SavesArguments,
     check_axes,
+    check_range,
     checked_options,
 )
 from keras_transformer.layers.remat import Rematerializable, whole_value
@@ -35,7 +36,6 @@ from keras_transformer.support.checking import (
     check_bool,
     check_int,
     check_number,
-    check_range,
     check_seed,
     shorten,
 )
@@ -245,12 +245,13 @@ class TokenEmbedding(_OfIds, Rematerializable, keras.layers.ReversibleEmbedding,
     def call(self, inputs, reverse: bool = False):
         if self.sharing is not None:
             return self._shared(inputs, reverse)
-        if reverse and self._takes_one_state(inputs):
-            # With the transposed matrix XLA recomputes a preceding norm for each number.
-            logits = ops.matmul(self.embeddings, ops.reshape(inputs, (-1, 1)))
-            return ops.reshape(logits, (*inputs.shape[:-1], self.input_dim))
-        if reverse and self._plain() and takes_bfloat16(inputs, self.embeddings):
-            return bfloat16_product(inputs, self.embeddings, axis=1)
+        if reverse and BY_XLA and self._plain():
+            if takes_bfloat16(inputs, self.embeddings):
+                return bfloat16_product(inputs, self.embeddings, axis=1)
+            if all(size == 1 for size in inputs.shape[:-1]):
+                # With the transposed matrix XLA recomputes a preceding norm for each number.
+                logits = ops.matmul(self.embeddings, ops.reshape(inputs, (-1, 1)))
+                return ops.reshape(logits, (*inputs.shape[:-1], self.input_dim))
         outputs = super().call(inputs, reverse=reverse)
         return outputs if reverse else self._finished(outputs, inputs)
 
@@ -281,11 +282,6 @@ class TokenEmbedding(_OfIds, Rematerializable, keras.layers.ReversibleEmbedding,
     def _plain(self) -> bool:
         """Return True if logits are simply a product with the embeddings."""
         return self.tie_weights and self.reverse_dtype is None and self.logit_soft_cap is None
-
-    def _takes_one_state(self, inputs) -> bool:
-        """Return True if the inputs are one float32 state and the logits are plain."""
-        one = all(size == 1 for size in inputs.shape[:-1])
-        return one and self._plain() and takes_one_state(inputs, self.embeddings)
 
     def compute_mask(self, inputs, mask=None):
         # Keras sets the mask in its own `call`; scaling and quantization would lose it.

@@ -15,7 +15,15 @@ from keras_transformer.distribution.replicas import (
 )
 from keras_transformer.kernels.grouped import ExpertGroups
 from keras_transformer.kernels.values import tensor_of
-from keras_transformer.layers.arguments import ChecksCall, SavesArguments, check_axes, own_layer
+from keras_transformer.layers.arguments import (
+    ChecksCall,
+    SavesArguments,
+    check_axes,
+    initial_stack,
+    known_shape,
+    own_layer,
+    part_of,
+)
 from keras_transformer.layers.dense import Dense
 from keras_transformer.layers.feed_forward import (
     FeedForward,
@@ -24,11 +32,8 @@ from keras_transformer.layers.feed_forward import (
     check_gate,
     get_activation,
 )
-from keras_transformer.layers.initializers import initial_stack
 from keras_transformer.layers.normalization import make_normalization
-from keras_transformer.layers.parts import part_of
 from keras_transformer.layers.remat import Rematerializable, no_inner_remat
-from keras_transformer.support.checking import known_shape
 
 
 class _Projection(keras.layers.Layer):

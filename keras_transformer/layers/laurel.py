@@ -3,10 +3,9 @@
 import keras
 
 from keras_transformer.config import Laurel, Norm
-from keras_transformer.layers.arguments import SavesArguments
+from keras_transformer.layers.arguments import SavesArguments, part_of
 from keras_transformer.layers.dense import Dense
 from keras_transformer.layers.normalization import make_normalization
-from keras_transformer.layers.parts import part_of
 from keras_transformer.layers.remat import no_inner_remat
 
 

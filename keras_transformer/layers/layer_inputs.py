@@ -5,11 +5,10 @@ from keras import ops
 
 from keras_transformer.config import LayerInput, LayerInputs, Norm
 from keras_transformer.kernels.indexing import look_up
-from keras_transformer.layers.arguments import SavesArguments, own_layer
+from keras_transformer.layers.arguments import SavesArguments, own_layer, part_of
 from keras_transformer.layers.dense import Dense
 from keras_transformer.layers.feed_forward import activated, build_function
 from keras_transformer.layers.normalization import make_normalization
-from keras_transformer.layers.parts import part_of
 from keras_transformer.layers.remat import no_inner_remat
 
 

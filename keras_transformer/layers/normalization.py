@@ -94,7 +94,7 @@ def make_normalization(kind: str, epsilon: float, **kwargs) -> keras.layers.Laye
 def normalized(norm: keras.layers.Layer, x, training: bool, mask=None):
     """Apply a norm to states, passing `training` if the norm depends on it.
 
-    A block that is recomputed in the backward pass is not within a call that sets `training`.
+    A layer that is recomputed in the backward pass is not within a call that sets `training`.
     States whose mask, bool `(batch, length)`, is False do not count in the averages over a batch.
     """
     if isinstance(norm, BatchNormalization):

@@ -23,11 +23,16 @@ from keras_transformer.config import (
 from keras_transformer.config.positions import PRECISIONS
 from keras_transformer.kernels.indexing import look_up
 from keras_transformer.kernels.rotary import rotate
-from keras_transformer.layers.arguments import ChecksCall, SavesArguments, checked_options
+from keras_transformer.layers.arguments import (
+    ChecksCall,
+    SavesArguments,
+    checked_options,
+    known_shape,
+    part_of,
+)
 from keras_transformer.layers.embedding import Embedding
-from keras_transformer.layers.parts import part_of
 from keras_transformer.layers.remat import Rematerializable
-from keras_transformer.support.checking import check_int, known_shape
+from keras_transformer.support.checking import check_int
 
 
 def sequence_positions(inputs):

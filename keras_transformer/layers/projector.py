@@ -5,9 +5,9 @@ from keras import ops
 
 from keras_transformer.config import TransformerConfig
 from keras_transformer.config.outputs import STANDARD
+from keras_transformer.layers.arguments import kernel_initializer
 from keras_transformer.layers.dense import Dense
 from keras_transformer.layers.feed_forward import FeedForward
-from keras_transformer.layers.initializers import kernel_initializer
 from keras_transformer.layers.normalization import make_normalization
 from keras_transformer.layers.remat import no_inner_remat
 

@@ -51,6 +51,8 @@ class _Layer(HeadLayer):
                 values.num_heads,
                 levels,
                 values.num_points,
+                offset_scale=values.offset_scale,
+                sampling=values.sampling,
                 name="cross_attention",
                 dtype=dtype,
             )

@@ -20,6 +20,11 @@ class Rematerializable:
     Source: Chen et al. 2016, "Training Deep Nets with Sublinear Memory Cost".
     """
 
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        if self._remat_mode is not None and self._remat_mode.mode is None:
+            self._remat_mode = None  # a part of a layer, which Keras then calls directly
+
     def rematerialized_call(self, layer_call, *args, **kwargs):
         if not recomputes(self):
             return layer_call

@@ -4,10 +4,10 @@ import keras
 from keras import ops
 
 from keras_transformer.config import TransformerConfig
+from keras_transformer.layers.arguments import embedding_initializer, kernel_initializer
 from keras_transformer.layers.attention.multi_head_attention import MultiHeadAttention
 from keras_transformer.layers.dense import Dense
 from keras_transformer.layers.feed_forward import FeedForward
-from keras_transformer.layers.initializers import embedding_initializer, kernel_initializer
 from keras_transformer.layers.normalization import make_normalization
 from keras_transformer.layers.remat import no_inner_remat
 

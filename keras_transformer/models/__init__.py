@@ -13,7 +13,8 @@ from keras_transformer.models.seq2seq import Seq2Seq
 from keras_transformer.models.stack import ForwardContext
 from keras_transformer.support.former_names import renamed
 
-_BACKBONES = {"encoder": Encoder, "decoder": Decoder, "seq2seq": Seq2Seq, "dual": DualEncoder}
+# The class of a backbone by the kind of its config.
+BACKBONES = {"encoder": Encoder, "decoder": Decoder, "seq2seq": Seq2Seq, "dual": DualEncoder}
 
 
 def build_backbone(
@@ -26,7 +27,7 @@ def build_backbone(
         dtype: dtype or dtype policy.
         name: str.
         initializer: initializer of all kernels and embeddings. Defaults to the config's;
-            `layers.initializers.HostZeros()` suits weights that are about to be loaded.
+            `layers.arguments.HostZeros()` suits weights that are about to be loaded.
 
     Returns:
         `Encoder`, `Decoder`, `Seq2Seq` or `DualEncoder`.
@@ -42,7 +43,7 @@ def build_backbone(
     assert isinstance(kt.models.build_backbone(config), kt.models.Decoder)
     ```
     """
-    return _BACKBONES[config.kind](config, dtype=dtype, name=name, initializer=initializer)
+    return BACKBONES[config.kind](config, dtype=dtype, name=name, initializer=initializer)
 
 
 __all__ = [

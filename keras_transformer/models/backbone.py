@@ -1,34 +1,292 @@
 """Base class of all backbones: config, token embedding, presets and checks of the input."""
 
+import contextlib
 import functools
 import os
 from collections.abc import Mapping
 from typing import Any, Self
 
 import keras
+import numpy as np
 from keras import ops
 
-from keras_transformer.config import Side, TransformerConfig
+from keras_transformer.config import Learned, Side, TransformerConfig
 from keras_transformer.distribution.layout import check_config, spread_batch
+from keras_transformer.distribution.spread import MESHES
 from keras_transformer.kernels.process import tune_once
 from keras_transformer.kernels.products import onednn_matmul_scope
 from keras_transformer.kernels.values import is_right_padded
+from keras_transformer.layers.arguments import (
+    agree,
+    check_range,
+    embedding_initializer,
+    kernel_initializer,
+    known_shape,
+    show_shape,
+)
 from keras_transformer.layers.dense import Dense
 from keras_transformer.layers.embedding import TokenEmbedding, VocabularyBias
 from keras_transformer.layers.feed_forward import get_activation
-from keras_transformer.layers.initializers import embedding_initializer, kernel_initializer
 from keras_transformer.layers.normalization import make_normalization
 from keras_transformer.layers.remat import no_inner_remat
 from keras_transformer.layers.stems import STEMS, Input, Stem, TokenStem
 from keras_transformer.layers.vector import SideVector
-from keras_transformer.models.inputs import check_dtype, check_ids, check_inputs, named_inputs
 from keras_transformer.models.runtime.quantized import refuse_quantized
 from keras_transformer.models.runtime.read_write_lock import ReadWriteLock, copies
 from keras_transformer.models.runtime.runtime import Runtime
 from keras_transformer.models.stack import COLLECTED, OpaqueCache, Stack
+from keras_transformer.support.checking import describe, nearest, shorten
 from keras_transformer.support.foreign_names import check_options
 from keras_transformer.support.notebook import model_table
 from keras_transformer.support.registry import bound
+
+_DTYPES = ("float32", "float16", "bfloat16", "mixed_float16", "mixed_bfloat16")
+
+# Transformers' names of the same arrays.
+_PUBLISHED_NAMES = {
+    "input_ids": "token_ids",
+    "attention_mask": "padding_mask",
+    "token_type_ids": "segment_ids",
+}
+
+
+def check_dtype(dtype: Any) -> None:
+    """Raise ValueError unless `dtype` is None, a float dtype policy, or the name of a policy."""
+    policy = None
+    with contextlib.suppress(ValueError, TypeError, AttributeError):  # Keras's errors say less
+        policy = dtype if dtype is None else keras.dtype_policies.get(dtype)
+    if dtype is not None and (policy is None or "float" not in str(policy.compute_dtype)):
+        raise ValueError(
+            "`dtype` must be a dtype of floats, such as 'float32', or a dtype policy, such as "
+            f"'mixed_bfloat16', received {describe(dtype)}.{nearest(dtype, _DTYPES)} `from_preset` "
+            "also takes 'int8' and 'int4'."
+        )
+
+
+def published_name(name: Any) -> Any:
+    """Return this package's name of an array that Transformers calls `name`, else `name`."""
+    return _PUBLISHED_NAMES.get(name, name) if isinstance(name, str) else name
+
+
+_HINT_FOR_TEXTS = (
+    " Texts do not go into a dict: pass them as they are to the methods of a task, such as "
+    "`fit(texts, labels)`, `predict(texts)` and, if the task generates, `generate(texts)`."
+)
+
+
+def named_inputs(
+    inputs: Any, names: tuple[str, ...], needed: tuple[str, ...], taker: str
+) -> dict[str, Any]:
+    """Return the arrays under this package's names, without those that are None.
+
+    Args:
+        inputs: the argument that should be a dict of arrays. Transformers' names are accepted too.
+        names: known names.
+        needed: required names.
+        taker: str, the class that takes the arrays, as errors call it.
+
+    Raises:
+        ValueError: if it is not a dict, or a name is unknown or missing.
+        TypeError: if it is None.
+    """
+    if inputs is None:
+        raise TypeError(
+            f"{taker} takes one dict of arrays, such as {' and '.join(map(repr, needed))}: give "
+            "`inputs`, and not `**inputs`."
+        )
+    if not isinstance(inputs, Mapping):
+        raise ValueError(
+            f"{taker} takes a dict of arrays, such as {' and '.join(map(repr, needed))}, received "
+            f"{describe(inputs)}.{_HINT_FOR_TEXTS if _is_text(inputs) else ''}"
+        )
+    published = _published(names)
+    named, unknown = {}, []
+    for name, array in inputs.items():
+        own = published.get(name, name) if isinstance(name, str) else name
+        if own != name and own in inputs:
+            raise ValueError(
+                f"`{name}` and `{own}` are two names of one array, received both. Give one."
+            )
+        if own not in names:
+            unknown.append(own)
+        elif array is not None:
+            named[own] = array
+    missing = [name for name in needed if name not in named]
+    if missing:
+        raise ValueError(
+            f"{taker} needs a dict with {' and '.join(map(repr, needed))}, received one with "
+            f"{shorten(sorted(map(str, inputs)))}."
+            + (_HINT_FOR_TEXTS if any(map(_is_text, inputs.values())) else "")
+        )
+    if unknown:
+        labels = " Labels are `y`." if unknown[0] in ("label", "labels") else ""
+        raise ValueError(
+            f"{taker} takes no {shorten(unknown[0])}.{nearest(unknown[0], names)}{labels} It takes "
+            f"a dict with {', '.join(map(repr, names))}. Leave out arrays for other purposes."
+        )
+    return named
+
+
+def _is_text(value: Any) -> bool:
+    first = value[0] if isinstance(value, (list, tuple)) and value else value
+    return isinstance(first, str)
+
+
+def check_inputs(
+    inputs: Mapping[str, Any], arrays: tuple[Input, ...], prefix: str, side: Side
+) -> None:
+    """Raise ValueError if the shape or the values of an array would give meaningless states.
+
+    Args:
+        inputs: arrays or tensors by name, as returned by `named_inputs`.
+        arrays: the arrays that the stem of the side takes.
+        prefix: prefix of their names, such as `"encoder_"`.
+        side: the config of the side.
+    """
+    main = next((prefix + array.name for array in arrays if array.required), None)
+    like = None if inputs.get(main) is None else _shape_of(main, inputs[main])
+    for known in arrays:
+        name = prefix + known.name
+        if inputs.get(name) is None:
+            continue
+        array, shape = inputs[name], _shape_of(name, inputs[name])
+        if shape is None:
+            continue
+        _check_shape(name, shape, known)
+        rows_may_be_one = known.name in ("position_ids", "global_positions")
+        axes = 2 if known.of_tokens else 1
+        if like is not None and not agree(shape[:axes], like[:axes], rows_may_be_one):
+            raise ValueError(
+                f"`{name}` must have the shape of `{main}`, {show_shape(like)}, received "
+                f"{show_shape(shape)}."
+            )
+        if isinstance(array, np.ndarray):
+            _check_values(name, known, array, side)
+            of_places = known.name == "global_positions"
+            if of_places and like is not None and isinstance(like[1], int):
+                check_range(
+                    name, array, -1, like[1] - 1, "-1 is an empty place, and rows have the places"
+                )
+
+
+def check_states(name: str, states: Any, width: int) -> None:
+    """Raise ValueError unless the states are float `(batch, length, width)`."""
+    shape = _shape_of(name, states)
+    fits = shape is None or (len(shape) == 3 and shape[2] in (None, width))
+    if not fits or (isinstance(states, np.ndarray) and states.dtype.kind not in "fV"):
+        shown = "" if shape is None else f", shape {show_shape(shape)}"
+        raise ValueError(
+            f"`{name}` must be float (batch, length, {width}), received {states.dtype}{shown}."
+        )
+
+
+def check_ids(name: str, array: np.ndarray, side: Side) -> None:
+    """Raise ValueError unless ids are integers of the vocabulary and the rows are not too long."""
+    if array.dtype.kind not in "iu":
+        raise ValueError(
+            f"`{name}` must hold token ids, which are integers, received {array.dtype}."
+        )
+    size = side.input.vocabulary_size
+    if array.size and not (int(array.min()) >= 0 and int(array.max()) < size):
+        raise ValueError(
+            f"`{name}` holds ids from {int(array.min())} to {int(array.max())}, but the "
+            f"vocabulary has the ids 0 to {size - 1}. Were they made by the tokenizer of another "
+            "model?"
+        )
+    limit = side.max_sequence_length
+    if isinstance(side.position, Learned) and array.shape[-1] > limit:
+        raise ValueError(
+            f"`{name}` has {array.shape[-1]} tokens a row, but the model has learned positions "
+            f"for {limit} only. Truncate the input."
+        )
+
+
+def check_positions(name: str, positions: Any, ids: Any) -> None:
+    """Raise ValueError unless `positions` are int `(batch, count)`, places in rows of `ids`.
+
+    They may also be a mask, bool `(batch, length)`.
+    """
+    shape, like = _shape_of(name, positions), _shape_of("ids", ids)
+    if shape is not None and (len(shape) != 2 or (like and not agree(shape[:1], like[:1]))):
+        raise ValueError(
+            f"`{name}` must be of shape (batch, count), with as many rows as the ids, received "
+            f"{show_shape(shape)}."
+        )
+    numbers = isinstance(positions, np.ndarray) and positions.dtype.kind != "b"
+    if numbers and like and isinstance(like[1], int):
+        check_range(name, positions, 0, like[1] - 1, "the rows have the places")
+
+
+def _published(names: tuple[str, ...]) -> dict[str, str]:
+    """Map Transformers' names to the ones in `names`; names without prefix are the encoder's."""
+    published = dict(_PUBLISHED_NAMES)
+    if "decoder_token_ids" in names:
+        published = {theirs: f"encoder_{own}" for theirs, own in _PUBLISHED_NAMES.items()}
+        published |= {f"decoder_{t}": f"decoder_{own}" for t, own in _PUBLISHED_NAMES.items()}
+    return {theirs: own for theirs, own in published.items() if own in names}
+
+
+def _check_shape(name: str, shape: tuple, known: Input) -> None:
+    sizes = ("batch", *("length" if i == 0 else "dim" for i in range(len(known.shape))))
+    wanted = tuple(
+        n if size is None else size for n, size in zip(sizes, (None, *known.shape), strict=True)
+    )
+    if len(shape) != len(wanted) or not agree(shape, wanted):
+        raise ValueError(
+            f"`{name}` must be of shape {show_shape(wanted)}, received {show_shape(shape)}."
+        )
+
+
+def _shape_of(name: str, array: Any) -> tuple | None:
+    """Return the shape of an array or tensor; None if TensorFlow does not know it yet."""
+    if isinstance(array, (list, tuple)) or not hasattr(array, "shape"):
+        raise ValueError(
+            f"`{name}` must be an array, received a {type(array).__name__}. Pad the rows to one "
+            "length and make them a NumPy array, or give strings."
+        )
+    return known_shape(array)
+
+
+def _check_values(name: str, known: Input, array: np.ndarray, side: Side) -> None:
+    """Raise ValueError if values are out of range, in one pass over the array."""
+    kind = known.name
+    if kind == "token_ids":
+        check_ids(name, array, side)
+    elif known.dtype == "bool":
+        _check_mask(name, array, kind == "padding_mask")
+    elif known.below is not None:
+        check_range(name, array, 0, known.below - 1, "the model takes the numbers")
+    elif kind == "segment_ids":
+        most = max(side.input.segments, 1) - 1
+        check_range(name, array, 0, most, "the model has the segments")
+    elif kind == "position_ids":
+        # RoBERTa counts real tokens from 0, and padding is one before that.
+        learned = isinstance(side.position, Learned)
+        least = -1 if learned and side.position.padding_id is not None else 0
+        most = side.max_sequence_length - 1 if learned else np.iinfo("int32").max
+        check_range(name, array, least, most, "the model has the positions")
+    elif known.dtype.startswith("float"):
+        if array.dtype.kind not in "fV" or not np.isfinite(array.astype("float32")).all():
+            numbers = array.dtype.kind in "fV"
+            held = "some that are NaN, infinite or too large" if numbers else str(array.dtype)
+            raise ValueError(f"`{name}` must hold finite floats, received {held}.")
+    elif kind in ("pack_ids", "global_positions"):
+        most = np.iinfo("int32").max
+        check_range(name, array, -1, most, "padding is -1, and packed rows have the numbers")
+    else:
+        limits = np.iinfo("int32")
+        check_range(name, array, limits.min, limits.max, "int32 has the numbers")
+
+
+def _check_mask(name: str, array: np.ndarray, of_padding: bool) -> None:
+    if array.dtype.kind == "b":
+        return
+    meant = (
+        "True, or 1, for a token and False, or 0, for padding" if of_padding else "True or False"
+    )
+    if array.dtype.kind not in "iuf" or not ((array == 0) | (array == 1)).all():
+        held = shorten(np.unique(array)[:5].tolist()) if array.dtype.kind in "iuf" else "others"
+        raise ValueError(f"`{name}` must be {meant}; received {array.dtype} values such as {held}.")
 
 
 class Backbone(Runtime):
@@ -72,7 +330,8 @@ class Backbone(Runtime):
             )
         if config.kind != "dual" and any(s.only_side.bidirectional for s in config.sides):
             raise ValueError(f"`bidirectional` needs kind='dual', received kind={config.kind!r}.")
-        check_config(config)
+        if MESHES or keras.distribution.distribution():
+            check_config(config)
         check_dtype(dtype)
         tune_once()  # before the first array, since JAX reads these settings only once
         super().__init__(dtype=dtype, name=name or self.kind, autocast=False, **kwargs)
@@ -86,28 +345,30 @@ class Backbone(Runtime):
         self.token_embedding = self.output_bias = None
         if tokens:
             self.token_embedding = self._token_embedding(
-                config.sides[-1], "token_embedding", config.tie_embeddings
+                config.sides[-1], "token_embedding", config.logits.tie
             )
         options = {"initializer": initializer, "dtype": self.dtype_policy}
         self.output_transform = output_transform(config.sides[-1], **options)
         self.state_projection = state_projection(config, **options)
-        if config.output_bias:
+        if config.logits.bias:
             self.output_bias = VocabularyBias(
-                config.sides[-1].vocabulary_size, name="output_bias", dtype=self.dtype_policy
+                config.last_side.input.vocabulary_size, name="output_bias", dtype=self.dtype_policy
             )
 
     def _token_embedding(self, side: TransformerConfig, name: str, tied: bool) -> TokenEmbedding:
-        if side.vocabulary_size < 1:
+        tokens, width = side.only_side.input, side.only_side.embedding_dim
+        size = getattr(tokens, "vocabulary_size", 0)
+        if size < 1:
             raise ValueError(
                 "`vocabulary_size` must be at least 1 for a model of tokens, received "
-                f"{side.vocabulary_size}. It is the size of the tokenizer's vocabulary."
+                f"{size}. It is the size of the tokenizer's vocabulary."
             )
         return TokenEmbedding(
-            side.vocabulary_size,
-            side.embedding_dim,
-            scale=side.embedding_scale,
+            size,
+            width,
+            scale=tokens.factor(width),
             tie_weights=tied,
-            replaced_id=side.only_side.input.replaced_id,
+            replaced_id=tokens.replaced_id,
             embeddings_initializer=embedding_initializer(side, self.initializer),
             name=name,
             dtype=self.dtype_policy,
@@ -147,8 +408,8 @@ class Backbone(Runtime):
         inputs = self.checked_inputs(inputs, continues=cache is not None)
         if cache is not None:
             kwargs["cache"] = OpaqueCache(cache)
-        if kwargs.keys() - {"training"}:
-            check_options(type(self).__name__, kwargs, ())
+        if further := kwargs.keys() - {"cache", "collect", "first_only", "training"}:
+            check_options(type(self).__name__, further, ())
         collect = kwargs.get("collect", ())
         wrong = collect if isinstance(collect, str) else sorted({*collect} - {*COLLECTED})
         if wrong:
@@ -431,9 +692,10 @@ def dense(name: str, units: int, config: TransformerConfig, initializer, dtype, 
 
 def state_projection(config: TransformerConfig, initializer, dtype) -> Dense | None:
     """Make the projection of states to the embedding's width, None without `token_projection`."""
-    if not config.token_projection:
+    side = config.last_side
+    if side.embedding_projection != "tokens":
         return None
-    units = config.embedding_dim
+    units = side.embedding_dim
     return dense("state_projection", units, config, initializer, dtype, use_bias=False)
 
 
@@ -442,24 +704,25 @@ def output_transform(config: TransformerConfig, initializer, dtype) -> list[kera
 
     Source: Devlin et al. 2018, "BERT", the head of masked language models as published.
     """
-    if config.output_transform is None:
+    logits, side = config.logits, config.last_side
+    if logits.transform is None:
         return []
-    activation = get_activation(config.output_transform)
+    activation = get_activation(logits.transform)
     with no_inner_remat():
         norm = make_normalization(
-            config.normalization,
-            config.normalization_epsilon,
+            side.block.norm.type,
+            side.block.norm.epsilon,
             name="output_transform_norm",
             dtype=dtype,
         )
         transform = dense(
             "output_transform",
-            config.hidden_dim,
+            side.hidden_dim,
             config,
             initializer,
             dtype,
             activation=activation,
-            use_bias=config.output_transform_bias,
+            use_bias=logits.transform_bias,
         )
     return [transform, norm]
 
@@ -469,7 +732,7 @@ class HasVector:
 
     def make_vector(self) -> SideVector | None:
         """Make the vector layer, named after the side; None if the config has no pooling."""
-        if self.config.vector_pooling is None:
+        if self.config.last_side.vector is None:
             return None
         options = {"name": self.config.kind, "dtype": self.dtype_policy}
         return SideVector(self.config, self.initializer, **options)

@@ -9,8 +9,7 @@ from keras import ops
 from keras_transformer.config import TransformerConfig
 from keras_transformer.layers.normalization import unit_vectors
 from keras_transformer.layers.vector import SideVector
-from keras_transformer.models.backbone import Backbone
-from keras_transformer.models.inputs import published_name
+from keras_transformer.models.backbone import Backbone, published_name
 from keras_transformer.models.stack import ForwardContext, positions_of
 
 # Initial log scale of similarities without a bias, log scale with a bias, and bias:

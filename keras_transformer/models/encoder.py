@@ -4,8 +4,8 @@ import keras
 from keras import ops
 
 from keras_transformer.config import TransformerConfig
+from keras_transformer.layers.arguments import kernel_initializer
 from keras_transformer.layers.dense import Dense
-from keras_transformer.layers.initializers import kernel_initializer
 from keras_transformer.layers.normalization import make_normalization
 from keras_transformer.layers.remat import no_inner_remat
 from keras_transformer.layers.stems import Stem
@@ -73,17 +73,18 @@ class Encoder(HasVector, Backbone):
         self.stem = self.stem if stem is None else stem
         self.vector = self.make_vector()
         self.pooler = self.pooler_norm = None
-        if config.mean_pooler:
+        side = config.last_side
+        if side.pooler == "mean":
             self.pooler_norm = make_normalization(
-                config.normalization,
-                config.normalization_epsilon,
+                side.block.norm.type,
+                side.block.norm.epsilon,
                 name="pooler_norm",
                 dtype=self.dtype_policy,
             )
-        if config.pooler:
+        if side.pooler == "tanh":
             with no_inner_remat():
                 self.pooler = Dense(
-                    config.hidden_dim,
+                    side.hidden_dim,
                     activation="tanh",
                     kernel_initializer=kernel_initializer(config, self.initializer),
                     name="pooler",
@@ -99,7 +100,7 @@ class Encoder(HasVector, Backbone):
         super().build(input_shape)
         for layer in (self.pooler, self.pooler_norm):
             if layer is not None:
-                layer.build((None, self.config.hidden_dim))
+                layer.build((None, self.config.last_side.hidden_dim))
         if self.vector is not None:
             self.vector.build()
 

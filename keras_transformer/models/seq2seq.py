@@ -7,10 +7,10 @@ import keras
 from keras import ops
 
 from keras_transformer.config import SIDES, TransformerConfig
-from keras_transformer.layers.arguments import refuse_unused
+from keras_transformer.layers.arguments import agree, known_shape, refuse_unused, show_shape
 from keras_transformer.layers.projector import Projector
 from keras_transformer.layers.stems import Input
-from keras_transformer.models.backbone import Backbone
+from keras_transformer.models.backbone import Backbone, check_states
 from keras_transformer.models.feature_merger import (
     MIXED_STATES,
     MIXED_WEIGHTS,
@@ -22,9 +22,7 @@ from keras_transformer.models.feature_merger import (
     joined_states,
     placed_inputs,
 )
-from keras_transformer.models.inputs import check_states
 from keras_transformer.models.stack import ForwardContext, positions_of
-from keras_transformer.support.checking import agree, known_shape, show_shape
 
 
 @keras.saving.register_keras_serializable(package="keras_transformer")

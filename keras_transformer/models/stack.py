@@ -10,16 +10,20 @@ from keras import ops
 
 from keras_transformer.config import TransformerConfig
 from keras_transformer.config.structure import block_order
+from keras_transformer.distribution.spread import PARTS
 from keras_transformer.layers.altup import CopiedStates, JoinedStates
-from keras_transformer.layers.arguments import call_unchecked, pack_outputs
+from keras_transformer.layers.arguments import (
+    call_unchecked,
+    embedding_initializer,
+    kernel_initializer,
+    layer_of,
+    pack_outputs,
+)
 from keras_transformer.layers.attention.masking import AttentionMask
 from keras_transformer.layers.attention.score_bias import LazyBias
-from keras_transformer.layers.decoder import DecoderBlock
-from keras_transformer.layers.encoder import EncoderBlock
+from keras_transformer.layers.block import DecoderBlock, EncoderBlock
 from keras_transformer.layers.global_states import GlobalStates
-from keras_transformer.layers.initializers import embedding_initializer, kernel_initializer
 from keras_transformer.layers.normalization import make_normalization
-from keras_transformer.layers.parts import layer_of
 from keras_transformer.layers.position import sequence_positions
 from keras_transformer.layers.remat import no_inner_remat, with_whole_weights
 
@@ -179,7 +183,10 @@ class ForwardContext:
             shares = source is not None and not block.has_cache
             options["cache"] = self._cache_of(source if shares else None)
         call = functools.partial(call_unchecked, block) if checked else block
-        result = with_whole_weights(block, call, x, **options)
+        if PARTS or keras.distribution.distribution():
+            result = with_whole_weights(block, call, x, **options)
+        else:
+            result = call(x, **options)
         if self.cache is not None:
             *result, kept = result
             self._kept.append(kept)
@@ -272,7 +279,7 @@ class Stack(keras.layers.Layer):
         self.cross_dim = cross_dim
         self.supports_masking = True
         self.side = side = config.only_side
-        ordered = not (config.bidirectional or side.input.is_set)
+        ordered = not (side.bidirectional or side.input.is_set)
         causal = side.causal or (config.kind == "decoder" and ordered)
         self.position_bias = self.group_bias = self.relative_embedding = self.final_norm = None
         self.grid_bias = self.altup_copies = self.altup_mean = None
@@ -325,10 +332,10 @@ class Stack(keras.layers.Layer):
             )
             self.blocks.append(block)
         self._some_attend = len({block.cross_attention_enabled for block in self.blocks}) > 1
-        if config.final_normalization:
+        if side.final_norm:
             self.final_norm = make_normalization(
-                config.normalization,
-                config.normalization_epsilon,
+                side.block.norm.type,
+                side.block.norm.epsilon,
                 name="final_norm",
                 dtype=self.dtype_policy,
             )

@@ -8,8 +8,7 @@ from xml.etree import ElementTree
 
 from keras_transformer.processors.image_files import SUFFIXES, image_size
 from keras_transformer.support.checking import check_path, describe, is_int, is_number, shorten
-from keras_transformer.support.files import read_file
-from keras_transformer.support.untrusted import parse_json
+from keras_transformer.support.files import parse_json, read_file
 
 # The instances of COCO's largest part are 0.45 GB.
 _MOST_JSON = 2**30

@@ -15,7 +15,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from keras_transformer.serving.limits import Limits
 from keras_transformer.support.checking import shorten
-from keras_transformer.support.untrusted import parse_json
+from keras_transformer.support.files import parse_json
 from keras_transformer.tokenizers.beginnings import refusing_sparse_texts
 
 # Formats an application's error: function of a status, message and code to a JSON value.

@@ -273,46 +273,6 @@ def check_text(name: str, text: Any) -> str:
     return text
 
 
-def check_range(name: str, array: Any, least: int, most: int, known: str) -> None:
-    """Check that an array has integers from `least` to `most`.
-
-    `known` begins the part of the message that gives the range, as in "the model has the segments".
-    """
-    if array.dtype.kind not in "iu":
-        raise ValueError(f"`{name}` must hold integers, received {array.dtype}.")
-    if array.size and not (int(array.min()) >= least and int(array.max()) <= most):
-        raise ValueError(
-            f"`{name}` holds numbers from {int(array.min())} to {int(array.max())}, but {known} "
-            f"{least} to {most}."
-        )
-
-
-def known_shape(array: Any) -> tuple | None:
-    """Return the shape of an array or a tensor, or None if it is unknown."""
-    try:
-        return tuple(array.shape)
-    except (AttributeError, ValueError):
-        return None
-
-
-def show_shape(shape: tuple) -> str:
-    """Format a shape for messages. A size may be an int, a name, or None if it is unknown."""
-    return f"({', '.join(map(str, shape))}{',' if len(shape) == 1 else ''})"
-
-
-def agree(shape: tuple, like: tuple, rows_may_be_one: bool = False) -> bool:
-    """Return whether two shapes are equal in all sizes that are known as ints.
-
-    With `rows_may_be_one`, a first size of 1 in `shape` agrees with any number of rows.
-    """
-    if len(shape) != len(like):
-        return False
-    pairs = list(zip(shape, like, strict=True))
-    if rows_may_be_one and shape[0] == 1:
-        del pairs[0]
-    return all(one == two for one, two in pairs if isinstance(one, int) and isinstance(two, int))
-
-
 def _python_value(value: Any) -> Any:
     """Return the Python value of a NumPy number, or of an array or a tensor without axes."""
     if isinstance(value, (int, float)):

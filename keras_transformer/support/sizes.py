@@ -3,7 +3,9 @@
 import math
 import threading
 from collections import OrderedDict, deque
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
+
+import numpy as np
 
 # Buckets of rows are dense for small batches, where one row more is a large part of the work.
 _ROWS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
@@ -130,3 +132,19 @@ class RoundedSizes(ShapeBuckets):
 
     def __reduce__(self):
         return RoundedSizes, ()
+
+
+def pad_rows(
+    rows: Sequence[Sequence[int]], pad_id: int, length: int | None = None
+) -> tuple[np.ndarray, np.ndarray]:
+    """Pad rows on the right to `length`; return the array, int32 `(rows, length)`, and its mask.
+
+    `length` defaults to the longest row, rounded up so that few shapes occur.
+    """
+    length = round_size(max(map(len, rows))) if length is None else length
+    ids = np.full((len(rows), length), pad_id, "int32")
+    mask = np.zeros(ids.shape, "bool")
+    for i, row in enumerate(rows):
+        ids[i, : len(row)] = row
+        mask[i, : len(row)] = True
+    return ids, mask

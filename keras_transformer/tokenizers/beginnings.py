@@ -7,13 +7,13 @@ from contextvars import ContextVar
 import tokenizers
 
 # Characters that the first attempt encodes per kept token.
-_CHARACTERS = 16
+CHARACTERS = 16
 # A beginning is long enough if it has about this many times the tokens that are kept: the tokens
 # near its cut, which may differ from those of the whole text, are then not among them.
 _TIMES = 2
 # Maximum characters read per token; None disables it. See `refusing_sparse_texts`.
 _MOST_CHARACTERS: ContextVar[int | None] = ContextVar("most_characters", default=None)
-_OF_STRANGERS = 4 * _CHARACTERS
+_OF_STRANGERS = 4 * CHARACTERS
 
 
 @contextlib.contextmanager
@@ -50,7 +50,7 @@ def encode_beginnings(
             text do not have about twice `max_length` tokens.
     """
     most = _MOST_CHARACTERS.get()
-    size = _CHARACTERS * max_length
+    size = CHARACTERS * max_length
     encodings = encode([_beginning(text, size) for text in texts])
     while True:
         size *= 4

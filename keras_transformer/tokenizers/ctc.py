@@ -12,8 +12,7 @@ from tokenizers import AddedToken, models, normalizers, pre_tokenizers
 
 from keras_transformer.support.checking import check_bool, check_text, describe
 from keras_transformer.support.files import write_text
-from keras_transformer.tokenizers.backend import refusing
-from keras_transformer.tokenizers.bounds import check_ids
+from keras_transformer.tokenizers.backend import check_ids, refusing
 from keras_transformer.tokenizers.folder import CONFIG_FILE, Folder, read_json_object
 from keras_transformer.tokenizers.tokenizer import Tokenizer
 

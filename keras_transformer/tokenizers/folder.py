@@ -15,7 +15,7 @@ from tokenizers import AddedToken
 
 from keras_transformer.support.checking import load_json
 from keras_transformer.support.files import has_file, read_file
-from keras_transformer.tokenizers.bounds import MAX_FILE
+from keras_transformer.tokenizers.backend import MAX_FILE
 from keras_transformer.tokenizers.chat import MAX_TEMPLATE
 
 TOKENIZER_FILE = "tokenizer.json"

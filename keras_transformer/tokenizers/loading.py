@@ -9,8 +9,7 @@ import tokenizers
 from tokenizers import decoders, models, normalizers
 
 from keras_transformer.support.files import write_text
-from keras_transformer.tokenizers.backend import refusing
-from keras_transformer.tokenizers.bounds import bounded, check_ids, steps_of, try_out
+from keras_transformer.tokenizers.backend import bounded, check_ids, refusing, steps_of, try_out
 from keras_transformer.tokenizers.folder import (
     CHAT_FILE,
     CONFIG_FILE,

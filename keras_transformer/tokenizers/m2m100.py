@@ -6,8 +6,7 @@ from pathlib import Path
 import tokenizers
 from tokenizers import AddedToken, models
 
-from keras_transformer.tokenizers.backend import refusing
-from keras_transformer.tokenizers.bounds import check_ids
+from keras_transformer.tokenizers.backend import check_ids, refusing
 from keras_transformer.tokenizers.folder import M2M100_FILES, Folder, read_json_object
 from keras_transformer.tokenizers.languages import M2M100_CODES, set_language
 from keras_transformer.tokenizers.published import source_language

@@ -9,8 +9,7 @@ import numpy as np
 import tokenizers
 from tokenizers import models, processors
 
-from keras_transformer.tokenizers.backend import refusing
-from keras_transformer.tokenizers.bounds import check_ids
+from keras_transformer.tokenizers.backend import check_ids, refusing
 from keras_transformer.tokenizers.folder import MARIAN_FILES, Folder, read_json_object
 from keras_transformer.tokenizers.segmented import SegmentedTokenizer, piece_decoder
 from keras_transformer.tokenizers.sentencepiece import Segmenter

@@ -7,8 +7,7 @@ its start (and, with `clean_up_tokenization_spaces`, spaces before punctuation).
 import re
 from typing import Any
 
-from keras_transformer.tokenizers.backend import byte_alphabet
-from keras_transformer.tokenizers.bounds import steps_of
+from keras_transformer.tokenizers.backend import byte_alphabet, steps_of
 from keras_transformer.tokenizers.tokenizer import Tokenizer
 
 _BYTE_TOKEN = re.compile("<0x([0-9A-Fa-f]{2})>")

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 import tokenizers
 from tokenizers import Regex, decoders, normalizers, pre_tokenizers
 
-from keras_transformer.tokenizers.bounds import AT_START, MARKS, SPACES
+from keras_transformer.tokenizers.backend import AT_START, MARKS, SPACES
 from keras_transformer.tokenizers.folder import Folder
 from keras_transformer.tokenizers.sentencepiece import (
     SPACE,

@@ -15,8 +15,13 @@ import tokenizers
 from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers
 
 from keras_transformer.support.files import write_text
-from keras_transformer.tokenizers.backend import InvalidTokenizer, byte_alphabet, refusing
-from keras_transformer.tokenizers.bounds import check_ids, try_out
+from keras_transformer.tokenizers.backend import (
+    InvalidTokenizer,
+    byte_alphabet,
+    check_ids,
+    refusing,
+    try_out,
+)
 from keras_transformer.tokenizers.folder import (
     CHAT_FILE,
     CONFIG_FILE,

@@ -12,8 +12,7 @@ from keras_transformer.support.checking import (
     describe,
     shorten,
 )
-from keras_transformer.tokenizers.backend import InvalidTokenizer
-from keras_transformer.tokenizers.bounds import MAX_VOCABULARY
+from keras_transformer.tokenizers.backend import MAX_VOCABULARY, InvalidTokenizer
 from keras_transformer.tokenizers.training import SEQUENCE_ROLES, TEMPLATES, set_template
 
 _MASK = "<mask>"
@@ -77,20 +76,16 @@ def _checked(symbols: Iterable, roles: dict[str, str]) -> list[str]:
     return names
 
 
-def known(
+def check_symbols(
     backend: tokenizers.Tokenizer, rows: Sequence, encodings: list[tokenizers.Encoding]
-) -> list[tokenizers.Encoding]:
-    """Return the encodings of rows.
-
-    Raises InvalidTokenizer if a text has a symbol outside of an alphabet that must cover it.
-    """
-    refused = backend.token_to_id(_REFUSED) if isinstance(backend.model, models.WordLevel) else None
+) -> None:
+    """Raise InvalidTokenizer if a row has a symbol outside of an alphabet that must cover it."""
+    refused = backend.token_to_id(_REFUSED)
     if refused is None:
-        return encodings
+        return
     for number, (row, encoding) in enumerate(zip(rows, encodings, strict=True)):
         if refused in encoding.ids:
             _refuse(f"row {number}", row, backend, refused)
-    return encodings
 
 
 def _refuse(name: str, row: str | tuple[str, str], backend: tokenizers.Tokenizer, refused: int):

@@ -13,10 +13,10 @@ from keras_transformer.support.foreign_names import ForeignNames, hint_on_foreig
 from keras_transformer.support.registry import bound
 from keras_transformer.tokenizers import loading, training
 from keras_transformer.tokenizers.backend import check_texts, copy_backend, refusing
-from keras_transformer.tokenizers.beginnings import encode_beginnings
+from keras_transformer.tokenizers.beginnings import CHARACTERS, encode_beginnings
 from keras_transformer.tokenizers.chats import Chats
 from keras_transformer.tokenizers.folder import Folder
-from keras_transformer.tokenizers.symbols import known
+from keras_transformer.tokenizers.symbols import check_symbols
 from keras_transformer.tokenizers.vocabulary import Vocabulary
 
 
@@ -293,7 +293,13 @@ class Tokenizer(ForeignNames, Chats, Vocabulary):
         """
         rows = self._rows(texts, pairs)
         with self._refusing("encode"):
-            return known(self._backend, rows, self._backend.encode_batch(rows))
+            return self._known(self._backend, rows, self._backend.encode_batch(rows))
+
+    def _known(self, backend, rows, encodings) -> list[tokenizers.Encoding]:
+        """Return the encodings of rows, whose symbols an alphabet must cover."""
+        if isinstance(backend.model, tokenizers.models.WordLevel):
+            check_symbols(backend, rows, encodings)
+        return encodings
 
     def _rows(self, texts, pairs) -> list:
         rows = check_texts(texts, "texts")
@@ -326,11 +332,11 @@ class Tokenizer(ForeignNames, Chats, Vocabulary):
             encodings = backend.encode_batch_fast(
                 rows, is_pretokenized=self._takes_pieces, add_special_tokens=special_tokens
             )
-            return known(backend, rows, encodings)
+            return self._known(backend, rows, encodings)
 
         with self._refusing("encode"):
             whole = self._takes_pieces or self._crosses_words
-            if max_length is None or pairs is not None or whole:
+            if max_length is None or pairs is not None or whole or not _any_long(rows, max_length):
                 encodings = encode(rows)
             else:
                 encodings = encode_beginnings(encode, rows, int(max_length))
@@ -377,3 +383,8 @@ class Tokenizer(ForeignNames, Chats, Vocabulary):
             sequence_length=sequence_length,
             split_special_tokens=self._backend.encode_special_tokens,
         )
+
+
+def _any_long(texts: list[str], max_length: int) -> bool:
+    """Return whether a text is so long that its beginning may be enough."""
+    return max(map(len, texts), default=0) > CHARACTERS * max_length

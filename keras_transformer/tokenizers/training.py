@@ -12,8 +12,7 @@ from keras_transformer.support.checking import (
     check_text,
     shorten,
 )
-from keras_transformer.tokenizers.backend import refusing
-from keras_transformer.tokenizers.bounds import MAX_TOKEN, MAX_VOCABULARY
+from keras_transformer.tokenizers.backend import MAX_TOKEN, MAX_VOCABULARY, refusing
 
 KINDS = ("bpe", "wordpiece", "unigram")
 

@@ -10,8 +10,7 @@ import tokenizers
 from keras_transformer.support.checking import check_int, check_text, describe, shorten
 from keras_transformer.support.foreign_names import hint_on_foreign_arguments
 from keras_transformer.support.notebook import html_table
-from keras_transformer.tokenizers.backend import copy_backend, refusing
-from keras_transformer.tokenizers.bounds import segment_count
+from keras_transformer.tokenizers.backend import copy_backend, refusing, segment_count
 from keras_transformer.tokenizers.languages import Languages, languages_of
 from keras_transformer.tokenizers.symbols import of_symbols
 

@@ -1,6 +1,6 @@
 """Objectives, optimizers, losses, metrics, callbacks, averaging, distillation, preferences."""
 
-from keras_transformer.models.runtime.steps import TrainingLoss
+from keras_transformer.models.runtime.runtime import TrainingLoss
 from keras_transformer.training.averaging import LastCheckpoints, average_checkpoints
 from keras_transformer.training.callbacks import BLEUCallback, StopAtNaN
 from keras_transformer.training.distillation import Distiller, distillation_loss, smaller

@@ -9,12 +9,11 @@ from keras import ops
 from keras_transformer.config.structure import sides
 from keras_transformer.data import BucketedDataset
 from keras_transformer.kernels.gradients import without_gradients
-from keras_transformer.layers.initializers import HostZeros
+from keras_transformer.layers.arguments import HostZeros
 from keras_transformer.layers.normalization import unit_vectors
 from keras_transformer.models import build_backbone
 from keras_transformer.models.runtime.read_write_lock import ReadWriteLock
-from keras_transformer.models.runtime.runtime import Runtime
-from keras_transformer.models.runtime.steps import OutputLoss
+from keras_transformer.models.runtime.runtime import OutputLoss, Runtime
 from keras_transformer.support.checking import check_int, check_number, describe
 from keras_transformer.training.optimizers import FineTuningAdamW
 

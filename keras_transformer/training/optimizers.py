@@ -23,7 +23,8 @@ class OnePass:
 
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
-        count_updates(self)  # here, for models that are not from this library
+        if self.gradient_accumulation_steps:  # here, for models that are not from this library
+            count_updates(self)
 
     def update_step(self, gradient, variable, learning_rate):
         # For TensorFlow and JAX; PyTorch updates all variables at once, see below.

@@ -4,8 +4,7 @@ import keras
 from keras import ops
 
 from keras_transformer.models.runtime.read_write_lock import ReadWriteLock
-from keras_transformer.models.runtime.runtime import Runtime
-from keras_transformer.models.runtime.steps import TrainingLoss
+from keras_transformer.models.runtime.runtime import Runtime, TrainingLoss
 from keras_transformer.training.log_probabilities import token_log_probabilities
 from keras_transformer.training.reinforcement import PolicyLoss
 

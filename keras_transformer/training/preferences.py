@@ -13,8 +13,7 @@ from keras_transformer.distribution.replicas import part_of_mean
 from keras_transformer.kernels.gradients import without_gradients
 from keras_transformer.kernels.programs import compile_function, to_tensor
 from keras_transformer.models.runtime.read_write_lock import ReadWriteLock
-from keras_transformer.models.runtime.runtime import Runtime
-from keras_transformer.models.runtime.steps import TrainingLoss
+from keras_transformer.models.runtime.runtime import Runtime, TrainingLoss
 from keras_transformer.support.files import SafetensorsFile, has_file, write_safetensors
 from keras_transformer.training.log_probabilities import (
     Reference,

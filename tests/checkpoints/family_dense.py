@@ -1,7 +1,7 @@
 """Small random models of families with a head alone, for depths and segments."""
 
 from tests.checkpoints.family_detr import detr
-from tests.checkpoints.family_rt_detr import rt_detr
+from tests.checkpoints.family_rt_detr import rt_detr, rt_detr_v2
 from tests.checkpoints.family_sam import sam
 
 _SIZES = {
@@ -71,4 +71,5 @@ MODELS = {
     "segformer": segformer,
     "detr": detr,
     "rt_detr": rt_detr,
+    "rt_detr_v2": rt_detr_v2,
 }

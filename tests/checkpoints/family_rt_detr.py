@@ -1,4 +1,4 @@
-"""A small random RT-DETR."""
+"""Small random models of RT-DETR and RT-DETRv2."""
 
 NETWORK = {
     "embedding_size": 8,
@@ -22,11 +22,15 @@ VALUES = {
 }
 
 
-def rt_detr(network=None, **values):
+def rt_detr(network=None, version="", **values):
     import transformers
 
     network = {**NETWORK, "out_indices": [2, 3, 4], **(network or {})}
     own = transformers.RTDetrResNetConfig(**network)
-    return transformers.RTDetrForObjectDetection(
-        transformers.RTDetrConfig(**{**VALUES, **values}, backbone_config=own)
-    )
+    config = getattr(transformers, f"RTDetr{version}Config")
+    config = config(**{**VALUES, **values}, backbone_config=own)
+    return getattr(transformers, f"RTDetr{version}ForObjectDetection")(config)
+
+
+def rt_detr_v2(network=None, **values):
+    return rt_detr(network, version="V2", **values)

@@ -7,8 +7,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from keras_transformer.checkpoints.presets.publishing import atomic_directory
-from keras_transformer.support.files import stream_safetensors
-from keras_transformer.support.untrusted import path_inside, read_json
+from keras_transformer.support.files import path_inside, read_json, stream_safetensors
 
 pytestmark = pytest.mark.backend_independent
 

@@ -221,6 +221,9 @@ SAID = {
     "rtdetr_r18vd": 20.2 - 8.1,
     "rtdetr_r50vd": 43.0 - 18.1,
     "rtdetr_r101vd": 76.8 - 31.2,
+    "rtdetr_v2_r18vd": 20.2 - 8.1,
+    "rtdetr_v2_r50vd": 43.0 - 18.1,
+    "rtdetr_v2_r101vd": 76.8 - 31.2,
     "sam_vit_base": 93.7 - 4.8,
     "sam_vit_large": 312.3 - 4.9,
     "sam_vit_huge": 641.1 - 5.0,
@@ -398,7 +401,11 @@ def test_sizes_are_those_of_the_transformers_library(monkeypatch):
         of_another = metadata["family"] == "chronos_bolt"
         if chosen is not None and chosen["name"] not in family.heads:
             chosen = own if of_another else {"name": next(iter(family.heads))}
-        if metadata["family"] in ("detr", "rt_detr"):  # the bare model, without a head
+        if metadata["family"] in (
+            "detr",
+            "rt_detr",
+            "rt_detr_v2",
+        ):  # the bare model, without a head
             chosen = None
         values = family.published_config(config, chosen)
         theirs = transformers.AutoConfig.for_model(**json.loads(json.dumps(values)))
@@ -422,7 +429,7 @@ def test_sizes_are_those_of_the_transformers_library(monkeypatch):
                 ("output_patch_embedding.", "contact_head.", "embedding_proj_layer.", "ctc_head.")
             )  # heads
             and not path.startswith("vision_encoder.neck.")  # SAM's, a part of the head
-            and (metadata["family"] != "rt_detr" or _IN_BACKBONE.match(path))
+            and (not metadata["family"].startswith("rt_detr") or _IN_BACKBONE.match(path))
             and path not in ("embeddings.mask_token", "mask_emb")  # of masked pre-training
             # Of T5Gemma 2's images, which its texts alone do not read.
             and not (
@@ -437,7 +444,7 @@ def test_sizes_are_those_of_the_transformers_library(monkeypatch):
         count += sum(
             buffer.numel()
             for path, buffer in model.named_buffers()
-            if (metadata["family"] != "rt_detr" or _IN_BACKBONE.match(path))
+            if (not metadata["family"].startswith("rt_detr") or _IN_BACKBONE.match(path))
             and (
                 ".running_" in path
                 or ".normalization." in path  # of a frozen batch norm

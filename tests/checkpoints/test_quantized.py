@@ -453,7 +453,7 @@ def test_bad_files(tmp_path, case, monkeypatch):
     values = json.loads((folder / "config.json").read_text())["quantization_config"]
     quantized_files.save(folder, stored, None if config is None else values | config)
     built = []
-    monkeypatch.setattr(building, "build_backbone", lambda *args, **options: built.append(1))
+    monkeypatch.setattr(building, "_build", lambda *args, **options: built.append(1))
     with pytest.raises(ValueError, match=re.escape(message)) as caught:
         kt.CausalLM.from_preset(folder)
     assert not built and str(folder) in str(caught.value)

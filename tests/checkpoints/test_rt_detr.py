@@ -43,6 +43,8 @@ CONFIGS = {
         **TWO_MAPS,
         "network": {"layer_type": "basic", "out_indices": [3, 4]},
     },
+    "second": {"version": "V2", "decoder_offset_scale": 0.8, "decoder_n_points": 2},
+    "nearest": {"version": "V2", "decoder_method": "discrete", "decoder_n_levels": 2, **TWO_MAPS},
 }
 
 
@@ -51,7 +53,7 @@ def shaken(reference, scale=0.3):
     random = torch.Generator().manual_seed(1)
     with torch.no_grad():
         for name, tensor in reference.state_dict().items():
-            if name.endswith("num_batches_tracked"):
+            if name.endswith(("num_batches_tracked", "n_points_scale")):
                 continue
             tensor.copy_(torch.randn(tensor.shape, generator=random) * scale)
             if name.endswith("weight") and tensor.ndim == 1:
@@ -212,6 +214,9 @@ def test_results_are_those_of_transformers():
             "a multiple of 4",
         ),
         ({"use_timm_backbone": True}, "without timm"),
+        ({"decoder_method": "cubic"}, "decoder_method='cubic' is not supported"),
+        ({"decoder_n_levels": 2}, "decoder_n_levels=2 is not supported"),
+        ({"decoder_offset_scale": 0}, "`offset_scale` must be"),
         ({"backbone_config": {"model_type": "resnet"}}, "of model_type 'resnet'"),
         ({"backbone_config": NETWORK | {"depths": 3}}, "depths must be a list"),
         ({"backbone_config": NETWORK | {"out_indices": [1, 3, 4]}}, "only the last stages"),
@@ -225,26 +230,28 @@ def test_results_are_those_of_transformers():
     ],
 )
 def test_wrong_values_are_refused(values, message):
-    family = FAMILIES["rt_detr"]
+    second = any(name in values for name in ("decoder_method", "decoder_n_levels"))
+    second = second or "decoder_offset_scale" in values
+    family = FAMILIES["rt_detr_v2" if second else "rt_detr"]
     network = {**NETWORK, "out_indices": [2, 3, 4]}
     given = {"backbone_config": network, **VALUES, **values}
     given["backbone_config"] = {"out_indices": [2, 3, 4], **given["backbone_config"]}
-    given["architectures"] = ["RTDetrForObjectDetection"]
+    given["architectures"] = [f"RTDetr{'V2' * second}ForObjectDetection"]
     with pytest.raises(ValueError, match=message):
         kt.ObjectDetector.head_values(family.config(given), family.task(given))
 
 
 @pytest.mark.one_backend
-@pytest.mark.parametrize("name", ["rtdetr_r18vd", "rtdetr_r50vd", "rtdetr_r101vd"])
+@pytest.mark.parametrize("name", ["r18vd", "r50vd", "r101vd", "v2_r18vd", "v2_r50vd", "v2_r101vd"])
 def test_presets_have_as_many_parameters(name):
     """As Transformers' class, whose frozen batch norms are no parameters there."""
     import transformers
 
-    config, task, metadata = load_config(name, load_weights=False)
-    values = FAMILIES["rt_detr"].published_config(config, {"labels": None, **task})
+    config, task, metadata = load_config(f"rtdetr_{name}", load_weights=False)
+    values = FAMILIES[metadata["family"]].published_config(config, {"labels": None, **task})
     with torch.device("meta"):
         made = transformers.AutoConfig.for_model(**json.loads(json.dumps(values)))
-        theirs = transformers.RTDetrForObjectDetection(made)
+        theirs = getattr(transformers, values["architectures"][0])(made)
     expected = sum(each.numel() for each in theirs.parameters())
     expected += sum(
         each.numel()
@@ -255,5 +262,5 @@ def test_presets_have_as_many_parameters(name):
     count = metadata["parameters"] + sum(map(math.prod, head.values()))
     assert count == expected
     # Millions in table 2 of the paper.
-    said = {"rtdetr_r18vd": 20, "rtdetr_r50vd": 42, "rtdetr_r101vd": 76}[name]
+    said = {"r18vd": 20, "r50vd": 42, "r101vd": 76}[name.removeprefix("v2_")]
     assert count == pytest.approx(said * 1e6, rel=0.03)

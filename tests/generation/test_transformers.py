@@ -5,7 +5,7 @@ import pytest
 
 import keras_transformer as kt
 from keras_transformer.generation import BeamSearch, Engine, Greedy, Rules, Settings
-from keras_transformer.generation.guidance import negative_inputs
+from keras_transformer.generation.program import negative_inputs
 from tests.generation.common import engine_inputs, found_tokens, make_prompts, on_one
 from tests.thorough import a_part
 

@@ -354,7 +354,8 @@ def test_int8_products_follow_new_numbers():
 def test_attention_in_bfloat16_is_that_of_float32(heads, seen, monkeypatch):
     import torch
 
-    from keras_transformer.kernels import torch_attention
+    from keras_transformer.kernels import attention as kernels
+    from keras_transformer.kernels.torch_products import takes_bfloat16
 
     torch.manual_seed(0)
     queries, keys, values = (torch.randn(2, 5, n, 8) for n in (4, heads, heads))
@@ -365,21 +366,21 @@ def test_attention_in_bfloat16_is_that_of_float32(heads, seen, monkeypatch):
         options = {"mask": mask}
     elif seen == "bias":
         options = {"bias": torch.randn(1, 4, 5, 5)}
-    expected = torch_attention.attention(queries, keys, values, **options)
+    expected = kernels.attention(queries, keys, values, **options)
 
     def found():
         half = {k: x if k == "mask" else x.bfloat16() for k, x in options.items()}
         given = (x.bfloat16() for x in (queries, keys, values))
         with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
-            attended = torch_attention.attention(*given, **half)
+            attended = kernels.attention(*given, **half)
         fused = "aten::scaled_dot_product_attention" in {x.key for x in profile.key_averages()}
         assert attended.dtype == torch.bfloat16 and attended.isfinite().all()
         assert torch.allclose(attended.float(), expected, atol=0.03)
         return fused
 
     # Without instructions for bfloat16 the fused kernel is the quick one.
-    assert found() != torch_attention.takes_bfloat16()
-    monkeypatch.setattr(torch_attention, "_MOST_SCORES", 2 * 4 * 5 * 5 - 1)
+    assert found() != takes_bfloat16()
+    monkeypatch.setattr(kernels, "_MOST_SCORES", 2 * 4 * 5 * 5 - 1)
     assert found()
 
 

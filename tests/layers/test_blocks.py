@@ -7,7 +7,8 @@ from keras import ops
 
 from keras_transformer.kernels.device import device
 from keras_transformer.layers import AttentionMask, MultiHeadAttention
-from keras_transformer.layers.attention import chunks, core
+from keras_transformer.layers.attention import chunks
+from keras_transformer.layers.attention import multi_head_attention as core
 from keras_transformer.layers.attention.key_value_cache import KeyValueCache
 from tests.layers.conftest import assert_close, differs, numpy, random, randomize
 from tests.training.gradients import value_and_gradients

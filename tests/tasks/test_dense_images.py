@@ -7,6 +7,7 @@ from PIL import Image
 
 import keras_transformer as kt
 from keras_transformer.layers.fusion import interpolate, linear_weights
+from tests.checkpoints.family_dense import segformer
 from tests.tasks.images import patches
 
 LABELS = ["ground", "object"]
@@ -171,10 +172,14 @@ def test_wrong_data_is_refused_before_work():
 @pytest.mark.thorough
 def test_onnx_gives_the_same_maps(tmp_path):
     runtime = pytest.importorskip("onnxruntime")
-    for task, name in ((segmenter(), "logits"), (estimator(), "predicted_depth")):
-        kt.export(task, tmp_path / name, format="onnx")
-        pixels = np.random.default_rng(0).normal(size=(3, 12, 16, 3)).astype("float32")
-        session = runtime.InferenceSession(tmp_path / name / "model.onnx")
+    segformer(image_size=32).save_pretrained(tmp_path / "segformer")
+    stages = kt.Task.from_preset(tmp_path / "segformer")
+    tasks = ((segmenter(), "logits"), (estimator(), "predicted_depth"), (stages, "logits"))
+    for i, (task, name) in enumerate(tasks):
+        kt.export(task, tmp_path / str(i), format="onnx")
+        size = task.backbone.config.stem.image_size
+        pixels = np.random.default_rng(0).normal(size=(3, *size, 3)).astype("float32")
+        session = runtime.InferenceSession(tmp_path / str(i) / "model.onnx")
         assert [each.name for each in session.get_outputs()] == [name]
         (found,) = session.run(None, {session.get_inputs()[0].name: pixels})
         expected = keras.ops.convert_to_numpy(task({"images": pixels}))

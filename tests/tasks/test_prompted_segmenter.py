@@ -247,3 +247,33 @@ def test_large_photos(task, monkeypatch):
     assert sizes[-1] == ((300, 400), "bool")
     monkeypatch.setattr(prompted_segmenter, "_STRIP", 2**30)
     assert np.array_equal(found, prompted_segmenter.enlarged(*given))
+
+
+@pytest.mark.thorough
+def test_onnx_of_images_and_of_prompts(task, tmp_path):
+    """Two graphs, as for many prompts of an image: any number of images, prompts and points."""
+    runtime = pytest.importorskip("onnxruntime")
+    kt.export(task, tmp_path, format="onnx")
+    sessions = {
+        name: runtime.InferenceSession(tmp_path / f"{name}.onnx")
+        for name in ("vision_encoder", "prompt_encoder_mask_decoder")
+    }
+    images = np.random.default_rng(0).normal(size=(3, 32, 32, 3)).astype("float32")
+    (states,) = sessions["vision_encoder"].run(None, {"images": images})
+    assert np.abs(states - numpy(task({"images": images}))).max() < 1e-4
+    # A point, one that is not on the object, and a box with padding behind it.
+    points = np.full((3, 2, 3, 2), 5.0, "float32") + np.arange(3, dtype="float32")[:, None]
+    labels = np.array([[[1, 0, -1], [2, 3, -10]]] * 3, "int64")
+    given = {"input_points": points, "input_labels": labels, "image_embeddings": states}
+    decoder = sessions["prompt_encoder_mask_decoder"]
+    assert {each.name for each in decoder.get_inputs()} == set(given)
+    found = dict(
+        zip((each.name for each in decoder.get_outputs()), decoder.run(None, given), strict=True)
+    )
+    expected = task({"images": images, "points": points, "point_labels": labels.astype("int32")})
+    assert np.abs(found["pred_masks"] - numpy(expected["masks"])).max() < 1e-4
+    assert np.abs(found["iou_scores"] - numpy(expected["iou_scores"])).max() < 1e-4
+
+
+def numpy(tensor):
+    return keras.ops.convert_to_numpy(tensor)

@@ -13,7 +13,8 @@ import tokenizers
 from tokenizers import decoders, models, normalizers, pre_tokenizers
 
 from keras_transformer.data.record_files import _MAX_LINE, FileSource
-from keras_transformer.tokenizers import Tokenizer, bounds
+from keras_transformer.tokenizers import Tokenizer
+from keras_transformer.tokenizers import backend as bounds
 from keras_transformer.tokenizers.backend import InvalidTokenizer, refusing
 from tests.tokenizers.piece_folders import marian
 

@@ -163,7 +163,7 @@ from keras_transformer.checkpoints.families.vision.qwen3_vl import (
     QWEN3_VL,
     QWEN3_VL_MOE,
 )
-from keras_transformer.checkpoints.families.vision.rt_detr import RT_DETR
+from keras_transformer.checkpoints.families.vision.rt_detr import RT_DETR, RT_DETR_V2
 from keras_transformer.checkpoints.families.vision.sam import SAM
 from keras_transformer.checkpoints.families.vision.segformer import SEGFORMER
 from keras_transformer.checkpoints.families.vision.siglip import SIGLIP, SIGLIP_TEXT, SIGLIP_VISION
@@ -308,6 +308,7 @@ FAMILIES = {
         YOLOS,
         DETR,
         RT_DETR,
+        RT_DETR_V2,
         SAM,
         SEGFORMER,
         SWIN,

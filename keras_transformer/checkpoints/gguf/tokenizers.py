@@ -8,8 +8,14 @@ from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
 
 from keras_transformer.checkpoints.gguf.header import Header
 from keras_transformer.checkpoints.gguf.words import WHOLE_WORDS, WORDS
-from keras_transformer.tokenizers.backend import InvalidTokenizer, byte_alphabet, refusing
-from keras_transformer.tokenizers.bounds import MAX_TOKEN, check_ids, try_out
+from keras_transformer.tokenizers.backend import (
+    MAX_TOKEN,
+    InvalidTokenizer,
+    byte_alphabet,
+    check_ids,
+    refusing,
+    try_out,
+)
 from keras_transformer.tokenizers.chat import MAX_TEMPLATE
 from keras_transformer.tokenizers.sentencepiece import (
     SPACE,

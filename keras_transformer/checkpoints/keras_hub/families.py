@@ -40,7 +40,7 @@ from keras_transformer.checkpoints.keras_hub.t5gemma2 import T5GEMMA2
 from keras_transformer.checkpoints.other_formats import FAMILIES_PAGE
 from keras_transformer.checkpoints.weights.tables import Names, attention
 from keras_transformer.config import Fourier
-from keras_transformer.support.untrusted import path_inside, read_json
+from keras_transformer.support.files import path_inside, read_json
 
 TASK_FILE = "task.json"
 

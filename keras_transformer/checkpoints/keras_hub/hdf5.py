@@ -16,7 +16,7 @@ from keras_transformer.checkpoints.weights.safetensors_io import (
     TensorInfo,
     read_sharded,
 )
-from keras_transformer.support.untrusted import path_inside
+from keras_transformer.support.files import path_inside
 
 WEIGHTS_FILE = "model.weights.h5"
 INDEX_FILE = "model.weights.json"

@@ -22,10 +22,9 @@ from keras_transformer.checkpoints.keras_hub.family import (
     registered_class,
     serialized_arguments,
 )
-from keras_transformer.support.untrusted import path_inside, read_json
+from keras_transformer.support.files import path_inside, read_json
 from keras_transformer.tokenizers import Tokenizer
-from keras_transformer.tokenizers.backend import CHINESE, WORD_BREAK, refusing
-from keras_transformer.tokenizers.bounds import check_ids
+from keras_transformer.tokenizers.backend import CHINESE, WORD_BREAK, check_ids, refusing
 from keras_transformer.tokenizers.folder import read_text
 from keras_transformer.tokenizers.published import PAIRS
 from keras_transformer.tokenizers.rwkv import (

@@ -3,6 +3,7 @@
 import collections
 import dataclasses
 import fnmatch
+import math
 import os
 from collections.abc import Iterable, Mapping
 from typing import Any, Literal
@@ -10,7 +11,7 @@ from typing import Any, Literal
 import keras
 import numpy as np
 
-from keras_transformer.checkpoints.heads import head_name
+from keras_transformer.checkpoints.heads import TASKS
 from keras_transformer.checkpoints.presets import sentence_transformers
 from keras_transformer.checkpoints.presets.listing import read_preset
 from keras_transformer.checkpoints.presets.overrides import warn_of_contradictions
@@ -31,6 +32,8 @@ HEAD_PREFIX = "head/"
 Shapes = Mapping[str, tuple[int, ...]]
 Places = dict[str, list[tuple[keras.Variable, WeightLine]]]  # the lines of each tensor
 Plan = dict[str, tuple[str, WeightLine]]  # {variable path: (tensor name, table line)}
+# Weights that take long enough for a progress bar, and much memory meanwhile.
+_MANY = 2**24
 
 
 @dataclasses.dataclass(frozen=True)
@@ -106,7 +109,7 @@ def check(
     preset: Preset, config: TransformerConfig, head=None, task=None, fresh: Iterable[str] = ()
 ) -> None:
     """Check the weights of an open preset, see `check_weights`; `fresh` as in `fill`."""
-    layers = sum(side.num_layers for side in config.sides)
+    layers = sum(getattr(config, name).num_layers for name in config.side_names)
     if layers > len(preset.checkpoint):  # before names for that many layers are made
         raise ValueError(
             f"The config of {preset.name!r} declares {layers:,} layers, but its weights in "
@@ -198,7 +201,10 @@ def fill(
     del variables, found  # layers that are quantized replace their variables
     if quantized == "kept" and preset.weights.scheme is not None:
         _keep(preset, backbone, places)
-    for name in progress(list(places), f"Loading {preset.name}", "tensor"):
+    names, many = list(places), sum(map(math.prod, shapes.values())) > _MANY
+    if many:
+        names = progress(names, f"Loading {preset.name}", "tensor")
+    for name in names:
         lines = places.pop(name)
         array = preset.checkpoint.read(name)
         for variable, line in lines:
@@ -206,10 +212,10 @@ def fill(
             if layers is not None:
                 layers.assigned(variable)
         del array, lines, variable  # before the next one is read
-    if layers is None:
-        release_memory()
-    else:
+    if layers is not None:
         layers.release()
+    elif many:
+        release_memory()
     missing = tuple(path for path in head or () if path not in head_plan)
     return LoadReport((*plan, *(HEAD_PREFIX + path for path in head_plan)), missing)
 
@@ -333,3 +339,9 @@ def _plan(
     lines = [*lines, *(line for line in head_lines if matches(line.ours, fresh))]
     head_lines = [line for line in head_lines if not matches(line.ours, fresh)]
     return plan, match(head_lines, head_shapes, checkpoint, names, where, around=lines)
+
+
+def head_name(task: str) -> str:
+    """Return the name of the registered class that a task's head belongs to: its own or a base."""
+    known = TASKS.get(task)
+    return (known and known.head_class.head_of) or task

@@ -17,8 +17,8 @@ from keras_transformer.checkpoints.presets.saved_head import SavedHead
 from keras_transformer.config import OPTIONS, TransformerConfig
 from keras_transformer.config.integer_dtype import IntegerDtype
 from keras_transformer.generation.published import unsupported_generation_values
-from keras_transformer.layers.initializers import HostZeros
-from keras_transformer.models import build_backbone
+from keras_transformer.layers.arguments import HostZeros
+from keras_transformer.models import BACKBONES
 from keras_transformer.models.runtime.quantized import LayerByLayer, quantization_of
 from keras_transformer.support.checking import check_bool, shorten
 from keras_transformer.support.foreign_names import check_options
@@ -150,7 +150,8 @@ def load_task(
     load_weights = check_bool("load_weights", load_weights)
     if hasattr(task_class, "backbone_kinds"):
         known = {*inspect.signature(task_class.__init__).parameters, *OPTIONS}
-        check_options(f"{task_class.__name__}.from_preset", options, known)
+        if unknown := options.keys() - known:
+            check_options(f"{task_class.__name__}.from_preset", unknown, known)
     return read_preset(
         preset, lambda opened: _load_task(opened, task_class, load_weights, dtype, options)
     )
@@ -197,7 +198,7 @@ def _load_task(
         head.tell(task, fill(preset, backbone, values, name, dtype_of, layers, head.fresh))
     elif quantized is not None:
         backbone.quantize(config=quantization_of(quantized))
-    if hasattr(task, "generator"):
+    if "generator" in vars(task):
         of_task = (task.generator.continues_prompts, task.generator.takes_guidance)
         _tell_not_done(preset, unsupported_generation_values(backbone.generation_config, *of_task))
     return task
@@ -222,7 +223,7 @@ def _build(
     zeros = HostZeros() if load_weights else None
     quantized = None if dtype is None else IntegerDtype.parse(dtype)
     dtype = dtype if quantized is None else quantized.floats
-    backbone = build_backbone(config, dtype=dtype, initializer=zeros)
+    backbone = BACKBONES[config.kind](config, dtype=dtype, initializer=zeros)
     backbone.family = metadata.get("family")
     backbone.generation_config = metadata.get(GENERATION)
     return backbone, quantized

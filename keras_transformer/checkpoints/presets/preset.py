@@ -23,8 +23,8 @@ from keras_transformer.checkpoints.text_models import (
 )
 from keras_transformer.checkpoints.weights.safetensors_io import Checkpoint, no_weights
 from keras_transformer.config import TransformerConfig
+from keras_transformer.support.files import path_inside, read_json
 from keras_transformer.support.notebook import html_table, model_rows
-from keras_transformer.support.untrusted import path_inside, read_json
 from keras_transformer.support.warned import warn_once
 from keras_transformer.tokenizers import Tokenizer
 from keras_transformer.tokenizers.folder import TOKENIZER_FILES
@@ -112,7 +112,7 @@ class Preset(os.PathLike):
         If only the text model of a folder is read, this is the text model's config.
         """
         path, values = self.file(CONFIG_FILE), self._config_file
-        if is_keras_hub(values):
+        if "format" not in values and is_keras_hub(values):
             from keras_transformer.checkpoints import keras_hub
 
             return keras_hub.read_config(self.directory, values)
@@ -175,7 +175,7 @@ class Preset(os.PathLike):
     @property
     def is_keras_hub(self) -> bool:
         """Whether the config is in KerasHub's format."""
-        return is_keras_hub(self.config)
+        return self.is_published and is_keras_hub(self.config)
 
     @functools.cached_property
     def family(self) -> "Family | None":
@@ -218,7 +218,7 @@ class Preset(os.PathLike):
         from keras_transformer.checkpoints import keras_hub
 
         folder = self.tokenizer or self
-        if keras_hub.has_tokenizer(folder):
+        if self.is_published and keras_hub.has_tokenizer(folder):
             return keras_hub.read_tokenizer(folder, tokenizer_class)
         return tokenizer_class.from_files(folder)
 

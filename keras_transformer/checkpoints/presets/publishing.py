@@ -20,10 +20,10 @@ from keras_transformer.support.files import (
     exchanging,
     keep_permissions,
     naming,
+    read_json,
     synchronize,
 )
 from keras_transformer.support.scratch import one_at_a_time, open_to_others, scratch_folder, sweep
-from keras_transformer.support.untrusted import read_json
 from keras_transformer.tokenizers.folder import FURTHER_FILES, TOKENIZER_FILES
 
 SAVED = ".saved"

@@ -5,8 +5,7 @@ import logging
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from keras_transformer.checkpoints.heads import head_name
-from keras_transformer.checkpoints.presets.assignment import LoadReport, matches
+from keras_transformer.checkpoints.presets.assignment import LoadReport, head_name, matches
 from keras_transformer.checkpoints.presets.preset import CONFIG_FILE, Preset
 from keras_transformer.config import TransformerConfig
 from keras_transformer.support.checking import check_int, shorten

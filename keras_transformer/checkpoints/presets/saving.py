@@ -27,9 +27,8 @@ from keras_transformer.support.checking import (
     describe,
     printable,
 )
-from keras_transformer.support.files import write_text
+from keras_transformer.support.files import write_json, write_text
 from keras_transformer.support.notebook import KINDS, as_text, model_rows
-from keras_transformer.support.untrusted import write_json
 
 
 def save_preset(

@@ -16,8 +16,7 @@ import keras
 from keras_transformer.checkpoints.weights.safetensors_io import WEIGHTS_FILE, save_tensors
 from keras_transformer.checkpoints.weights.tables import WeightLine, export
 from keras_transformer.support.checking import check_flag
-from keras_transformer.support.files import write_text
-from keras_transformer.support.untrusted import path_inside, read_json, write_json
+from keras_transformer.support.files import path_inside, read_json, write_json, write_text
 
 TASK = "TextEmbedder"
 _MULTI_VECTOR = "multi_vector"  # the pooling with a vector for each token

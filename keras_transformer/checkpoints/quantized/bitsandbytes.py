@@ -20,7 +20,7 @@ from keras_transformer.checkpoints.weights.safetensors_io import (
     check_finite,
 )
 from keras_transformer.support.checking import shorten
-from keras_transformer.support.untrusted import parse_json
+from keras_transformer.support.files import parse_json
 
 _STATE = ".weight.quant_state.bitsandbytes__"
 _KINDS = ("nf4", "fp4")

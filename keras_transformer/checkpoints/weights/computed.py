@@ -122,6 +122,14 @@ def _in_windows(side: TransformerConfig) -> list[Attention]:
     return [m for m in mixers if isinstance(getattr(m, "score_bias", None), WindowBias)]
 
 
+def _shares_of_points(
+    config: TransformerConfig, name: str, array: np.ndarray
+) -> Iterator[np.ndarray]:
+    levels = getattr(config.stem, "num_maps", 0) + 1
+    if array.ndim == 1 and len(array) and len(array) % levels == 0:
+        yield np.full(len(array), levels / len(array))
+
+
 # Functions that yield the values allowed by a config, by pattern of tensor names.
 COMPUTED: Mapping[str, Callable[[TransformerConfig, str, np.ndarray], Iterator[np.ndarray]]] = {
     "*position_ids": _counted,
@@ -134,6 +142,7 @@ COMPUTED: Mapping[str, Callable[[TransformerConfig, str, np.ndarray], Iterator[n
     "*.masked_bias": _masked,
     "*.relative_position_index": _grid,
     "*.relative_coords_table": _log_distances,
+    "*.encoder_attn.n_points_scale": _shares_of_points,
 }
 
 

@@ -18,6 +18,10 @@ _OF_AN_EXPERT = re.compile(
     r"([0-9]+)\.(.+)",
     re.DOTALL,
 )
+# Names of tensors that `gathered` combines, among others.
+COMBINED = re.compile(
+    rf"{_OF_AN_EXPERT.pattern}|.*_blocks|.*\.mlp\.experts\.gate_up_proj", re.DOTALL
+)
 # The bias of T5 alone, which all layers share, is in the first layer.
 _SHARED_BIAS = "block.*.layer.0.SelfAttention.relative_attention_bias."
 # The gates and the linear branches of all experts in one tensor.

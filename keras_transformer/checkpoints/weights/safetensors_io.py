@@ -19,15 +19,14 @@ import safetensors
 from keras_transformer.checkpoints.other_formats import shards_of_training, what_it_is
 from keras_transformer.checkpoints.weights.divided_rows import CONVOLUTIONS, divided
 from keras_transformer.checkpoints.weights.divided_rows import DTYPE as ROWS
-from keras_transformer.checkpoints.weights.expert_tensors import TRANSPOSED, unpacked
+from keras_transformer.checkpoints.weights.expert_tensors import COMBINED, TRANSPOSED, unpacked
 from keras_transformer.checkpoints.weights.expert_tensors import gathered as gathered_experts
 from keras_transformer.checkpoints.weights.weight_norm import DIRECTIONS, folded, kernel_of
 from keras_transformer.checkpoints.weights.weight_norm import DTYPE as WEIGHT_NORM
 from keras_transformer.config.weight import BOUNDS
 from keras_transformer.distribution.layout import gathered
 from keras_transformer.support.checking import check_choice, load_json
-from keras_transformer.support.files import stream_safetensors
-from keras_transformer.support.untrusted import path_inside, read_json
+from keras_transformer.support.files import path_inside, read_json, stream_safetensors
 
 WEIGHTS_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
@@ -100,7 +99,8 @@ class Checkpoint(Mapping):
             tensors = folded(tensors)
         if any(name.endswith(CONVOLUTIONS) for name in tensors):
             tensors = divided(tensors)
-        self._tensors = gathered_experts(tensors)
+        combined = any(map(COMBINED.fullmatch, tensors))
+        self._tensors = gathered_experts(tensors) if combined else tensors
 
     def __getitem__(self, name: str) -> TensorInfo:
         return self._tensors[name]

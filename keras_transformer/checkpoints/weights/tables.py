@@ -322,6 +322,7 @@ def match(
         taken = {c for c, n in actual.items() if c in has_place}
         table = {name for line in lines.values() for name in line.names}
         left = {c: n for c, n in left.items() if c not in of_model}
+        left = {c: n for c, n in left.items() if not is_computed(c, checkpoint[n].shape)}
         left_over = [n for c, n in left.items() if c in table or _is_beside(c, taken, names)]
     problems = {
         "missing": missing,

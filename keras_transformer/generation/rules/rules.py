@@ -463,3 +463,7 @@ def _only(token, logits):
 
 def _is_token(tokens, size: int):
     return ops.arange(size, dtype="int32")[None, None] == tokens[..., None]
+
+
+# The rules of a checkpoint that has none.
+NO_RULES = Rules()

@@ -30,11 +30,6 @@ _USES = itertools.count()
 _SMALL_BYTES = 2**16
 
 
-def is_captured(state) -> bool:
-    """Return True if the steps of a state are captured, since its tensors are on a CUDA device."""
-    return next(x for x in pytree.tree_leaves(state) if x is not None).device.type == "cuda"
-
-
 def record(function: Callable[[], None]) -> Callable[[], None]:
     """Capture what `function` does on the device, without running it; return the replay."""
     graph = torch.cuda.CUDAGraph()

@@ -16,13 +16,16 @@ class DeformableAttention(keras.layers.Layer):
 
     A linear layer of a query gives the distances of the places from the center of its box, as
     shares of half its width and height, another one their weights. Between the centers of a map's
-    places values are interpolated linearly, and beside the map they are 0.
+    places values are interpolated linearly, and beside the map they are 0; or the nearest place is
+    read.
 
     Args:
         width: int, features of queries and states, a multiple of `num_heads`.
         num_heads: int.
         levels: int, number of maps.
         num_points: int, places that a head reads in each map.
+        offset_scale: float, the share of a box's width and height that a distance of 1 is.
+        sampling: str, `"linear"`, or `"nearest"`, which has no gradient of the distances.
         **kwargs: as in `keras.layers.Layer`.
 
     Call arguments:
@@ -51,11 +54,22 @@ class DeformableAttention(keras.layers.Layer):
     ```
 
     Source: Zhu et al. 2020, "Deformable DETR: Deformable Transformers for End-to-End Object
-    Detection", section 4.1 and appendix A.3.
+    Detection", section 4.1 and appendix A.3; the nearest place: Lv et al. 2024, "RT-DETRv2",
+    section 3, https://arxiv.org/abs/2407.17140.
     """
 
-    def __init__(self, width: int, num_heads: int, levels: int, num_points: int, **kwargs):
+    def __init__(
+        self,
+        width: int,
+        num_heads: int,
+        levels: int,
+        num_points: int,
+        offset_scale: float = 0.5,
+        sampling: str = "linear",
+        **kwargs,
+    ):
         super().__init__(**kwargs)
+        self.offset_scale, self.sampling = offset_scale, sampling
         self.width, self.num_heads = width, num_heads
         self.levels, self.num_points = levels, num_points
         count, options = num_heads * levels * num_points, {"dtype": self.dtype_policy}
@@ -99,14 +113,15 @@ class DeformableAttention(keras.layers.Layer):
         weights = ops.reshape(self.weights_dense(queries), (*shape[:3], self.levels * points))
         weights = ops.reshape(ops.softmax(ops.cast(weights, "float32"), axis=-1), shape)
         boxes = ops.cast(boxes, "float32")[:, :, None, None, None]
-        located = boxes[..., :2] + offsets * boxes[..., 2:] * (0.5 / points)
-        numbers, shares = _corners(located, grids)
+        located = boxes[..., :2] + offsets * boxes[..., 2:] * (self.offset_scale / points)
+        read_at = _corners if self.sampling == "linear" else _nearest
+        numbers, shares = read_at(located, grids)
 
         rows = ops.arange(ops.shape(states)[0], dtype="int32")[:, None, None, None, None, None]
         own = ops.arange(heads, dtype="int32")[:, None, None, None]
         numbers = (numbers + rows * places) * heads + own
         values = ops.reshape(self.value_dense(states), (-1, head_dim))
-        read = (-1, count, heads, self.levels * points * 4)
+        read = (-1, count, heads, self.levels * points * shares.shape[-1])
         taken = ops.take(values, ops.reshape(numbers, (-1,)), axis=0)
         taken = ops.reshape(taken, (*read, head_dim))
         shares = ops.reshape(shares * weights[..., None], read)
@@ -131,12 +146,7 @@ def _corners(located, grids: Sequence[tuple[int, int]]) -> tuple:
         Numbers of places, int32 `(..., levels, points, 4)`, counted over all maps, and their
         shares, float32 of the same shape, which are 0 beside the map.
     """
-    sizes = [math.prod(grid) for grid in grids]
-    starts = np.cumsum([0, *sizes[:-1]])
-    starts, rows, columns = (
-        ops.convert_to_tensor(np.array(each, "int32")[:, None])
-        for each in (starts, *zip(*grids, strict=True))
-    )
+    starts, rows, columns = _sizes(grids)
     numbers, shares = [], []
     height, width = ops.cast(rows, "float32"), ops.cast(columns, "float32")
     x, y = located[..., 0] * width - 0.5, located[..., 1] * height - 0.5
@@ -153,3 +163,25 @@ def _corners(located, grids: Sequence[tuple[int, int]]) -> tuple:
             row = ops.minimum(ops.maximum(row, 0), rows - 1)
             numbers.append(starts + row * columns + column)
     return ops.stack(numbers, axis=-1), ops.stack(shares, axis=-1)
+
+
+def _nearest(located, grids: Sequence[tuple[int, int]]) -> tuple:
+    """Return the nearest place of each map, as `_corners` does for four of them."""
+    starts, rows, columns = _sizes(grids)
+    # Half a place further than the center, as the published code has it.
+    column = ops.cast(located[..., 0] * ops.cast(columns, "float32") + 0.5, "int32")
+    row = ops.cast(located[..., 1] * ops.cast(rows, "float32") + 0.5, "int32")
+    column = ops.minimum(ops.maximum(column, 0), columns - 1)
+    row = ops.minimum(ops.maximum(row, 0), rows - 1)
+    numbers = (starts + row * columns + column)[..., None]
+    return numbers, ops.ones_like(numbers, dtype="float32")
+
+
+def _sizes(grids: Sequence[tuple[int, int]]) -> tuple:
+    """Return the first place of each map, and its rows and columns, int32 `(levels, 1)` each."""
+    sizes = [math.prod(grid) for grid in grids]
+    starts = np.cumsum([0, *sizes[:-1]])
+    return tuple(
+        ops.convert_to_tensor(np.array(each, "int32")[:, None])
+        for each in (starts, *zip(*grids, strict=True))
+    )

@@ -7,7 +7,7 @@ import keras
 from keras import ops
 
 from keras_transformer.kernels.indexing import put, taken
-from keras_transformer.support.checking import agree, known_shape, show_shape
+from keras_transformer.layers.arguments import agree, known_shape, show_shape
 
 _LARGEST_INT8 = 127.0
 

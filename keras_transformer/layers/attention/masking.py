@@ -6,8 +6,7 @@ from typing import Any, NamedTuple
 from keras import ops
 
 from keras_transformer.config import Mixer, flat
-from keras_transformer.layers.arguments import check_shapes, refuse_unused
-from keras_transformer.layers.parts import layer_of
+from keras_transformer.layers.arguments import check_shapes, layer_of, refuse_unused
 from keras_transformer.support.checking import check_int
 
 

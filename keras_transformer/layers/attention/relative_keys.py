@@ -4,7 +4,7 @@ import keras
 from keras import ops
 
 from keras_transformer.config import RelativeKeys
-from keras_transformer.layers.parts import part_of
+from keras_transformer.layers.arguments import part_of
 
 
 class DistanceScores(keras.layers.Layer):

@@ -8,9 +8,8 @@ import numpy as np
 from keras import ops
 
 from keras_transformer.config import Fourier, Norm
-from keras_transformer.layers.arguments import ChecksCall, SavesArguments, refuse_unused
+from keras_transformer.layers.arguments import ChecksCall, SavesArguments, part_of, refuse_unused
 from keras_transformer.layers.attention.masking import AttentionMask
-from keras_transformer.layers.parts import part_of
 from keras_transformer.layers.remat import Rematerializable
 from keras_transformer.support.checking import check_bool
 

@@ -13,26 +13,28 @@ from keras_transformer.layers.arguments import (
     ChecksCall,
     SavesArguments,
     call_unchecked,
+    known_shape,
+    layer_of,
     named_arguments,
     pack_outputs,
+    part_of,
 )
 from keras_transformer.layers.attention import scores
-from keras_transformer.layers.attention.core import (
+from keras_transformer.layers.attention.key_value_cache import KeyValueCache
+from keras_transformer.layers.attention.masking import AttentionMask, is_static_zero
+from keras_transformer.layers.attention.multi_head_attention import (
     AttentionCore,
     check_mask_and_bias,
     heads_first,
     masked,
     softmax,
 )
-from keras_transformer.layers.attention.key_value_cache import KeyValueCache
-from keras_transformer.layers.attention.masking import AttentionMask, is_static_zero
 from keras_transformer.layers.dense import Dense
 from keras_transformer.layers.dropout import Dropout
 from keras_transformer.layers.normalization import make_normalization, normalized
-from keras_transformer.layers.parts import layer_of, part_of
 from keras_transformer.layers.position import row_lengths, sequence_positions
 from keras_transformer.layers.remat import Rematerializable, no_inner_remat
-from keras_transformer.support.checking import check_bool, known_shape
+from keras_transformer.support.checking import check_bool
 
 
 class _UpProjection(Dense):

@@ -7,8 +7,8 @@ import numpy as np
 from keras import ops
 
 from keras_transformer.config import LinearRecurrence
+from keras_transformer.layers.arguments import initial_stack
 from keras_transformer.layers.feed_forward import get_activation
-from keras_transformer.layers.initializers import initial_stack
 from keras_transformer.layers.mixers.causal_convolution import recent_states
 from keras_transformer.layers.mixers.recurrent import RecurrentMixer, chunk_size, chunks, only
 from keras_transformer.layers.remat import no_inner_remat

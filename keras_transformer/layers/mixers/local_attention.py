@@ -8,12 +8,16 @@ import numpy as np
 from keras import ops
 
 from keras_transformer.config import LocalAttention, Norm
-from keras_transformer.layers.arguments import ChecksCall, SavesArguments, refuse_unused
+from keras_transformer.layers.arguments import (
+    ChecksCall,
+    SavesArguments,
+    part_of,
+    refuse_unused,
+)
 from keras_transformer.layers.attention.chunks import SequenceBlocks
-from keras_transformer.layers.attention.core import masked, softmax
 from keras_transformer.layers.attention.masking import AttentionMask
+from keras_transformer.layers.attention.multi_head_attention import masked, softmax
 from keras_transformer.layers.dense import ClippedDense, Dense
-from keras_transformer.layers.parts import part_of
 from keras_transformer.layers.remat import Rematerializable, no_inner_remat
 from keras_transformer.support.checking import check_bool
 

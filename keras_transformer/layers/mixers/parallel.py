@@ -9,12 +9,13 @@ from keras_transformer.layers.arguments import (
     ChecksCall,
     SavesArguments,
     call_unchecked,
+    layer_of,
     pack_outputs,
+    part_of,
 )
 from keras_transformer.layers.attention.masking import AttentionMask
 from keras_transformer.layers.mixers.states import JointCache
 from keras_transformer.layers.normalization import make_normalization, normalized
-from keras_transformer.layers.parts import layer_of, part_of
 from keras_transformer.layers.remat import Rematerializable, no_inner_remat
 from keras_transformer.support.checking import check_bool
 

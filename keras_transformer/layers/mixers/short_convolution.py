@@ -6,12 +6,11 @@ import keras
 from keras import ops
 
 from keras_transformer.config import Norm, ShortConvolution
-from keras_transformer.layers.arguments import ChecksCall, SavesArguments, pack_outputs
+from keras_transformer.layers.arguments import ChecksCall, SavesArguments, pack_outputs, part_of
 from keras_transformer.layers.attention.masking import AttentionMask
 from keras_transformer.layers.dense import Dense
 from keras_transformer.layers.mixers.causal_convolution import CausalConvolution
 from keras_transformer.layers.neighbours import last_states
-from keras_transformer.layers.parts import part_of
 from keras_transformer.layers.remat import Rematerializable, no_inner_remat
 from keras_transformer.support.checking import check_bool
 

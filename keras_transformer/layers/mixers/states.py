@@ -5,7 +5,7 @@ from typing import Any
 
 from keras import ops
 
-from keras_transformer.support.checking import agree, known_shape, show_shape
+from keras_transformer.layers.arguments import agree, known_shape, show_shape
 
 
 @dataclasses.dataclass(frozen=True)

@@ -6,10 +6,9 @@ import keras
 from keras import ops
 
 from keras_transformer.config import Norm, TokenMixing
-from keras_transformer.layers.arguments import ChecksCall, SavesArguments, refuse_unused
+from keras_transformer.layers.arguments import ChecksCall, SavesArguments, part_of, refuse_unused
 from keras_transformer.layers.attention.masking import AttentionMask
 from keras_transformer.layers.feed_forward import FeedForward
-from keras_transformer.layers.parts import part_of
 from keras_transformer.layers.remat import Rematerializable, no_inner_remat
 from keras_transformer.support.checking import check_bool
 

@@ -3,13 +3,11 @@
 from keras_transformer.layers.stems.frames import FrameStem
 from keras_transformer.layers.stems.images import ConvolutionStem, PatchStem
 from keras_transformer.layers.stems.patch_sequences import PatchSequenceStem
-from keras_transformer.layers.stems.positioned import PositionedStem
 from keras_transformer.layers.stems.queries import QueryStem
 from keras_transformer.layers.stems.resnet import ResNetStem
 from keras_transformer.layers.stems.series import SeriesStem
-from keras_transformer.layers.stems.stem import Embedded, Input, Stem
+from keras_transformer.layers.stems.stem import Embedded, Input, PositionedStem, Stem, TokenStem
 from keras_transformer.layers.stems.subsampled_frames import ConvolvedFrameStem, SubsampledFrameStem
-from keras_transformer.layers.stems.token import TokenStem
 from keras_transformer.layers.stems.tubes import TubeStem
 from keras_transformer.layers.stems.waveform import WaveformStem
 

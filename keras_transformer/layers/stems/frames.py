@@ -4,10 +4,9 @@ import keras
 from keras import ops
 
 from keras_transformer.config import TransformerConfig
+from keras_transformer.layers.arguments import kernel_initializer
 from keras_transformer.layers.feed_forward import get_activation
-from keras_transformer.layers.initializers import kernel_initializer
-from keras_transformer.layers.stems.positioned import PositionedStem
-from keras_transformer.layers.stems.stem import Embedded, Input
+from keras_transformer.layers.stems.stem import Embedded, Input, PositionedStem
 
 
 @keras.saving.register_keras_serializable(package="keras_transformer")

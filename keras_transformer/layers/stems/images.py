@@ -6,10 +6,9 @@ from keras import ops
 
 from keras_transformer.config import GridRotary, TransformerConfig
 from keras_transformer.kernels.products import by_rows, onednn_matmul_scope
+from keras_transformer.layers.arguments import kernel_initializer
 from keras_transformer.layers.feed_forward import get_activation
-from keras_transformer.layers.initializers import kernel_initializer
-from keras_transformer.layers.stems.positioned import PositionedStem
-from keras_transformer.layers.stems.stem import Embedded, Input
+from keras_transformer.layers.stems.stem import Embedded, Input, PositionedStem
 
 
 class ImageStem(PositionedStem):

@@ -4,8 +4,7 @@ import keras
 from keras import ops
 
 from keras_transformer.config import TransformerConfig
-from keras_transformer.layers.stems.positioned import PositionedStem
-from keras_transformer.layers.stems.stem import Embedded
+from keras_transformer.layers.stems.stem import Embedded, PositionedStem
 
 
 @keras.saving.register_keras_serializable(package="keras_transformer")

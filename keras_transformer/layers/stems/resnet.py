@@ -8,8 +8,8 @@ from keras import ops
 
 from keras_transformer.config import TransformerConfig
 from keras_transformer.kernels.convolution import centered_convolution, halved_maximum
+from keras_transformer.layers.arguments import kernel_initializer
 from keras_transformer.layers.fusion import batch_norm_layer
-from keras_transformer.layers.initializers import kernel_initializer
 from keras_transformer.layers.remat import no_inner_remat
 from keras_transformer.layers.stems.images import ImageStem
 from keras_transformer.layers.stems.stem import Embedded, Input

@@ -6,13 +6,12 @@ from keras import ops
 
 from keras_transformer.config import TransformerConfig
 from keras_transformer.kernels.indexing import columns
+from keras_transformer.layers.arguments import kernel_initializer
 from keras_transformer.layers.dense import Dense
 from keras_transformer.layers.feed_forward import ResidualFeedForward
-from keras_transformer.layers.initializers import kernel_initializer
 from keras_transformer.layers.position import sequence_positions
 from keras_transformer.layers.remat import no_inner_remat
-from keras_transformer.layers.stems.positioned import PositionedStem
-from keras_transformer.layers.stems.stem import Embedded, Input
+from keras_transformer.layers.stems.stem import Embedded, Input, PositionedStem
 
 
 @keras.saving.register_keras_serializable(package="keras_transformer")

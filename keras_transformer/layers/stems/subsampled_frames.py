@@ -4,14 +4,13 @@ import keras
 from keras import ops
 
 from keras_transformer.config import TransformerConfig
+from keras_transformer.layers.arguments import kernel_initializer
 from keras_transformer.layers.dense import Dense
-from keras_transformer.layers.initializers import kernel_initializer
 from keras_transformer.layers.mix_feed_forward import GridConvolution
 from keras_transformer.layers.normalization import make_normalization
 from keras_transformer.layers.remat import no_inner_remat
 from keras_transformer.layers.stems.frames import count_real, first_places
-from keras_transformer.layers.stems.positioned import PositionedStem
-from keras_transformer.layers.stems.stem import Embedded, Input
+from keras_transformer.layers.stems.stem import Embedded, Input, PositionedStem
 
 
 class HalvedFrameStem(PositionedStem):

@@ -5,10 +5,9 @@ from keras import ops
 
 from keras_transformer.config import TransformerConfig
 from keras_transformer.kernels.products import by_rows, onednn_matmul_scope
-from keras_transformer.layers.initializers import kernel_initializer
+from keras_transformer.layers.arguments import kernel_initializer
 from keras_transformer.layers.stems.images import resampling
-from keras_transformer.layers.stems.positioned import PositionedStem
-from keras_transformer.layers.stems.stem import Embedded, Input
+from keras_transformer.layers.stems.stem import Embedded, Input, PositionedStem
 
 
 @keras.saving.register_keras_serializable(package="keras_transformer")

@@ -5,12 +5,10 @@ from keras import ops
 
 from keras_transformer.config import TransformerConfig
 from keras_transformer.kernels.convolution import grouped_convolution
-from keras_transformer.layers.arguments import SavesArguments
+from keras_transformer.layers.arguments import SavesArguments, kernel_initializer
 from keras_transformer.layers.dense import Dense
 from keras_transformer.layers.feed_forward import get_activation
-from keras_transformer.layers.initializers import kernel_initializer
-from keras_transformer.layers.stems.positioned import PositionedStem
-from keras_transformer.layers.stems.stem import Embedded, Input
+from keras_transformer.layers.stems.stem import Embedded, Input, PositionedStem
 
 _EPSILON = 1e-5  # epsilon of the norms of convolutions in all published models
 

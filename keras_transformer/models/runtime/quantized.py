@@ -27,7 +27,7 @@ def quantization_of(dtype: IntegerDtype) -> keras.quantizers.QuantizationConfig:
 class LayerByLayer:
     """Quantizes each layer of a model as soon as its variables have their values.
 
-    The model may have been made with `layers.initializers.HostZeros`, which take no memory before
+    The model may have been made with `layers.arguments.HostZeros`, which take no memory before
     they are replaced, on PyTorch and JAX on a CPU. It then never has all of its floats in memory.
 
     Args:

@@ -1,4 +1,4 @@
-"""Base class of all models of this package, which determines how they run."""
+"""Base class of all models of this package, which determines how they run, and losses of steps."""
 
 import contextlib
 import time
@@ -7,14 +7,15 @@ from contextvars import ContextVar
 from typing import TYPE_CHECKING
 
 import keras
+from keras import ops
 
 from keras_transformer.distribution.replicas import lay_out
 from keras_transformer.distribution.spread import MESHES, MODELS
 from keras_transformer.kernels import jax_steps, packed, step_functions, tensorflow_steps
 from keras_transformer.kernels.accumulation import count_updates
 from keras_transformer.kernels.batches import shapes_of_batch
-from keras_transformer.kernels.process import SLOW_STEPS
-from keras_transformer.kernels.training_step import compute_step
+from keras_transformer.kernels.programs import compiles_by_default
+from keras_transformer.kernels.training_step import compute_step, weight_of_batch
 from keras_transformer.models.runtime import saving
 from keras_transformer.models.runtime.quantized import (
     check_quantizes,
@@ -23,10 +24,79 @@ from keras_transformer.models.runtime.quantized import (
     refuse_training,
 )
 from keras_transformer.models.runtime.read_write_lock import ReadWriteLock, changes, copies, reads
-from keras_transformer.models.runtime.steps import OutputLoss, TrainingLoss
 from keras_transformer.support.checking import check_flag
 from keras_transformer.support.foreign_names import Elsewhere, no_attribute
 from keras_transformer.support.registry import bound
+
+
+class TrainingLoss:
+    """Computation of a training or evaluation step: forward pass, loss, and metrics.
+
+    Args:
+        model: the `keras.Model` of the step.
+    """
+
+    def __init__(self, model: keras.Model):
+        self.model = model
+
+    def batch(self, x, y, sample_weight, training: bool) -> tuple:
+        """Return the batch that the step computes with: here the given one, unchanged."""
+        return x, y, sample_weight
+
+    def states(self, x, sample_weight, training: bool):
+        """Run the forward pass, from which loss and metrics are computed."""
+        raise NotImplementedError
+
+    def loss(self, states, x, y, sample_weight, training: bool):
+        """Compute the loss, a scalar, from the states of the inputs `x`."""
+        raise NotImplementedError
+
+    def weight(self, x, y, sample_weight):
+        """Return the weight that the loss averages over, a float scalar: here the rows of `x`."""
+        rows = ops.shape(next(leaf for leaf in keras.tree.flatten(x) if leaf is not None))[0]
+        return ops.cast(rows, "float32")
+
+    def apply(self, gradients: list, variables: list, weight) -> None:
+        """Give the optimizer the gradients of a loss that is a mean over `weight`."""
+        with weight_of_batch(self.model.optimizer, weight):
+            self.model.optimizer.apply(gradients, variables)
+
+    def logs(self, states, x, y, sample_weight) -> dict:
+        """Return the values of all metrics after the step."""
+        return self.model.get_metrics_result()
+
+
+class OutputLoss(TrainingLoss):
+    """Keras's loss and metrics, computed from the outputs of `call`."""
+
+    def states(self, x, sample_weight, training):
+        options = {"training": training} if self.model._call_has_training_arg else {}
+        return self.model(x, **options)
+
+    def loss(self, states, x, y, sample_weight, training):
+        return self.model._compute_loss(x, y, states, sample_weight, training=training)
+
+    def weight(self, x, y, sample_weight):
+        loss = self.model.loss
+        # A loss defined by the user has the meaning that Keras gives it.
+        if not _is_of_library(type(self.model), "compute_loss"):
+            return super().weight(x, y, sample_weight)
+        if hasattr(loss, "total_weight"):
+            return loss.total_weight(y, sample_weight)
+        of_weights = getattr(loss, "reduction", None) == "mean_with_sample_weight"
+        if not of_weights or sample_weight is None or keras.tree.is_nested(sample_weight):
+            return super().weight(x, y, sample_weight)
+        return ops.sum(ops.cast(sample_weight, "float32"))
+
+    def logs(self, states, x, y, sample_weight):
+        return self.model.compute_metrics(x, y, states, sample_weight)
+
+
+def _is_of_library(kind: type, method: str) -> bool:
+    """Return whether a method is defined by this library or Keras, not by a user's subclass."""
+    owner = next(base for base in kind.__mro__ if method in vars(base))
+    return owner.__module__.partition(".")[0] in ("keras", "keras_transformer")
+
 
 # The model whose losses are kept in this thread, and these losses.
 _KEPT: ContextVar[tuple | None] = ContextVar("kept_losses", default=None)
@@ -52,6 +122,7 @@ class Runtime(keras.Model):
 
     weights_lock: ReadWriteLock  # of the weights: models that share weights share it
     pack_weights: bool = False
+    output_names: list[str] | None = None  # of models that Keras makes of layers, not of these
     is_spread: bool = False  # whether processes on PyTorch share the weights
     _traced = None
     _shapes_of_xla: frozenset = frozenset()
@@ -73,13 +144,14 @@ class Runtime(keras.Model):
 
     # State.
 
-    def __setattr__(self, name, value):
-        # Not in `compile`: Keras would not call it for a model loaded from a file.
-        if name == "optimizer":
-            count_updates(value)
-        super().__setattr__(name, value)
+    def _count_updates(self) -> None:
+        """Let an optimizer that accumulates gradients count updates of the weights, not batches."""
+        inner = getattr(self.optimizer, "inner_optimizer", self.optimizer)
+        if getattr(inner, "gradient_accumulation_steps", None):
+            count_updates(self.optimizer)
 
     def make_train_function(self, force: bool = False):
+        self._count_updates()  # of an optimizer that was set after `compile`
         if MESHES or MODELS:
             lay_out(self)
         step_functions.make_train_function(self, super().make_train_function, force)
@@ -98,7 +170,7 @@ class Runtime(keras.Model):
         return step_functions.batch_function(self)
 
     def _resolve_auto_jit_compile(self) -> bool:
-        return step_functions.compiles_by_default(super()._resolve_auto_jit_compile())
+        return compiles_by_default(super()._resolve_auto_jit_compile())
 
     def _make_function(self, step_function, *args, **kwargs):
         step_function = step_functions.atomic_step_function(self, step_function)
@@ -148,7 +220,7 @@ class Runtime(keras.Model):
         logs = compute_step(self.step_loss(), *args, training=True)
         if step_functions.runs_at_once(self):
             shapes = shapes_of_batch(args[-1])
-            SLOW_STEPS.note((id(self), shapes), time.perf_counter() - begin)
+            step_functions.SLOW_STEPS.note((id(self), shapes), time.perf_counter() - begin)
         return logs
 
     def test_step(self, *args):
@@ -184,6 +256,7 @@ class Runtime(keras.Model):
             else contextlib.nullcontext()
         ):
             super().compile(*args, **kwargs)
+            self._count_updates()
         if pack_weights is not None:
             self.pack_weights = pack_weights
             self._traced = None

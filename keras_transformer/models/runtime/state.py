@@ -2,6 +2,7 @@
 
 from keras_transformer.kernels import jax_steps, step_functions, tensorflow_steps
 from keras_transformer.kernels.accumulation import count_updates
+from keras_transformer.kernels.programs import compiles_by_default
 
 
 class InterruptSafe:
@@ -54,7 +55,7 @@ class InterruptSafe:
         step_functions.make_predict_function(self, super().make_predict_function, force)
 
     def _resolve_auto_jit_compile(self) -> bool:
-        return step_functions.compiles_by_default(super()._resolve_auto_jit_compile())
+        return compiles_by_default(super()._resolve_auto_jit_compile())
 
     def _make_function(self, step_function, *args, **kwargs):
         step_function = step_functions.atomic_step_function(self, step_function)

@@ -8,8 +8,7 @@ from keras_transformer.config import TransformerConfig
 from keras_transformer.layers.position import sequence_positions
 from keras_transformer.layers.stems import Input
 from keras_transformer.models import Seq2Seq
-from keras_transformer.models.backbone import Backbone, as_mask
-from keras_transformer.models.inputs import check_inputs, named_inputs
+from keras_transformer.models.backbone import Backbone, as_mask, check_inputs, named_inputs
 from keras_transformer.support.checking import check_int
 from keras_transformer.tasks.base.pooling import last_of
 

@@ -21,12 +21,10 @@ from keras_transformer.distribution import DatasetShard
 from keras_transformer.explanations import explaining
 from keras_transformer.explanations.explainer import Explainer
 from keras_transformer.kernels.device import device
-from keras_transformer.models.backbone import Backbone
-from keras_transformer.models.inputs import check_positions
+from keras_transformer.models.backbone import Backbone, check_positions
 from keras_transformer.models.runtime.quantized import refuse_training
 from keras_transformer.models.runtime.read_write_lock import ReadWriteLock, changes, copies, reads
-from keras_transformer.models.runtime.runtime import Runtime
-from keras_transformer.models.runtime.steps import TrainingLoss
+from keras_transformer.models.runtime.runtime import Runtime, TrainingLoss
 from keras_transformer.planning.flops import flops_per_token
 from keras_transformer.processors.processor import Processor
 from keras_transformer.support.checking import check_seed
@@ -124,7 +122,9 @@ class Task(Runtime):
                 setattr(cls, name, _value_of_head(name))
 
     def __new__(cls, *args, **kwargs):
-        check_options(cls.__name__, kwargs, inspect.signature(cls.__init__).parameters)
+        known = inspect.signature(cls.__init__).parameters
+        if unknown := kwargs.keys() - known.keys():
+            check_options(cls.__name__, unknown, known)
         return super().__new__(cls, *args, **kwargs)
 
     def __init__(self, backbone: Backbone, processor=None, name: str | None = None):
@@ -152,11 +152,16 @@ class Task(Runtime):
         self.processor = processor
         if self.head_class.__init__ is Head.__init__:
             self.head = self.head_class(self)
-        # Shapes that rows are padded to outside of training, if the backend compiles each shape.
-        compiles = device().compiles_shapes
-        self._sizes = ShapeBuckets() if compiles else None
-        # Shapes for `explain`, whose batches have one row and must not be padded to more rows.
-        self._sizes_of_rows = ShapeBuckets() if compiles else None
+
+    @functools.cached_property
+    def _sizes(self) -> ShapeBuckets | None:
+        """Shapes that rows are padded to outside of training, if each shape is compiled."""
+        return ShapeBuckets() if device().compiles_shapes else None
+
+    @functools.cached_property
+    def _sizes_of_rows(self) -> ShapeBuckets | None:
+        """Shapes for `explain`, whose batches have one row and must not be padded to more rows."""
+        return ShapeBuckets() if device().compiles_shapes else None
 
     def _check_reads_source(self, backbone: Backbone) -> None:
         if backbone.id_inputs[0] not in self.processor_class.reads_arrays:

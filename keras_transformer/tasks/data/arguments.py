@@ -44,7 +44,7 @@ _OF_NUMBERS = (_OF_TOKENS, _OF_SPANS, *OF_CLASSES)
 
 def listed(values: Any, name: str = "y") -> Any:
     """Convert a NumPy array or a data frame column to a list; return other values as they are."""
-    if is_column(values):
+    if not isinstance(values, (list, tuple)) and is_column(values):
         return list(plain(values, f"`{name}`"))
     return values.tolist() if isinstance(values, np.ndarray) else values
 
@@ -155,9 +155,9 @@ def parts_of(data: tuple, name: str) -> tuple:
 
 def check_known(processing: dict[str, Any], known: tuple[str, ...]) -> None:
     """Raise ValueError if an option of `fit` is neither Keras's nor in `known`."""
-    check_options("fit", processing, known)
     unknown = sorted(processing.keys() - set(known))
     if unknown:
+        check_options("fit", unknown, known)
         raise ValueError(
             f"`fit` has no option {unknown[0]!r}. Besides Keras's options it has "
             f"{', '.join(sorted(known)) or 'none'}."

@@ -11,8 +11,7 @@ from keras_transformer.data import BucketedDataset
 from keras_transformer.data.record_objects import elements_of
 from keras_transformer.distribution import DatasetShard
 from keras_transformer.support.checking import check_number, describe
-from keras_transformer.tasks.data.class_labels import read_labels
-from keras_transformer.tasks.data.labels import on_host
+from keras_transformer.tasks.data.labels import on_host, read_labels
 from keras_transformer.tasks.data.streams import TextBatches, size_of
 
 

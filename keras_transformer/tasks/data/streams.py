@@ -17,7 +17,7 @@ from keras_transformer.kernels.batches import infers_shapes_from_batches
 from keras_transformer.support.checking import shorten
 from keras_transformer.support.columns import class_names, is_column, is_frame, plain
 from keras_transformer.tasks.data.arguments import check_labels_given, parts_of
-from keras_transformer.tasks.data.class_labels import by_name
+from keras_transformer.tasks.data.labels import by_name
 
 _MULTIPLE = 32  # Batches arrive one by one: use few lengths, since each is compiled.
 _ROWS = 32  # batch size for data sets that yield single rows
@@ -212,7 +212,9 @@ def not_texts(name: str) -> ValueError:
 
 def _opened(task, data: Any, steps: int | None = None) -> tuple[Any, _Source | None]:
     """Return the data with all elements of generators, and a `_Source` if it yields strings."""
-    if is_frame(data) and not ops.is_tensor(data):
+    if data is None:
+        return None, None
+    if not isinstance(data, WHOLE) and is_frame(data) and not ops.is_tensor(data):
         columns = _one_or_pair(data[name] for name in column_names(data))
         if isinstance(columns, tuple) and len(columns) > (task.head.most_texts or len(columns)):
             raise not_texts("x")

@@ -27,7 +27,7 @@ from keras_transformer.support.columns import (
     plain,
     undecoded,
 )
-from keras_transformer.tasks.data.class_labels import by_name
+from keras_transformer.tasks.data.labels import by_name
 from keras_transformer.tasks.data.streams import WHOLE, TextBatches, size_of
 
 _ROWS = 32  # batch size for data sets that yield single rows

@@ -74,7 +74,10 @@ class TextProcessor(Processor):
     @classmethod
     def takes(cls, x: Any) -> bool:
         """Return True if `x` is raw text, valid or not; any list or tuple of lists counts."""
-        if isinstance(x, Records) or is_column(x):
+        if x is None:
+            return False
+        known = isinstance(x, (str, list, tuple, np.ndarray))
+        if isinstance(x, Records) or (not known and is_column(x)):
             return True
         if isinstance(x, np.ndarray):
             return x.dtype.kind in "OUS"
@@ -105,15 +108,17 @@ class TextProcessor(Processor):
 
     def check(self, config: TransformerConfig) -> None:
         tokens, segments = self.tokenizer.vocabulary_size, self.tokenizer.segment_count
-        if tokens > config.vocabulary_size:
+        known = config.last_side.input
+        most = getattr(known, "vocabulary_size", 0)
+        if tokens > most:
             raise ValueError(
-                f"The tokenizer has {tokens} tokens, but the model's vocabulary only "
-                f"{config.vocabulary_size}: use the tokenizer of the model."
+                f"The tokenizer has {tokens} tokens, but the model's vocabulary only {most}: use "
+                "the tokenizer of the model."
             )
-        if 1 < config.segment_vocabulary_size < segments:
+        if 1 < getattr(known, "segments", 0) < segments:
             raise ValueError(
                 f"The tokenizer has {segments} segments, but the model has embeddings of only "
-                f"{config.segment_vocabulary_size}: use the tokenizer of the model."
+                f"{known.segments}: use the tokenizer of the model."
             )
 
 
@@ -130,7 +135,7 @@ def text_rows(texts, name: str = "x") -> list[str]:
             "TextClassifier, CausalLM, MaskedLM and Seq2SeqLM."
         )
     texts = listed(texts, name)
-    if is_frame(texts):
+    if not isinstance(texts, list) and is_frame(texts):
         raise streams.not_texts(name)
     if hasattr(texts, "as_numpy_iterator"):  # a `tf.data.Dataset`
         texts = _texts_of(texts, name)
@@ -305,7 +310,8 @@ def token_batches(
     def make_batch(arrays, masks):
         inputs = {n: arrays[n] for n in ("token_ids", "segment_ids") if n in columns}
         inputs["padding_mask"] = masks["token_ids"]
-        inputs |= packed_inputs(arrays)
+        if "pack_ids" in arrays:
+            inputs |= packed_inputs(arrays)
         if finish is not None:
             return finish(inputs, arrays)
         return inputs, *(arrays[name] for name in values)

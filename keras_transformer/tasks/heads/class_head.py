@@ -19,22 +19,24 @@ from keras_transformer.support.checking import (
     check_text,
     shorten,
 )
-from keras_transformer.tasks.base.head import Head, sigmoid, softmax
+from keras_transformer.tasks.base.head import (
+    HIDDEN_OPTIONS,
+    Head,
+    hidden_values,
+    hidden_weights,
+    optional_hidden,
+    sigmoid,
+    softmax,
+)
 from keras_transformer.tasks.data.arguments import OF_CLASSES, loss_name
-from keras_transformer.tasks.data.class_labels import class_number
 from keras_transformer.tasks.data.class_weights import ClassWeights, by_class
 from keras_transformer.tasks.data.labels import (
     check_probabilities,
+    class_number,
     class_numbers,
     class_rows,
     real_numbers,
     top_classes,
-)
-from keras_transformer.tasks.heads.hidden import (
-    HIDDEN_OPTIONS,
-    hidden_values,
-    hidden_weights,
-    optional_hidden,
 )
 from keras_transformer.training import ClassAccuracy, ClassCrossEntropy, FineTuningAdamW
 from keras_transformer.training.adversarial import adversarial_loss
@@ -171,7 +173,7 @@ class ClassHead(Head):
         if not isinstance(classes, int):
             raise ValueError(f"`num_classes` must be an integer, received {classes!r}.")
         weights = (*hidden_weights(config, values), *cls.output_weights)
-        width = config.sides[-1].hidden_dim
+        width = config.last_side.hidden_dim
         return shapes_of(weights, config, num_classes=classes, hidden_dim=width)
 
 

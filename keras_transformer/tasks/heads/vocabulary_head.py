@@ -8,7 +8,7 @@ from keras import ops
 
 from keras_transformer.distribution.replicas import part_of_mean
 from keras_transformer.layers.embedding import VocabularyBias
-from keras_transformer.models.runtime.steps import TrainingLoss
+from keras_transformer.models.runtime.runtime import TrainingLoss
 from keras_transformer.support.checking import check_int, shorten
 from keras_transformer.tasks.base.head import PER_TOKEN, Head
 from keras_transformer.tasks.base.task import Task

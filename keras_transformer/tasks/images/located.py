@@ -9,7 +9,7 @@ from keras import ops
 
 from keras_transformer.data import BucketedDataset
 from keras_transformer.data.dataset import check_batch
-from keras_transformer.models.runtime.steps import OutputLoss
+from keras_transformer.models.runtime.runtime import OutputLoss
 from keras_transformer.processors import ImageProcessor
 from keras_transformer.processors.image_files import image_size
 from keras_transformer.support.checking import describe

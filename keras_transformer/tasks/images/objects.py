@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from keras_transformer.support.checking import describe, is_number, shorten
-from keras_transformer.tasks.data.class_labels import class_number
+from keras_transformer.tasks.data.labels import class_number
 
 # Names of corners in pixels, of COCO's corner and size, and of classes, in usual data sets.
 _CORNERS, _SIZES = ("boxes", "xyxy"), ("bbox", "bboxes")

@@ -11,21 +11,14 @@ from keras import ops
 from keras_transformer.config.prompted import SCALE
 from keras_transformer.data import BucketedDataset
 from keras_transformer.data.dataset import check_batch
+from keras_transformer.layers.arguments import agree, known_shape, show_shape
 from keras_transformer.layers.fusion import linear_weights
-from keras_transformer.models.backbone import Backbone
-from keras_transformer.models.inputs import named_inputs
+from keras_transformer.models.backbone import Backbone, named_inputs
 from keras_transformer.models.runtime.read_write_lock import reads
 from keras_transformer.processors.image_files import image_size, read_map
 from keras_transformer.processors.packages import pillow
 from keras_transformer.processors.prompted import PromptedImageProcessor
-from keras_transformer.support.checking import (
-    agree,
-    check_bool,
-    describe,
-    known_shape,
-    shorten,
-    show_shape,
-)
+from keras_transformer.support.checking import check_bool, describe, shorten
 from keras_transformer.tasks.base.task import Task
 from keras_transformer.tasks.data.labels import check_weights
 from keras_transformer.tasks.heads.prompted_head import (

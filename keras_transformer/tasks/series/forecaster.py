@@ -12,8 +12,8 @@ from keras_transformer.config import TransformerConfig
 from keras_transformer.config.structure import dense_of, shapes_of
 from keras_transformer.config.weight import residual_of
 from keras_transformer.data import BucketedDataset
+from keras_transformer.layers.arguments import kernel_initializer
 from keras_transformer.layers.feed_forward import ResidualFeedForward
-from keras_transformer.layers.initializers import kernel_initializer
 from keras_transformer.layers.remat import no_inner_remat
 from keras_transformer.models import Encoder
 from keras_transformer.models.backbone import Backbone

@@ -11,11 +11,11 @@ from keras import ops
 from keras_transformer.config import TransformerConfig
 from keras_transformer.config.structure import dense_of, shapes_of
 from keras_transformer.data import BucketedDataset
-from keras_transformer.generation.scoring import pad_rows
 from keras_transformer.models.backbone import Backbone
 from keras_transformer.models.runtime.read_write_lock import reads
 from keras_transformer.processors import AudioProcessor
 from keras_transformer.support.checking import MOST_TOKENS, check_flag, check_int, check_number
+from keras_transformer.support.sizes import pad_rows
 from keras_transformer.tasks.base.head import PER_TOKEN, Head
 from keras_transformer.tasks.base.task import Task
 from keras_transformer.tasks.data.labels import check_weights

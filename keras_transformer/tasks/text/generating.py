@@ -9,8 +9,8 @@ import numpy as np
 
 from keras_transformer.generation.constraints.constraints import TokenAutomaton
 from keras_transformer.generation.engine import Settings, check_cache_dtype
-from keras_transformer.generation.guidance import check_scale
-from keras_transformer.generation.rules.rules import Rules
+from keras_transformer.generation.program import check_scale
+from keras_transformer.generation.rules.rules import NO_RULES, Rules
 from keras_transformer.generation.samplers import samplers
 from keras_transformer.generation.scheduler import Finished, Progress, Scheduler
 from keras_transformer.generation.streaming import TextStream, check_stop, without_stop
@@ -434,4 +434,4 @@ def _with_constraint(generator, rules: Rules | None, constraint) -> Rules | None
         missing = [name for name, none in forced.items() if getattr(rules, name) == none]
         forced = {name: getattr(published, name) for name in missing}
         published = dataclasses.replace(rules, **forced)
-    return None if published == Rules() else published
+    return None if published == NO_RULES else published

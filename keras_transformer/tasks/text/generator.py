@@ -14,9 +14,9 @@ from keras_transformer.explanations.explaining import ExplainOptions
 from keras_transformer.generation import published
 from keras_transformer.generation.constraints.constraints import Constraints, TokenAutomaton
 from keras_transformer.generation.engine import Engine
-from keras_transformer.generation.rules.rules import Rules
+from keras_transformer.generation.rules.rules import NO_RULES, Rules
 from keras_transformer.generation.samplers import samplers
-from keras_transformer.generation.samplers.samplers import Sampler
+from keras_transformer.generation.samplers.samplers import Greedy, Sampler
 from keras_transformer.generation.scoring import (
     TokenScores,
     pad_for,
@@ -302,7 +302,8 @@ class Generator:
         """The default sampler of `generate`: the compiled one, otherwise the checkpoint's."""
         if self._sampler is not None:
             return self._sampler
-        return published.sampler_of(self.backbone.generation_config)
+        values = self.backbone.generation_config
+        return published.sampler_of(values) if values else Greedy()
 
     @sampler.setter
     def sampler(self, sampler: Sampler | None) -> None:
@@ -310,14 +311,15 @@ class Generator:
 
     def published_rules(self) -> Rules:
         """Return the rules of the checkpoint's generation config, and of the target's language."""
-        rules = published.rules_of(self.backbone.generation_config, self.continues_prompts)
+        values = self.backbone.generation_config
+        rules = published.rules_of(values, self.continues_prompts) if values else NO_RULES
         first = self.format.first_ids
         return rules if first is None else dataclasses.replace(rules, forced_prefix=first)
 
     def published_guidance(self) -> float:
         """Return the checkpoint's `guidance_scale`; 1 means no guidance."""
         values = self.backbone.generation_config if self.takes_guidance else None
-        return published.guidance_of(values)
+        return published.guidance_of(values) if values else 1.0
 
     def published_limits(self, max_length: int | None) -> tuple[int, int | None]:
         """Return the limits of new tokens and of the text's length, given the caller's limit."""
@@ -338,7 +340,7 @@ class Generator:
         """Return rows of ids, whether prompts were given as text, and whether as a single one."""
         if isinstance(prompts, IdsOfText):
             return [list(prompts)], True, True
-        prompts = text_alone(prompts)
+        prompts = prompts if isinstance(prompts, (str, list)) else text_alone(prompts)
         if isinstance(prompts, str):
             check_text(name, prompts)
             return self.format.encode([prompts]), True, True

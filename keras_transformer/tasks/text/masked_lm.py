@@ -22,7 +22,7 @@ from keras_transformer.support.checking import (
     shorten,
 )
 from keras_transformer.support.columns import text_alone
-from keras_transformer.tasks.base.head import PER_TOKEN, softmax
+from keras_transformer.tasks.base.head import PER_TOKEN, HiddenLayer, softmax
 from keras_transformer.tasks.base.pooling import states_at
 from keras_transformer.tasks.base.task import Task
 from keras_transformer.tasks.data.labels import token_weights, weighed
@@ -37,7 +37,6 @@ from keras_transformer.tasks.data.text import (
     token_columns,
     tokenizer_of,
 )
-from keras_transformer.tasks.heads.hidden import HiddenLayer
 from keras_transformer.tasks.heads.vocabulary_head import VocabularyHead
 from keras_transformer.tokenizers import Tokenizer
 from keras_transformer.training import (

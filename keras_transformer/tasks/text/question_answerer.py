@@ -25,7 +25,16 @@ from keras_transformer.support.checking import (
     shorten,
 )
 from keras_transformer.support.columns import text_alone
-from keras_transformer.tasks.base.head import PER_TOKEN, Head, softmax
+from keras_transformer.tasks.base.head import (
+    HIDDEN_OPTIONS,
+    PER_TOKEN,
+    FeedForwardSubLayer,
+    Head,
+    hidden_values,
+    hidden_weights,
+    optional_hidden,
+    softmax,
+)
 from keras_transformer.tasks.base.input_adapter import shared_text_adapter
 from keras_transformer.tasks.base.task import Task
 from keras_transformer.tasks.data.labels import check_weights
@@ -38,13 +47,6 @@ from keras_transformer.tasks.data.text import (
     text_rows,
     tokenizer_of,
     window_batches,
-)
-from keras_transformer.tasks.heads.hidden import (
-    HIDDEN_OPTIONS,
-    FeedForwardSubLayer,
-    hidden_values,
-    hidden_weights,
-    optional_hidden,
 )
 from keras_transformer.tokenizers import Tokenizer
 from keras_transformer.training import FineTuningAdamW

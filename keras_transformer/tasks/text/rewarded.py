@@ -14,11 +14,10 @@ from keras_transformer.generation.engine import Engine
 from keras_transformer.generation.samplers import samplers
 from keras_transformer.generation.samplers.recorded import RecordedRandom
 from keras_transformer.generation.samplers.samplers import COLD, Random
-from keras_transformer.generation.scoring import pad_rows
 from keras_transformer.kernels.programs import compile_function, to_tensor
 from keras_transformer.models.runtime.quantized import refuse_training
 from keras_transformer.support.checking import check_int, check_seed, describe
-from keras_transformer.support.sizes import RoundedSizes, round_size
+from keras_transformer.support.sizes import RoundedSizes, pad_rows, round_size
 from keras_transformer.tasks.data.prompts import prompt_rows
 from keras_transformer.tasks.data.text import tokenizer_of
 from keras_transformer.tasks.text.generating import GenerationCall, Sample

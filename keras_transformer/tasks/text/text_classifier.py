@@ -15,8 +15,7 @@ from keras_transformer.support.columns import text_alone
 from keras_transformer.tasks.base.input_adapter import shared_text_adapter
 from keras_transformer.tasks.base.pooling import POOLINGS, mask_of_ids, pool
 from keras_transformer.tasks.base.task import Task
-from keras_transformer.tasks.data.class_labels import by_name
-from keras_transformer.tasks.data.labels import check_weights
+from keras_transformer.tasks.data.labels import by_name, check_weights
 from keras_transformer.tasks.data.text import (
     encode_rows,
     segmented_rows,
@@ -222,7 +221,9 @@ class TextClassifier(Task):
         end_ids: list[int] | None = None,
     ):
         super().__init__(backbone, tokenizer, name=name)
-        self.input_adapter = shared_text_adapter(backbone, start_id)
+        self.input_adapter = None
+        if backbone.config.kind == "seq2seq" or start_id is not None:
+            self.input_adapter = shared_text_adapter(backbone, start_id)
         self.set_head(
             num_classes=num_classes,
             labels=labels,

@@ -6,7 +6,8 @@ import keras
 from keras import ops
 
 from keras_transformer.distribution.replicas import mean_over_replicas, share_of_weight
-from keras_transformer.support.checking import agree, known_shape, nearest, shorten
+from keras_transformer.layers.arguments import agree, known_shape
+from keras_transformer.support.checking import nearest, shorten
 from keras_transformer.training.losses.losses import below_largest
 
 _HIDDEN = -1e30

@@ -45,7 +45,7 @@ def recorder(monkeypatch):
 
     made = Recorder()
     monkeypatch.setattr(captured, "record", made)
-    monkeypatch.setattr(captured, "is_captured", lambda state: True)
+    monkeypatch.setattr(compiling, "_is_captured", lambda state: True)
     return made
 
 
@@ -137,10 +137,8 @@ def test_rows_that_leave_and_join(backbone, recorder):
 
     found, replays = run(), recorder.replays
     assert replays > 20
-    from keras_transformer.kernels.torch_tracing import captured
-
     with pytest.MonkeyPatch.context() as plain:
-        plain.setattr(captured, "is_captured", lambda state: False)
+        plain.setattr(compiling, "_is_captured", lambda state: False)
         assert run() == found
 
 

@@ -52,6 +52,8 @@ class PublishedHead:
     options: tuple[Conversion, ...] = ()  # options of our task class, read from any config
     shown_by: str | None = None  # a value that only configs of this head have
     prefix: str | None = None  # prefix of the backbone's tensors; default: the first of `names`
+    # Constants that Transformers keeps among the weights, of the config and a task's values.
+    computed: Callable[[TransformerConfig, Values], Mapping[str, np.ndarray]] | None = None
 
 
 @dataclasses.dataclass(frozen=True)

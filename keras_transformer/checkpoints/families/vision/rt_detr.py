@@ -1,10 +1,16 @@
 """RT-DETR: Zhao et al. 2023, https://arxiv.org/abs/2304.08069.
 
+RT-DETRv2: Lv et al. 2024, https://arxiv.org/abs/2407.17140.
+
 A ResNet, an encoder of the places of its last map, and a head: convolutions that join the maps of
 several stages, and a decoder whose queries are chosen among their places.
 """
 
+import dataclasses
+from collections.abc import Mapping
 from typing import Any
+
+import numpy as np
 
 from keras_transformer.checkpoints.families.base.family import (
     ACTIVATIONS,
@@ -26,7 +32,7 @@ from keras_transformer.checkpoints.families.vision.detr import (
 from keras_transformer.checkpoints.families.vision.dpt import norm_lines
 from keras_transformer.checkpoints.weights.tables import Names, WeightLine, attention, layers
 from keras_transformer.config import TransformerConfig
-from keras_transformer.config.box_decoder import BLOCKS, MOST_LAYERS
+from keras_transformer.config.box_decoder import BLOCKS, MOST_LAYERS, BoxDecoder
 from keras_transformer.config.prompted import names_of_linear
 from keras_transformer.support.checking import shorten
 
@@ -183,13 +189,63 @@ def _read_task(values: Values) -> dict[str, Any]:
 
 
 def _write_task(task: Values) -> dict[str, Any]:
-    decoder, names = task["box_decoder"], {v: k for k, v in reversed(ACTIVATIONS.items())}
+    decoder = BoxDecoder.of(task["box_decoder"]).values()
+    if (decoder["offset_scale"], decoder["sampling"]) != (0.5, "linear"):
+        raise ValueError("Only RT-DETRv2 has another `offset_scale` or `sampling`.")
+    return _written(task)
+
+
+def _written(task: Values) -> dict[str, Any]:
+    decoder = BoxDecoder.of(task["box_decoder"]).values()
+    names = {v: k for k, v in reversed(ACTIVATIONS.items())}
     return {
         **{name: decoder[ours] for name, (ours, _) in _NUMBERS.items()},
         "decoder_activation_function": names[decoder["activation"]],
         "hidden_expansion": decoder["expansion"],
         "activation_function": names[decoder["map_activation"]],
         "num_denoising": 0,  # its queries, and the embedding of their classes, are not kept
+    }
+
+
+# RT-DETRv2's names of how a map is read.
+_SAMPLINGS = {"default": "linear", "discrete": "nearest"}
+
+
+def _read_second(values: Values) -> dict[str, Any]:
+    decoder = _read_task(values)["box_decoder"]
+    levels, method = (values.get("num_feature_levels", 3), values.get("decoder_method", "default"))
+    if values.get("decoder_n_levels", 3) != levels:
+        raise ValueError(
+            f"decoder_n_levels={shorten(values.get('decoder_n_levels', 3))} is not supported with "
+            f"num_feature_levels={levels}, only the same number."
+        )
+    if not isinstance(method, str) or method not in _SAMPLINGS:
+        raise ValueError(
+            f"decoder_method={shorten(method)} is not supported, only {[*_SAMPLINGS]}."
+        )
+    scale = number(values, "decoder_offset_scale", 0.5, float)
+    return {"box_decoder": decoder | {"offset_scale": scale, "sampling": _SAMPLINGS[method]}}
+
+
+def _write_second(task: Values) -> dict[str, Any]:
+    decoder = BoxDecoder.of(task["box_decoder"]).values()
+    names = {ours: name for name, ours in _SAMPLINGS.items()}
+    return {
+        **_written(task),
+        "decoder_offset_scale": decoder["offset_scale"],
+        "decoder_method": names[decoder["sampling"]],
+    }
+
+
+def _shares_of_points(config: TransformerConfig, task: Values) -> Mapping[str, np.ndarray]:
+    """Return what RT-DETRv2 multiplies distances by: a number for each point, in each layer."""
+    decoder = BoxDecoder.of(task["box_decoder"]).values()
+    levels = config.stem.num_maps + 1
+    points = decoder["num_points"]
+    shares = np.full(levels * points, 1 / points, "float32")
+    return {
+        f"model.decoder.layers.{i}.encoder_attn.n_points_scale": shares
+        for i in range(decoder["num_layers"])
     }
 
 
@@ -335,4 +391,23 @@ RT_DETR = Family(
             "backbone.model.*.num_batches_tracked",
         ),
     ),
+)
+
+
+def _write_levels(config: TransformerConfig) -> dict[str, Any]:
+    return {**_write(config), "decoder_n_levels": config.stem.num_maps + 1}
+
+
+RT_DETR_V2 = dataclasses.replace(
+    RT_DETR,
+    model_type="rt_detr_v2",
+    architecture="RTDetrV2Model",
+    conversions=(Conversion(_read, _write_levels),),
+    heads={
+        "ObjectDetector": dataclasses.replace(
+            RT_DETR.heads["ObjectDetector"],
+            options=(Conversion(_read_second, _write_second),),
+            computed=_shares_of_points,
+        )
+    },
 )

@@ -6,7 +6,7 @@ import pytest
 from keras import ops
 
 from keras_transformer.kernels.attention import kernel_of
-from keras_transformer.kernels.xla_attention import attention
+from keras_transformer.kernels.attention import on_xla as attention
 
 
 def states(*shape, seed=0):
