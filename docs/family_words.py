@@ -38,6 +38,7 @@ _SWITCHES = {
     **dict.fromkeys(
         ("qk_layernorm", "use_qk_norm"), "norms of queries and keys, if the config says so"
     ),
+    "audio_config": "states of sound too, of Conformers that attend to the last few, if it says so",
     "alibi": "ALiBi in bfloat16 in place of rotary positions, if the config says so",
     "do_stable_layer_norm": "normalization first, if the config says so",
     "num_kv_shared_layers": "last layers with the keys and values of others, if the config has any",

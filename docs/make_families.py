@@ -116,11 +116,9 @@ NOT_COVERED = (
         ({"model_type": "gemma", "use_bidirectional_attention": True},),
     ),
     NotCovered(
-        "Images for Llama 4 (`llama4`), images and sound for Gemma 3n (`gemma3n`), sound for "
-        "Gemma 4 (`gemma4`)",
-        "The text model in such a folder loads alone, as a `llama4_text`, `gemma3n_text` or "
-        "`gemma4_text`, and is exported as one. A Gemma 4 also loads with its images, without its "
-        "tower of sound.",
+        "Images for Llama 4 (`llama4`), images and sound for Gemma 3n (`gemma3n`)",
+        "The text model in such a folder loads alone, as a `llama4_text` or `gemma3n_text`, and is "
+        "exported as one.",
     ),
     NotCovered(
         "RWKV-7 in Hugging Face's format",

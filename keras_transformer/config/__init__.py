@@ -8,6 +8,7 @@ from keras_transformer.config import (
     inputs,
     laurel,
     layer_inputs,
+    local_attention,
     merging,
     mixers,
     model,
@@ -34,6 +35,7 @@ from keras_transformer.config.flat import SIDES as SIDES
 from keras_transformer.config.inputs import *  # noqa: F403
 from keras_transformer.config.laurel import *  # noqa: F403
 from keras_transformer.config.layer_inputs import *  # noqa: F403
+from keras_transformer.config.local_attention import *  # noqa: F403
 from keras_transformer.config.merging import *  # noqa: F403
 from keras_transformer.config.mixers import *  # noqa: F403
 from keras_transformer.config.mixers import SCORES as SCORES
@@ -61,6 +63,7 @@ __all__ = [
     *inputs.__all__,
     *laurel.__all__,
     *layer_inputs.__all__,
+    *local_attention.__all__,
     *merging.__all__,
     *mixers.__all__,
     *model.__all__,

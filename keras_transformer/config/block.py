@@ -210,14 +210,15 @@ class Block(Part):
             raise ValueError("`altup` cannot be combined with `output_scale` or `convolution`.")
         beside = (self.laurel, self.altup, self.convolution, self.sparse)
         if self.conformer is not None and not (
-            self.residual == Residual(order="pre")
+            self.residual in (Residual(order="pre"), Residual(order="sandwich"))
             and isinstance(self.feed_forward, Dense)
             and beside == (None,) * 4
             and not (self.merged_attention or self.global_norm)
         ):
             raise ValueError(
-                "`conformer` needs a `Dense` feed-forward layer, the residual order 'pre' without "
-                "scales, and neither `laurel`, `altup`, `convolution`, `sparse`, `global_norm` nor "
+                "`conformer` needs a `Dense` feed-forward layer, the residual order 'pre' or "
+                "'sandwich' without scales, and neither `laurel`, `altup`, `convolution`, "
+                "`sparse`, `global_norm` nor "
                 f"`merged_attention`, received {self}."
             )
         if self.merged_attention:
@@ -338,7 +339,8 @@ class Block(Part):
         for own in (self.layer_input, self.laurel, self.altup):
             weights += () if own is None else own.weights(kind)
         if self.conformer is not None:
-            weights += self.conformer.weights(kind, self.feed_forward)
+            own = self.residual.norms_outputs
+            weights += self.conformer.weights(kind, self.feed_forward, own)
         for sublayer in sublayers:
             for name in self.residual.norms(sublayer):
                 weights += norm_of(name, kind)

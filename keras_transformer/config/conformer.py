@@ -14,7 +14,9 @@ class Conformer(Part):
     A feed-forward layer like the block's precedes the mixer, and a convolution follows it: a gated
     linear unit, a convolution of each feature by itself, a norm, the activation of the feed-forward
     layers and a projection. Half of what each feed-forward layer gives is added, and a norm follows
-    the last one.
+    the last one. In blocks that normalize the outputs of sub-layers too, those of the feed-forward
+    layers are (Gemma 4). If the projections of the feed-forward layers are clipped, so are those of
+    the convolution.
 
     Source: Gulati et al. 2020, "Conformer: Convolution-augmented Transformer for Speech
     Recognition", https://arxiv.org/abs/2005.08100, section 2.
@@ -42,23 +44,31 @@ class Conformer(Part):
                 f"state, received {self.size}. Or give causal=True."
             )
 
-    def weights(self, norm: str, feed_forward: FeedForward) -> tuple[Weight, ...]:
+    def weights(
+        self, norm: str, feed_forward: FeedForward, norms_outputs: bool = False
+    ) -> tuple[Weight, ...]:
         """Return the weights of the sub-layers, with norms of this type.
 
         Args:
             norm: kind of the norms of the block.
             feed_forward: feed-forward layer of the block; that before the mixer is like it.
+            norms_outputs: bool, whether the block normalizes the outputs of its sub-layers.
         """
+        clipped = getattr(feed_forward, "clipped", False)
+        behind = norm_of("conformer/first_output_norm", norm) if norms_outputs else ()
         return (
             *norm_of("conformer/first_norm", norm),
+            *behind,
             *feed_forward.weights("conformer/first"),
             *norm_of("conformer/convolution_norm", norm),
-            *dense_of("conformer/expansion", "hidden_dim", "conformer_gated", bias=self.use_bias),
+            *dense_of(
+                "conformer/expansion", "hidden_dim", "conformer_gated", self.use_bias, clipped
+            ),
             *dense_of(
                 "conformer/depthwise_convolution", "conformer_size", "hidden_dim", self.use_bias
             ),
             *norm_of("conformer/depthwise_norm", "batch_norm" if self.norm == "batch" else norm),
-            *dense_of("conformer/output", "hidden_dim", "hidden_dim", bias=self.use_bias),
+            *dense_of("conformer/output", "hidden_dim", "hidden_dim", self.use_bias, clipped),
             *norm_of("conformer/final_norm", norm),
         )
 

@@ -1002,7 +1002,7 @@ def values_of(config: Any) -> dict[str, Any]:
     if len(names) == 1:
         return values
     for name in names[:-1]:
-        if name == "queries":  # which no keyword describes
+        if name in ("queries", "sound"):  # which no keyword describes
             continue
         own = {**values, **DEFAULTS, **_side_values(getattr(config, name))}
         shared = {**values, "encoder": None, "decoder": None}

@@ -86,6 +86,12 @@ class TransformerConfig(Part):
         None,
     )
     encoder: Side | None = option("the encoder.", None)
+    sound: Side | None = option(
+        "an encoder of sound beside one of images: its states replace placeholders of the decoder "
+        "as well, and are numbered behind those of all images (Gemma 4).",
+        None,
+    )
+    sound_projector: Projector | None = option("layers between `sound` and the decoder.", None)
     decoder: Side | None = option("the decoder.", None)
     logits: Logits = option("how states become vocabulary logits.", Logits())
     share_embeddings: bool | None = option(
@@ -182,7 +188,7 @@ class TransformerConfig(Part):
         elif self.kind == "seq2seq":
             self._check_seq2seq()
         else:
-            names = ("placeholders", "projector", "source", "queries")
+            names = ("placeholders", "projector", "source", "queries", "sound", "sound_projector")
             given = [n for n in names if getattr(self, n)]
             if given or self.share_embeddings is not None:
                 name = given[0] if given else "share_embeddings"
@@ -257,6 +263,7 @@ class TransformerConfig(Part):
                 "`placeholder_id`, a `projector` or a `source`."
             )
         self._check_queries()
+        self._check_sound()
         if self.placeholders is not None:
             self._check_placeholders()
         in_decoder = self.placeholders is not None and self.placeholders.side == "decoder"
@@ -289,6 +296,40 @@ class TransformerConfig(Part):
                 "The input of `queries` is a set of trained states, `QueryStemConfig`, received "
                 f"{shorten(self.queries.input)}."
             )
+
+    def _check_sound(self):
+        """Raise ValueError unless states of sound can be placed beside those of images."""
+        if self.sound is None:
+            if self.sound_projector is not None:
+                raise ValueError("A `sound_projector` needs `sound`, the side that it projects.")
+            return
+        places, separator = self.placeholders, self.projector and self.projector.separator
+        beside = places is not None and (places.side, places.visibility) == ("decoder", "causal")
+        if not beside or self.encoder.input.num_states is not None or self.queries or separator:
+            raise ValueError(
+                "`sound` stands beside images of any size, whose states replace placeholders of "
+                "the decoder: it needs a `placeholder_id` with placeholder_side='decoder' and "
+                "placeholder_visibility='causal', an encoder with a stem of the kind "
+                "'patch_sequence', and neither `queries` nor a separator, received "
+                f"{places} and {shorten(self.encoder.input)}."
+            )
+        if not getattr(self.sound.input, "masked", False):
+            raise ValueError(
+                "`sound` reads recordings of any length: give it a stem of frames with a mask, "
+                f"such as `ConvolvedFrameStemConfig`, received {shorten(self.sound.input)}."
+            )
+        self.of_sound  # noqa: B018  # which checks itself
+
+    @functools.cached_property
+    def of_sound(self) -> "TransformerConfig":
+        """The config of the model that has the states of `sound` alone, in place of images."""
+        return type(self)(
+            encoder=self.sound,
+            decoder=self.decoder,
+            logits=self.logits,
+            placeholders=Placeholders(token_id=self.placeholders.token_id),
+            projector=self.sound_projector,
+        )
 
     def _check_placeholders(self):
         """Raise ValueError unless states of images fit the side of the placeholders."""
@@ -471,14 +512,14 @@ class TransformerConfig(Part):
     def side_names(self) -> tuple[str, ...]:
         """Names of all sides, in the order of the forward pass."""
         places = self.__dict__.get("placeholders")
-        names = ["source", *flat.SIDES]
+        names = ["source", "encoder", "sound", "decoder"]
         names.insert(names.index("decoder" if places is None else places.side), "queries")
         return tuple(name for name in names if self.__dict__.get(name) is not None)
 
     @property
     def projected_sides(self) -> tuple[str, str]:
         """Names of the side whose states the `projector` reads, and of the one that gets them."""
-        names = self.side_names
+        names = [name for name in self.side_names if name != "sound"]
         target = "decoder" if self.placeholders is None else self.placeholders.side
         return names[names.index(target) - 1], target
 
@@ -498,8 +539,9 @@ class TransformerConfig(Part):
         """Return the config of one side as a model of its own.
 
         Args:
-            name: `"encoder"` or `"decoder"`; `"source"`, which is a config of kind `"encoder"`; or
-                `"queries"`, of kind `"decoder"`. A config with this kind already returns itself.
+            name: `"encoder"` or `"decoder"`; `"source"` or `"sound"`, which are configs of kind
+                `"encoder"`; or `"queries"`, of kind `"decoder"`. A config with this kind already
+                returns itself.
 
         Raises:
             ValueError: if the model has no such side.

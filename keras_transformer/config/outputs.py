@@ -9,7 +9,7 @@ __all__ = ["Logits", "Placeholders", "Projector", "Similarity", "Vector"]
 POOLINGS = ("first", "end", "last", "attention")
 PROJECTORS = (
     "none", "linear", "normalized", "pooled", "shuffled", "merged", "mlp", "shuffled_mlp",
-    "merged_mlp", "merged_mean",
+    "merged_mlp", "merged_mean", "norm_between",
 )  # fmt: skip
 # Projectors of squares of patches.
 OF_SQUARES = ("pooled", "shuffled", "merged", "shuffled_mlp", "merged_mlp", "merged_mean")
@@ -197,8 +197,9 @@ class Projector(Part):
         '(Gemma 3), one on the joined states of such squares, `"shuffled"` (Idefics 3), two, '
         '`"mlp"` (LLaVA), two on a norm of joined states, `"shuffled_mlp"` (InternVL), or on '
         'joined states that are normalized before, `"merged"` (Qwen2-VL), or three on these, of '
-        'which the first joins them to one of the same width, `"merged_mlp"` (Mistral 3), or one '
-        'on a norm without weights of the means of such states, `"merged_mean"` (Gemma 4).',
+        'which the first joins them to one of the same width, `"merged_mlp"` (Mistral 3), one on a '
+        'norm without weights of the means of such states, `"merged_mean"` (Gemma 4), or two with '
+        'such a norm between them, `"norm_between"` (Gemma 4\'s sound).',
         of="model",
         choices=PROJECTORS[1:],
     )
@@ -209,6 +210,12 @@ class Projector(Part):
         choices=ACTIVATIONS,
     )
     bias: bool = option("biases in the projector.", True, of="model")
+    inner_dim: int | None = option(
+        'with the type `"norm_between"`. Width of the norm between the two layers, of which the '
+        "second has no bias.",
+        None,
+        least=1,
+    )
     pool: int = option(
         'with `projector="pooled"`, `"shuffled"`, `"merged"`, `"shuffled_mlp"`, `"merged_mlp"` or '
         '`"merged_mean"`. Rows and columns of the squares of patches that become one state.',
@@ -230,6 +237,11 @@ class Projector(Part):
     )
 
     def check(self):
+        if (self.inner_dim is not None) != (self.type == "norm_between"):
+            raise ValueError(
+                "The type 'norm_between' of a projector needs an `inner_dim`, and no other has "
+                f"one, received {self.type!r} and {self.inner_dim}."
+            )
         if self.standardized and self.type != "merged_mean":
             raise ValueError(
                 f"`standardized` needs the type 'merged_mean' of a projector, received "
@@ -275,6 +287,12 @@ class Projector(Part):
                 *norm_of("projector/norm", norm, "source_dim"),
                 *dense_of("projector/mlp/intermediate", "joined_dim", "joined_dim", self.bias),
                 *dense_of("projector/mlp/output", "joined_dim", "target_dim", self.bias),
+            )
+        if self.type == "norm_between":
+            return (
+                *found,
+                *dense_of("projector/inner", "source_dim", "inner_dim", self.bias),
+                *dense_of("projector/output", "inner_dim", "target_dim", bias=False),
             )
         if self.standardized:
             for name in STANDARD:

@@ -11,7 +11,10 @@ from keras_transformer.config.inputs import ImageStemConfig, StemConfig
 from keras_transformer.config.options import option, part
 from keras_transformer.config.queries import QueryStemConfig
 from keras_transformer.config.resnet import ResNetStemConfig
-from keras_transformer.config.subsampled_frames import SubsampledFrameStemConfig
+from keras_transformer.config.subsampled_frames import (
+    ConvolvedFrameStemConfig,
+    SubsampledFrameStemConfig,
+)
 from keras_transformer.config.waveform import WaveformStemConfig
 from keras_transformer.config.weight import dense_of, residual_of, weight_of
 from keras_transformer.support.checking import describe, shorten
@@ -20,8 +23,9 @@ from keras_transformer.support.checking import describe, shorten
 INTERPOLATIONS = ("bicubic", "bicubic_antialiased")
 
 __all__ = [
-    "ConvolutionStemConfig", "FrameStemConfig", "PatchSequenceStemConfig", "PatchStemConfig",
-    "QueryStemConfig", "ResNetStemConfig", "SeriesStemConfig", "TubeStemConfig",
+    "ConvolutionStemConfig", "ConvolvedFrameStemConfig", "FrameStemConfig",
+    "PatchSequenceStemConfig", "PatchStemConfig", "QueryStemConfig", "ResNetStemConfig",
+    "SeriesStemConfig", "TubeStemConfig",
 ]  # fmt: skip
 
 
@@ -644,9 +648,10 @@ WHOLE = (
     ResNetStemConfig(),
     QueryStemConfig(),
     SubsampledFrameStemConfig(num_layers=2),
+    ConvolvedFrameStemConfig(),
 )
 _KINDS = (
     "patches", "patch_sequence", "convolutions", "tubes", "frames", "series", "waveform", "resnet",
-    "queries", "subsampled_frames",
+    "queries", "subsampled_frames", "convolved_frames",
 )  # fmt: skip
 STEMS = {kind: StemConfig.kinds[kind] for kind in _KINDS}

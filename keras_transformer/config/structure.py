@@ -28,6 +28,7 @@ from keras_transformer.config import (
     GridBias,
     LatentAttention,
     Learned,
+    LocalAttention,
     MixFeedForward,
     OverlappingMerging,
     Projector,
@@ -210,6 +211,10 @@ def _every_weight() -> tuple[Weight, ...]:
     for norm in ("block", "batch"):
         conformer = Conformer(use_bias=True, norm=norm)
         found += conformer.weights("layer_norm", Dense(dim=1))
+    conformer = Conformer(causal=True)
+    found += conformer.weights("rms_norm", Dense(dim=1, clipped=True), norms_outputs=True)
+    local = LocalAttention(num_heads=1, clipped=True)
+    found += local.weights(local.name, "rms_norm")
     found += DecomposedBias(rows=1, columns=1).of_mixer("self_attention")
     found += experts.weights("sparse")
     for bias in (WindowBias(), ContinuousWindowBias()):
@@ -235,6 +240,7 @@ def _every_weight() -> tuple[Weight, ...]:
     for projector in ("mlp", "normalized", "merged", "merged_mlp"):
         found += Projector(type=projector, separator=True).weights("layer_norm", "rms_norm")
     found += Projector(type="merged_mean", standardized=True).weights("rms_norm", "rms_norm")
+    found += Projector(type="norm_between", inner_dim=1).weights("rms_norm", "rms_norm")
     return found + tuple(weight for stem in WHOLE for weight in stem.weights)
 
 
@@ -317,13 +323,13 @@ def sides(config: TransformerConfig) -> list[ModelSide]:
     placed = config.placeholders and config.placeholders.side
     for name, side in zip(config.side_names, config.sides, strict=True):
         reads = found[-1] if config.kind == "seq2seq" and found else None
-        reads = None if name == placed else reads
+        reads = None if name in (placed, "sound") else reads
         target = name == "decoder" and config.kind == "seq2seq"
         projected = target and config.projector is not None and placed is None
         width = (side if projected else reads.config).hidden_dim if reads else None
         groups = max(block_order(side)) + 1
         own = side.only_side.input
-        fixed = own.num_states if name == "source" or own.is_set else None
+        fixed = own.num_states if name in ("source", "sound") or own.is_set else None
         attended = reads and reads.fixed
         found.append(ModelSide(name, side, groups, width, target, fixed, attended))
     return found
@@ -422,6 +428,11 @@ def backbone(config: TransformerConfig) -> list[Weight]:
                 each.side.vector.weights(each.side.block.norm.type), flat, folder
             )
     found += projector_weights(config)
+    if config.sound is not None:
+        found += [
+            dataclasses.replace(each, path=f"sound_{each.path}")
+            for each in projector_weights(config.of_sound)
+        ]
     if config.similarity is not None:
         found += shaped_weights(config.similarity.weights, config)
     return found + shaped_weights(after_blocks(config), last)
@@ -434,6 +445,7 @@ def projector_weights(config: TransformerConfig) -> list[Weight]:
     encoder, decoder = (getattr(config, name) for name in config.projected_sides)
     sizes = {"source_dim": encoder.hidden_dim, "target_dim": decoder.hidden_dim}
     sizes["joined_dim"] = encoder.hidden_dim * config.projector.pool**2
+    sizes["inner_dim"] = config.projector.inner_dim or 0
     norms = (side.block.norm.type for side in (encoder, decoder))
     found = [*config.projector.weights(*norms)]
     if config.placeholders is not None:

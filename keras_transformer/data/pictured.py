@@ -1,8 +1,10 @@
-"""Conversations with images and videos: what each part of a message holds."""
+"""Conversations with images, videos and recordings: what each part of a message holds."""
 
-from collections.abc import Mapping, Sequence
+import os
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from keras_transformer.processors.audio_files import Sound
 from keras_transformer.processors.video_files import Video
 from keras_transformer.support.checking import check_number, describe, shorten
 
@@ -12,17 +14,20 @@ _OTHERS = ("type", "detail", "text")
 _VIDEO_KEYS = ("video", "video_url", "url", "path", "bytes", "base64")
 _KINDS = ("image", "image_url", "input_image")
 _VIDEO_KINDS = ("video", "video_url", "input_video")
+_SOUND_KEYS = ("audio", "input_audio", "audio_url", "url", "path", "bytes", "base64")
+_SOUND_KINDS = ("audio", "audio_url", "input_audio")
 _SCHEMES = ("http://", "https://", "file://", "ftp://")
 
 
 class Pictured(NamedTuple):
-    """Messages whose images and videos are apart.
+    """Messages whose images, videos and recordings are apart.
 
     Args:
         messages: list of dicts. Contents that were lists of parts have `{"type": "text", "text":
-            str}`, for each image `{"type": "image"}`, and for each video `{"type": "video"}`.
-        images: list of the images, and of the videos, each a `processors.Video`, in the order of
-            these parts.
+            str}`, for each image `{"type": "image"}`, for each video `{"type": "video"}`, and for
+            each recording `{"type": "audio"}`.
+        images: list of the images, of the videos, each a `processors.Video`, and of the recordings,
+            each a `processors.Sound`, in the order of these parts.
 
     Example:
     ```python
@@ -42,21 +47,24 @@ class Pictured(NamedTuple):
 def pictured(
     messages: Sequence[Mapping[str, Any]], images: Sequence | None = None, place: str = "messages"
 ) -> Pictured:
-    """Return messages apart from their images and videos.
+    """Return messages apart from their images, videos and recordings.
 
     Args:
         messages: list of dicts with `role` and `content`, a string or a list of parts: a string,
             `{"type": "text", "text": str}`, `{"type": "image", "image": image}`, or in OpenAI's
             form `{"type": "image_url", "image_url": {"url": str}}`. An image is whatever
             `processors.ImageProcessor` reads. A video is `{"type": "video", "video": video}`, with
-            `"fps"` if it is an array or a list of frames, see `processors.Video`.
-        images: the images of parts `{"type": "image"}` that hold none, and the videos, each a
-            `processors.Video`, of such parts `{"type": "video"}`, in this order.
+            `"fps"` if it is an array or a list of frames, see `processors.Video`. A recording is
+            `{"type": "audio", "audio": recording}`, see `processors.Sound`, or in OpenAI's form
+            `{"type": "input_audio", "input_audio": {"data": str}}`.
+        images: the images of parts `{"type": "image"}` that hold none, and the videos and
+            recordings, each a `processors.Video` or `processors.Sound`, of such parts `{"type":
+            "video"}` and `{"type": "audio"}`, in this order.
         place: how errors name the messages.
 
     Raises:
-        ValueError: if a part is neither a text, nor an image, nor a video, or the numbers of images
-            and of parts without one differ.
+        ValueError: if a part is neither a text, nor an image, a video or a recording, or the
+            numbers of images and of parts without one differ.
     """
     given, used = list(images or ()), 0
     found, made = [], []
@@ -72,17 +80,17 @@ def pictured(
             if text is not None:
                 parts.append({"type": "text", "text": text})
                 continue
-            if isinstance(part, Mapping) and part.get("type") in _VIDEO_KINDS:
-                video = _video_of(part, where)
-                if video is None and isinstance(next(iter(given[used:]), None), Video):
-                    video, used = given[used], used + 1
-                elif video is None:
+            kind, read, wrapped, lacks = _kind_of(part)
+            if kind != "image":
+                one = read(part, where)
+                if one is None and isinstance(next(iter(given[used:]), None), wrapped):
+                    one, used = given[used], used + 1
+                elif one is None:
                     raise ValueError(
-                        f"{where} is a video without its frames: give {{'type': 'video', 'video': "
-                        "...}."
+                        f"{where} is {lacks}: give {{'type': '{kind}', '{kind}': ...}}."
                     )
-                found.append(video)
-                parts.append({"type": "video"})
+                found.append(one)
+                parts.append({"type": kind})
                 continue
             image = _image_of(part, where)
             if image is None and used < len(given):
@@ -102,6 +110,16 @@ def pictured(
             f"{len(given)} 'images': give as many parts."
         )
     return Pictured(made, found)
+
+
+def _kind_of(part: Any) -> tuple[str, Callable, type, str]:
+    """Return the kind of a part beside texts, who reads it, its class, and what it may lack."""
+    kind = part.get("type") if isinstance(part, Mapping) else None
+    if kind in _VIDEO_KINDS:
+        return "video", _video_of, Video, "a video without its frames"
+    if kind in _SOUND_KINDS:
+        return "audio", _sound_of, Sound, "a recording without its samples"
+    return "image", _image_of, object, ""
 
 
 def _text_of(part: Any) -> str | None:
@@ -129,6 +147,28 @@ def _video_of(part: Mapping, where: str) -> Video | None:
     if fps is not None:
         fps = check_number(f"{where}: 'fps'", fps, above=1e-9, at_most=10**6)
     return Video(content, fps)
+
+
+def _sound_of(part: Mapping, where: str) -> Sound | None:
+    """Return the recording of a part; None if the part has none."""
+    held = part.get("input_audio")
+    if isinstance(held, Mapping):  # OpenAI's form
+        if not isinstance(held.get("data"), str):
+            raise ValueError(f"{where}: 'input_audio' must hold 'data', the file in base64.")
+        part = {**part, "input_audio": f"data:;base64,{held['data']}"}
+    content = _held(part, "a recording", _SOUND_KEYS, ("type", "text", "sampling_rate"), where)
+    if content is None:
+        return None
+    rate = part.get("sampling_rate")
+    if rate is not None:
+        check_number(f"{where}: 'sampling_rate'", rate, above=0)
+        if isinstance(content, (str, bytes, bytearray, os.PathLike, Mapping, tuple)):
+            raise ValueError(
+                f"{where}: 'sampling_rate' is for an array of samples alone: what is given states "
+                "its own."
+            )
+        content = (content, rate)
+    return Sound(content)
 
 
 def _held(

@@ -11,8 +11,8 @@ from keras_transformer.explanations.explanation import Explanation
 from keras_transformer.explanations.tokens import readable_tokens, state_names
 from keras_transformer.layers.stems import TokenStem
 
-# Sides before the encoder, by the prefix of their names: they are not explained.
-BEFORE = ("source_", "queries_")
+# Sides before and beside the encoder, by the prefix of their names: they are not explained.
+BEFORE = ("source_", "queries_", "sound_")
 
 
 class ExplainedSide(NamedTuple):

@@ -39,17 +39,20 @@ def _linear(inputs, kernel, bias=None):
     return outputs if bias is None else keras.ops.add(outputs, bias)
 
 
+def _torch_products():
+    from keras_transformer.kernels import torch_products
+
+    return torch_products
+
+
 # Whether XLA computes products.
 BY_XLA = not on("torch")
 # `linear(inputs, kernel, bias=None)` is `inputs @ kernel + bias`, of `(..., in)`, a matrix
-# `(in, out)`, and `(out,)` or None. `onednn_matmul_scope(x)` is the scope in which products of `x`
-# with weights are fastest on PyTorch and a CPU; elsewhere it does nothing.
-if on("torch"):
-    from keras_transformer.kernels import torch_products
-
-    linear, onednn_matmul_scope = torch_products.linear, torch_products.onednn_matmul_scope
-else:
-    linear, onednn_matmul_scope = _linear, contextlib.nullcontext
+# `(in, out)`, and `(out,)` or None.
+linear = _linear if BY_XLA else _torch_products().linear
+# `onednn_matmul_scope(x)` is the scope in which products of `x` with weights are fastest on PyTorch
+# and a CPU; elsewhere it does nothing.
+onednn_matmul_scope = contextlib.nullcontext if BY_XLA else _torch_products().onednn_matmul_scope
 
 
 def takes_bfloat16(inputs, kernel) -> bool:

@@ -202,6 +202,7 @@ class Block(ChecksCall, SavesArguments, Rematerializable, keras.layers.Layer):
                 part.feed_forward,
                 norm=part.norm,
                 dropout=part.dropout,
+                norms_outputs=part.residual.norms_outputs,
                 kernel_initializer=self._initializer.clone(),
                 seed=seed,
                 name="conformer",
@@ -486,8 +487,6 @@ class Block(ChecksCall, SavesArguments, Rematerializable, keras.layers.Layer):
             return activated(self.convolution_activation, x)
 
         def feed_forward(x):
-            if self.config.conformer is not None:
-                return 0.5 * call_unchecked(self.feed_forward, x)
             if self.config.feed_forward.on_grid:
                 return call_unchecked(self.feed_forward, x, grid=grid)
             if not self.has_experts:
@@ -532,7 +531,8 @@ class Block(ChecksCall, SavesArguments, Rematerializable, keras.layers.Layer):
             if self.is_parallel:
                 given = inputs[:, :1] if first_only else inputs
             if self.config.feed_forward is not None:
-                x = self._sublayer("feed_forward", feed_forward, given, x, training, normed=shared)
+                own = {"normed": shared, "factor": 0.5 if has_conformer else 1.0}
+                x = self._sublayer("feed_forward", feed_forward, given, x, training, **own)
             if has_conformer:
                 x = self.conformer(x, which="norm", **options)
                 x = x[:, :1] if first_alone else x
@@ -574,13 +574,15 @@ class Block(ChecksCall, SavesArguments, Rematerializable, keras.layers.Layer):
         training,
         dropped: bool = False,
         normed: bool = False,
+        factor: float = 1.0,
     ):
         """Apply a sub-layer, its norms, its residual and dropout, unless `dropped` or `normed`."""
         residual, (norm, output_norm) = self.config.residual, self._norms(name)
         before = self.normalizes_first and norm is not None and not normed
         output = function(self._normalized(norm, inputs, training) if before else inputs)
         output = output if output_norm is None else self._normalized(output_norm, output, training)
-        output = output if residual.scale == 1 else output * residual.scale
+        factor *= residual.scale
+        output = output if factor == 1 else output * factor
         if residual.trained_scale:
             output = output * getattr(self, f"{name}_scale")
         if training and not dropped:

@@ -5,6 +5,7 @@ from keras import ops
 
 from keras_transformer.config import Conformer, Dense, Norm
 from keras_transformer.layers.arguments import SavesArguments, layer_of, part_of
+from keras_transformer.layers.dense import ClippedDense
 from keras_transformer.layers.dense import Dense as DenseLayer
 from keras_transformer.layers.dropout import Dropout
 from keras_transformer.layers.feed_forward import get_activation
@@ -62,6 +63,7 @@ class ConformerSublayers(SavesArguments, keras.layers.Layer):
         feed_forward: `config.Dense`, the feed-forward layer; the convolution has its activation.
         norm: `config.Norm`, of all norms.
         dropout: float, rate on what is added to the states.
+        norms_outputs: bool, whether to normalize what the feed-forward layer gives.
         kernel_initializer: initializer of the kernels.
         seed: int, seed of the dropout.
         **kwargs: as in `keras.layers.Layer`.
@@ -95,6 +97,7 @@ class ConformerSublayers(SavesArguments, keras.layers.Layer):
         feed_forward: Dense | dict,
         norm: Norm | dict | None = None,
         dropout: float = 0.0,
+        norms_outputs: bool = False,
         kernel_initializer="glorot_uniform",
         seed: int | None = None,
         **kwargs,
@@ -106,6 +109,8 @@ class ConformerSublayers(SavesArguments, keras.layers.Layer):
         self.kind = part_of("norm", norm or Norm(), Norm)
         self.kernel_initializer = keras.initializers.get(kernel_initializer)
         self.activation = get_activation(wide.activation)
+        self.dense_class = ClippedDense if wide.clipped else DenseLayer
+        self.first_output_norm = None
         options = {"dtype": self.dtype_policy}
         with no_inner_remat():
             self.first = layer_of(wide).from_part(
@@ -120,9 +125,9 @@ class ConformerSublayers(SavesArguments, keras.layers.Layer):
                 **options,
             )
             self.dropout_layer = Dropout(dropout, seed=seed, **options)
-            types = dict.fromkeys(
-                ("first_norm", "convolution_norm", "depthwise_norm", "final_norm"), self.kind.type
-            )
+            names = ["first_norm", "convolution_norm", "depthwise_norm", "final_norm"]
+            names += ["first_output_norm"] * norms_outputs
+            types = dict.fromkeys(names, self.kind.type)
             if self.part.norm == "batch":
                 types["depthwise_norm"] = "batch_norm"
             for name, kind in types.items():
@@ -131,7 +136,7 @@ class ConformerSublayers(SavesArguments, keras.layers.Layer):
 
     def _dense(self, units: int, name: str) -> DenseLayer:
         with no_inner_remat():
-            return DenseLayer(
+            return self.dense_class(
                 units,
                 use_bias=self.part.use_bias,
                 kernel_initializer=self.kernel_initializer.clone(),
@@ -145,15 +150,19 @@ class ConformerSublayers(SavesArguments, keras.layers.Layer):
         self.output_dense = self._dense(width, "output")
         norms = (self.first_norm, self.convolution_norm, self.depthwise_norm, self.final_norm)
         denses = (self.first, self.expansion, self.depthwise_convolution, self.output_dense)
-        for layer in (*norms, *denses):
-            layer.build(states_shape)
+        for layer in (*norms, self.first_output_norm, *denses):
+            if layer is not None:
+                layer.build(states_shape)
         self.built = True
 
     def call(self, states, mask=None, which: str = "convolution", training: bool = False):
         if which == "norm":
             return normalized(self.final_norm, states, training)
         if which == "feed_forward":
-            added = 0.5 * self.first(normalized(self.first_norm, states, training))
+            added = self.first(normalized(self.first_norm, states, training))
+            if self.first_output_norm is not None:
+                added = normalized(self.first_output_norm, added, training)
+            added = 0.5 * added
         else:
             normed = normalized(self.convolution_norm, states, training)
             added = self._convolved(normed, mask, training)

@@ -24,6 +24,7 @@ class Projector(keras.layers.Layer):
     joins them feature by feature, and has one more layer, which makes one state of their width.
     `"merged_mean"` averages them, multiplies the mean by the root of its width and, if the config
     says `standardized`, shifts and multiplies it by numbers of each feature, before the norm.
+    `"norm_between"` is two layers and a norm without weights, which the second reads.
 
     The attribute `separator` is the trained state that is placed between rows of patches, or None.
 
@@ -46,7 +47,7 @@ class Projector(keras.layers.Layer):
     "Gemma 3", section 2.1; joining: Shi et al. 2016, "Real-Time Single Image and Video
     Super-Resolution", section 3.2, the other way round; merging: Wang et al. 2024, "Qwen2-VL",
     section 2.1, and Mistral AI 2025, "Mistral Small 3.1", by its checkpoint; means of merged
-    states: the published code of Gemma 4.
+    states, and a norm between layers: the published code of Gemma 4.
     """
 
     def __init__(
@@ -75,9 +76,11 @@ class Projector(keras.layers.Layer):
         self.separator, self._separates = None, config.projector.separator
         self._initializer = options["kernel_initializer"]
         with no_inner_remat():
+            unbiased, self.inner = {**options, "use_bias": False}, None
             if kind == "merged_mlp":
-                unbiased = {**options, "use_bias": False}
                 self.merge = Dense(self._widths[0], name="merge", **unbiased)
+            if kind == "norm_between":
+                self.inner = Dense(config.projector.inner_dim, name="inner", **options)
             if kind == "merged" or kind.endswith("mlp"):
                 self.dense = FeedForward(
                     self._inner if kind == "merged" else self._widths[1],
@@ -87,11 +90,13 @@ class Projector(keras.layers.Layer):
                     **options,
                 )
             else:
-                self.dense = Dense(self._widths[1], name="output", **options)
-            if kind in ("normalized", "pooled", "shuffled_mlp") or self._merges:
+                own = unbiased if self.inner is not None else options
+                self.dense = Dense(self._widths[1], name="output", **own)
+            names = ("normalized", "pooled", "shuffled_mlp", "norm_between")
+            if kind in names or self._merges:
                 norms = {
                     "pooled": decoder.normalization, "shuffled_mlp": "layer_norm",
-                    "merged_mean": "rms_norm_no_weight",
+                    "merged_mean": "rms_norm_no_weight", "norm_between": "rms_norm_no_weight",
                 }  # fmt: skip
                 epsilons = {
                     "shuffled_mlp": _EPSILON, "merged_mlp": decoder.normalization_epsilon,
@@ -115,12 +120,19 @@ class Projector(keras.layers.Layer):
                 setattr(self, name, self.add_weight(self._widths[:1], first, **options))
         if self.merge is not None:
             self.merge.build((None, None, self._inner))
+        if self.inner is not None:
+            self.inner.build((None, None, self._widths[0]))
+            self.norm.build((None, None, self.inner.units))
+            self.dense.build((None, None, self.inner.units))
+            return
         self.dense.build((None, None, self._inner if self.merge is None else self._widths[0]))
         if self.norm is not None:
             of_patches = self._widths[0] if self._merges else self._widths[1]
             self.norm.build((None, None, self._inner if self._norm_first else of_patches))
 
     def call(self, inputs):
+        if self.inner is not None:
+            return self.dense(self.norm(self.inner(inputs)))
         if self._merges and not self._norm_first:
             x = self._squares(self.norm(inputs))
             return self.dense(x if self.merge is None else self.merge(x))

@@ -32,6 +32,15 @@ def position_axes(config: TransformerConfig) -> int:
     return next((len(each.pairs) for each in axes if each is not None), 0)
 
 
+def joined_states(images, sound):
+    """Return the states of images, or None, and those of sound behind them, as of one input.
+
+    Both are float `(inputs, states, width)`, and the result is `(1, all states, width)`.
+    """
+    tables = [ops.reshape(x, (1, -1, x.shape[-1])) for x in (images, sound) if x is not None]
+    return ops.concatenate([ops.cast(x, sound.dtype) for x in tables], axis=1)
+
+
 @dataclasses.dataclass(frozen=True)
 class PlaceholderTokens:
     """Options of a config for placed states, the same in all passes.

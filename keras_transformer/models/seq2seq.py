@@ -19,6 +19,7 @@ from keras_transformer.models.feature_merger import (
     PREFIX_MASK,
     FeatureMerger,
     PlaceholderTokens,
+    joined_states,
     placed_inputs,
 )
 from keras_transformer.models.stack import ForwardContext, positions_of
@@ -33,8 +34,8 @@ class Seq2Seq(Backbone):
     source; instead the projected states of the encoder replace its placeholder tokens. With a
     `source` in the config the encoder attends to the states of a third side, such as an image that
     its text asks about; or, with placeholder_side="encoder", these states replace placeholder
-    tokens of the encoder. With `queries`, states that attend to those of an image are what replaces
-    placeholders.
+    tokens of the encoder. With `sound` the states of recordings replace placeholders too. With
+    `queries`, states that attend to those of an image are what replaces placeholders.
 
     Args:
         config: `TransformerConfig` of kind `"seq2seq"`.
@@ -63,7 +64,9 @@ class Seq2Seq(Backbone):
             the same shape: weighted sums of four states, whose numbers follow that of the
             separator, row by row. With a `source` also its arrays, such as `source_images`. With
             placeholder_side="encoder" the names of what is placed begin with `encoder_`, and the
-            images are `source_images`. With object queries only the arrays of the encoder, such as
+            images are `source_images`. With `sound` the states of recordings are numbered behind
+            those of all images, and `sound_frames` and `sound_padding_mask` have each recording
+            once. With object queries only the arrays of the encoder, such as
             `encoder_images`.
         cache: optional `generation.Cache` that the decoder tokens continue.
         part: str, what to compute: `"states"`; from given states `"logits"`; or `"encode"`, from a
@@ -116,11 +119,22 @@ class Seq2Seq(Backbone):
             width = getattr(config, places.images).hidden_dim
             made = self._side(config.side("queries"), None, width, name="queries")
             self.queries_stem, self.queries = made
+        self.sound_stem = self.sound = self.sound_projector = None
+        if config.sound is not None:
+            made = self._side(config.side("sound"), None, name="sound")
+            self.sound_stem, self.sound = made
         self.projector, self.source_dim = None, encoder.hidden_dim
         self.stacked_projectors, self._stacked_layers = [], ()
         if config.projector is not None:
             make = functools.partial(Projector, config, self.initializer, dtype=self.dtype_policy)
             self.projector = make(name="projector")
+            if config.sound_projector is not None:
+                self.sound_projector = Projector(
+                    config.of_sound,
+                    self.initializer,
+                    name="sound_projector",
+                    dtype=self.dtype_policy,
+                )
             if config.placeholders is not None:
                 self._stacked_layers = tuple(config.placeholders.stacked_layers)
             self.stacked_projectors = [
@@ -150,7 +164,7 @@ class Seq2Seq(Backbone):
     def build(self, input_shape=None):
         if self.encoder_token_embedding is not None and not self.config.share_embeddings:
             self.encoder_token_embedding.build((None, None))
-        for projector in (self.projector, *self.stacked_projectors):
+        for projector in (self.projector, self.sound_projector, *self.stacked_projectors):
             if projector is not None:
                 projector.build()
         super().build(input_shape)
@@ -190,7 +204,7 @@ class Seq2Seq(Backbone):
         places = self.placeholder_tokens
         if places is not None and f"{places.side}_token_ids" in inputs:
             shown = {self.id_inputs[0], self._placed}
-            shown |= {"encoder_states"} if places.side == "decoder" else set()
+            shown |= {"encoder_states", "sound_frames"} if places.side == "decoder" else set()
             if not shown.isdisjoint(inputs):
                 self._check_placed(inputs)
         return inputs
@@ -202,7 +216,10 @@ class Seq2Seq(Backbone):
 
     def needed_inputs(self, inputs, needed):
         places = self.placeholder_tokens
-        if places is None or not isinstance(inputs, Mapping) or inputs.get(self._placed) is None:
+        if places is None or not isinstance(inputs, Mapping):
+            return needed
+        needed = tuple(name for name in needed if not name.startswith("sound_"))
+        if all(inputs.get(name) is None for name in (self._placed, "sound_frames")):
             return needed
         images = f"{places.images}_"  # of which the batch may have none
         return tuple(name for name in needed if not name.startswith(images))
@@ -285,6 +302,12 @@ class Seq2Seq(Backbone):
             encoded, found = self._projected("encoder", inputs, **options, **attended)
         return encoded, {**before, **found}
 
+    def _heard(self, inputs, collect, training):
+        """Return the states of recordings in the decoder's width, and the collected values."""
+        read, found = self._of_side("sound", inputs, collect=collect, training=training)
+        states = read["encoder_states"]
+        return states if self.sound_projector is None else self.sound_projector(states), found
+
     def _takes(self, name: str, inputs) -> bool:
         """Return whether the inputs of a side have what it reads."""
         stem = self.sides[f"{name}_"][0]
@@ -347,9 +370,9 @@ class Seq2Seq(Backbone):
             return self.encode(**inputs, training=training)
         if part != "states":
             return {"logits": self.logits}[part](inputs)
-        before, source, target = (
+        before, source, heard, target = (
             {n.removeprefix(prefix): array for n, array in inputs.items() if n.startswith(prefix)}
-            for prefix in ("source_", "encoder_", "decoder_")
+            for prefix in ("source_", "encoder_", "sound_", "decoder_")
         )
         states, collected = source.pop("states", None), {}
         attended = {"encoder_states": states, "encoder_padding_mask": source.get("padding_mask")}
@@ -359,6 +382,10 @@ class Seq2Seq(Backbone):
             )
         elif self._takes("encoder", source):
             attended, collected = self._encoded(source, before, collect, training)
+        if self.sound is not None and self._takes("sound", heard):
+            states, found = self._heard(heard, collect, training)
+            collected = {**collected, **found}
+            attended["encoder_states"] = joined_states(attended["encoder_states"], states)
         if self.placeholder_tokens is not None and self.placeholder_tokens.side == "decoder":
             states = attended["encoder_states"]
             result = self._with_placed(states, target, cache, collect, training)

@@ -1,7 +1,7 @@
 """Processors, which convert user data, such as images, to arrays and are saved with a model."""
 
 from keras_transformer.processors.audio import AudioProcessor
-from keras_transformer.processors.audio_files import audio_folder, read_audio
+from keras_transformer.processors.audio_files import Sound, audio_folder, read_audio
 from keras_transformer.processors.image import ImageProcessor
 from keras_transformer.processors.image_files import image_folder, read_image
 from keras_transformer.processors.object_files import read_coco, read_voc
@@ -12,6 +12,7 @@ from keras_transformer.processors.patch_videos import PatchVideoProcessor
 from keras_transformer.processors.processor import Processor
 from keras_transformer.processors.prompted import PromptedImageProcessor
 from keras_transformer.processors.series import SeriesProcessor
+from keras_transformer.processors.soft_token_sounds import SoftTokenSoundProcessor
 from keras_transformer.processors.soft_token_videos import SoftTokenVideoProcessor
 from keras_transformer.processors.soft_tokens import SoftTokenProcessor
 from keras_transformer.processors.tiling import (
@@ -39,7 +40,9 @@ __all__ = [
     "Resolutions",
     "SeriesProcessor",
     "SoftTokenProcessor",
+    "SoftTokenSoundProcessor",
     "SoftTokenVideoProcessor",
+    "Sound",
     "Splitting",
     "Thumbnail",
     "Tiling",

@@ -17,6 +17,7 @@ from keras_transformer.processors.mel import (
     PREEMPHASIS,
     filter_bank,
     log_mel,
+    magnitude_log_mel,
     plain_log_mel,
     power_of_two,
 )
@@ -28,12 +29,16 @@ from keras_transformer.support.checking import (
     shorten,
 )
 
-FEATURES = ("log_mel", "normalized_log_mel", "filter_bank", "normalized_filter_bank", "waveform")
-# Features of which each band is normalized over the recording, so that padding is masked.
-_MASKED = ("normalized_log_mel", "normalized_filter_bank")
+FEATURES = (
+    "log_mel", "normalized_log_mel", "magnitude_log_mel", "filter_bank", "normalized_filter_bank",
+    "waveform",
+)  # fmt: skip
+# Features of recordings of any length, whose padding is masked.
+_MASKED = ("normalized_log_mel", "magnitude_log_mel", "normalized_filter_bank")
 _CLASSES = {
     "WhisperFeatureExtractor": "log_mel",
     "ParakeetFeatureExtractor": "normalized_log_mel",
+    "Gemma4AudioFeatureExtractor": "magnitude_log_mel",
     "ASTFeatureExtractor": "filter_bank",
     "SeamlessM4TFeatureExtractor": "normalized_filter_bank",
     "Wav2Vec2FeatureExtractor": "waveform",
@@ -55,7 +60,8 @@ class AudioProcessor(MediaProcessor):
 
     Args:
         features: `"log_mel"`, frames as for Whisper; `"normalized_log_mel"`, with mean 0 and
-            variance 1 of each band over the recording, as for Parakeet; `"filter_bank"`, as for the
+            variance 1 of each band over the recording, as for Parakeet; `"magnitude_log_mel"`, as
+            for Gemma 4, see `SoftTokenSoundProcessor`; `"filter_bank"`, as for the
             Audio Spectrogram Transformer; `"normalized_filter_bank"`, normalized in the same way,
             as for w2v-BERT 2.0; `"waveform"`, samples, as for wav2vec 2.0.
         sampling_rate: int, samples per second; recordings with another rate are resampled.
@@ -232,6 +238,9 @@ class AudioProcessor(MediaProcessor):
         """Return how many frames the features have of a number of samples."""
         if self.features == "normalized_log_mel":
             return max(samples // self.hop_length, 2)
+        if self.features == "magnitude_log_mel":  # none of a recording that is too short
+            behind = samples - self.window_length + self.window_length // 2 - 1
+            return behind // self.hop_length + 1 if behind >= 0 else 0
         windows = max(samples - self.window_length, 0) // self.hop_length + 1
         return max(windows // self.stack, 1)
 
@@ -248,7 +257,9 @@ class AudioProcessor(MediaProcessor):
         return math.prod(stem.strides) * self.stack * self.hop_length
 
     def _normalized_frames(self, row: np.ndarray, options: tuple) -> np.ndarray:
-        """Return the frames of a recording, each band with mean 0 and variance 1."""
+        """Return the frames of a recording; of normalized ones each band has variance 1."""
+        if self.features == "magnitude_log_mel":
+            return magnitude_log_mel(row, *options)
         if self.features == "normalized_log_mel":
             row = np.pad(row, (0, max(2 * self.hop_length - len(row), 0)))  # for a variance
             bands = np.ascontiguousarray(plain_log_mel(row, *options).T)
@@ -348,6 +359,8 @@ class AudioProcessor(MediaProcessor):
                 "return_attention_mask": True,
                 **length,
             }
+        if self.features == "magnitude_log_mel":
+            return {**values, "feature_size": self.num_bins, "return_attention_mask": True}
         if self.features == "normalized_log_mel":
             length = {} if self.length is None else {"length": self.length}
             return {
@@ -394,6 +407,11 @@ class AudioProcessor(MediaProcessor):
                 f"{', '.join(map(repr, _CLASSES))}."
             )
         features = _CLASSES[named]
+        if features == "magnitude_log_mel":
+            raise ValueError(
+                f"A processor for {named!r} is part of one for images: load "
+                "`SoftTokenSoundProcessor`."
+            )
         given: dict[str, Any] = {"sampling_rate": values.get("sampling_rate", 16_000)}
         if features == "waveform":
             length = values.get("length")

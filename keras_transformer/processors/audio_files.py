@@ -4,7 +4,7 @@ import io
 import math
 import os
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -19,6 +19,26 @@ _RATES = (100, 1_000_000)
 # Largest factor by which resampling may increase the rate, such as from 1 kHz to 16 kHz.
 _MOST_GROWTH = 16
 SUFFIXES = (".aif", ".aiff", ".flac", ".mp3", ".oga", ".ogg", ".opus", ".wav")
+
+
+class Sound(NamedTuple):
+    """A recording in a conversation.
+
+    Args:
+        content: whatever `read_audio` reads: a path, a data URL, bytes, samples with their rate
+            `(array, rate)`, or an array at the rate of the model.
+
+    Example:
+    ```python
+    import keras_transformer as kt
+
+    content = [{"type": "audio", "audio": "cat.wav"}, {"type": "text", "text": "What is it?"}]
+    found = kt.data.pictured([{"role": "user", "content": content}])
+    assert found.images == [kt.processors.Sound("cat.wav")]
+    ```
+    """
+
+    content: Any
 
 
 class TooLong(ValueError):

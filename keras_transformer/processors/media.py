@@ -89,6 +89,10 @@ class MediaProcessor(Processor):
     def load_dataset(cls, task, data, options):
         return task.held_inputs(data, options)
 
+    def token_values(self) -> dict[str, str]:
+        """Return the tokens whose ids a published `config.json` holds, by the name of the id."""
+        return {}
+
     def save(self, directory: str) -> None:
         write_text(Path(directory, self.files[0]), json.dumps(self.values(), indent=2) + "\n")
 

@@ -87,6 +87,39 @@ def plain_log_mel(
     return _by_blocks(levels_of, frames)
 
 
+def magnitude_log_mel(
+    samples: np.ndarray, sampling_rate: int, num_bins: int, window_length: int, hop_length: int
+) -> np.ndarray:
+    """Return the logarithm of a mel spectrogram of magnitudes, as in Gemma 4.
+
+    A frame is there if all of its samples, and the one behind it, are; half a window of zeros comes
+    before the first sample.
+
+    Args:
+        samples: float32 `(samples,)`.
+        sampling_rate: int, samples per second.
+        num_bins: int, frequency bands, from 0 Hz to half of the rate.
+        window_length: int, samples in a frame, an even number.
+        hop_length: int, samples from one frame to the next.
+
+    Returns:
+        Float32 `(frames, num_bins)`, the natural logarithm of the magnitude plus 0.001.
+
+    Source: Google DeepMind 2026, the published code of Gemma 4.
+    """
+    size = power_of_two(window_length)
+    padded = np.pad(samples, (window_length // 2, 0))
+    frames = np.lib.stride_tricks.sliding_window_view(padded, window_length)[:-1:hop_length]
+    window = np.hanning(window_length + 1)[:-1].astype("float32")
+    filters = mel_filters(sampling_rate, num_bins, size, "htk")
+
+    def levels_of(frames: np.ndarray) -> np.ndarray:
+        magnitudes = np.abs(np.fft.rfft(frames * window, n=size))
+        return np.log(magnitudes @ filters + 1e-3).astype("float32")
+
+    return _by_blocks(levels_of, frames)
+
+
 def filter_bank(
     samples: np.ndarray,
     sampling_rate: int,
@@ -157,19 +190,24 @@ def mel_filters(sampling_rate: int, num_bins: int, size: int, scale: str) -> np.
         sampling_rate: int, samples per second.
         num_bins: int, number of bands.
         size: int, samples in the transform.
-        scale: `"slaney"`, linear below 1 kHz, with triangles of equal area, from 0 Hz; or
-            `"kaldi"`, triangles of height 1 in the mel scale, from 20 Hz.
+        scale: `"slaney"`, linear below 1 kHz, with triangles of equal area, from 0 Hz; `"htk"`,
+            triangles of height 1, from 0 Hz; or `"kaldi"`, of height 1 in the mel scale, from 20
+            Hz.
 
     Returns:
         Float64 `(size // 2 + 1, num_bins)`.
 
-    Source: Slaney 1998, "Auditory Toolbox", function mfcc; O'Shaughnessy 1987 for the mel scale of
-    Kaldi.
+    Source: Slaney 1998, "Auditory Toolbox", function mfcc; O'Shaughnessy 1987 for the other mel
+    scales.
     """
     frequencies = np.arange(size // 2 + 1) * (sampling_rate / size)
     if scale == "kaldi":
         low, high = (1127 * np.log1p(hertz / 700) for hertz in (20, sampling_rate // 2))
         places, edges = 1127 * np.log1p(frequencies / 700), np.linspace(low, high, num_bins + 2)
+    elif scale == "htk":
+        last = 2595 * np.log10(1 + sampling_rate / 2 / 700)
+        edges = 700 * (10 ** (np.linspace(0, last, num_bins + 2) / 2595) - 1)
+        places = frequencies
     else:
         step, above = 200 / 3, np.log(6.4) / 27
         top = sampling_rate / 2
@@ -180,4 +218,4 @@ def mel_filters(sampling_rate: int, num_bins: int, size: int, scale: str) -> np.
     widths = np.diff(edges)
     slopes = edges[None] - places[:, None]
     triangles = np.maximum(0, np.minimum(-slopes[:, :-2] / widths[:-1], slopes[:, 2:] / widths[1:]))
-    return triangles if scale == "kaldi" else triangles * (2 / (edges[2:] - edges[:-2]))
+    return triangles if scale in ("kaldi", "htk") else triangles * (2 / (edges[2:] - edges[:-2]))

@@ -7,6 +7,7 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 
 from keras_transformer.config import TransformerConfig
+from keras_transformer.processors.audio_files import Sound
 from keras_transformer.processors.image import CLIP, MOST_PIXELS, ImageProcessor
 from keras_transformer.processors.image_files import image_size
 from keras_transformer.processors.tiling import Layout
@@ -79,6 +80,8 @@ class PatchSequenceProcessor(ImageProcessor):
 
     # Set by the module of `PatchVideoProcessor`. None if images have no videos beside them.
     video_class: ClassVar[Any] = None
+    # A processor of the recordings beside images, of a subclass.
+    sounds: Any = None
 
     def __init__(
         self,
@@ -149,15 +152,18 @@ class PatchSequenceProcessor(ImageProcessor):
         """Return what stands for each image of a row in a text, by its size; see `ImageProcessor`.
 
         `states` are not used: images have different numbers of them. With a processor for `videos`,
-        each of `images` may also be a `Video`.
+        each of `images` may also be a `Video`, and with one for `sounds` a `Sound`.
         """
-        names = ("video" if isinstance(each, Video) else "image" for each in images)
+        kinds = {Video: "video", Sound: "sound"}
+        names = (kinds.get(type(each), "image") for each in images)
         places = [f"{name} {i}" for i, name in enumerate(names, 1)] if places is None else places
         return [self._layout(*each) for each in zip(images, places, strict=True)]
 
     def _layout(self, given: Any, place: str) -> Layout:
         if isinstance(given, Video):
             return self.videos.layout(given, place)
+        if isinstance(given, Sound):
+            return self.sounds.layout(given, place)
         return Layout((0, 0), 1, (np.arange(self.num_states(given, place)),))
 
     def patches_of(self, given: Any, place: str, window: int | None = None) -> list[Patches]:

@@ -2,12 +2,12 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 from keras_transformer.config import TransformerConfig
 from keras_transformer.processors.image import ImageProcessor
 from keras_transformer.processors.patch_sequences import PatchSequenceProcessor
-from keras_transformer.support.checking import check_int, shorten
+from keras_transformer.support.checking import check_int, describe, shorten
 
 _BICUBIC, _HALF = 3, (0.5,) * 3
 
@@ -28,6 +28,8 @@ class SoftTokenProcessor(PatchSequenceProcessor):
         resample, rescale_factor, mean, std: as for `ImageProcessor`.
         videos: `SoftTokenVideoProcessor`, which reads the videos of conversations, or None if they
             have none. It is saved in a file of its own, `video_preprocessor_config.json`.
+        sounds: `SoftTokenSoundProcessor`, which reads the recordings of conversations, or None if
+            they have none. It is saved in a file of its own, `processor_config.json`.
 
     Raises:
         ValueError: if a value is out of range.
@@ -47,6 +49,9 @@ class SoftTokenProcessor(PatchSequenceProcessor):
     al. 2023, "Patch n' Pack: NaViT".
     """
 
+    # Set by the module of `SoftTokenSoundProcessor`.
+    sound_class: ClassVar[Any] = None
+
     def __init__(
         self,
         max_soft_tokens: int = 280,
@@ -57,7 +62,13 @@ class SoftTokenProcessor(PatchSequenceProcessor):
         mean: Sequence[float] | None = _HALF,
         std: Sequence[float] | None = _HALF,
         videos: Any = None,
+        sounds: Any = None,
     ):
+        if sounds is not None and not isinstance(sounds, self.sound_class or ()):
+            raise ValueError(
+                f"`sounds` must be a {getattr(self.sound_class, '__name__', None)} or None, "
+                f"received {describe(sounds)}."
+            )
         self.max_soft_tokens = check_int("max_soft_tokens", max_soft_tokens, 1, 2**16)
         square = check_int("patch_size", patch_size, 1, 4096) * check_int(
             "merge_size", merge_size, 1, 2**10
@@ -67,12 +78,31 @@ class SoftTokenProcessor(PatchSequenceProcessor):
             merge_size=merge_size, num_frames=1, resample=resample, rescale_factor=rescale_factor,
             mean=mean, std=std, family="Gemma4", videos=videos,
         )  # fmt: skip
+        self.sounds = sounds
 
     def _resized(self, height: int, width: int) -> tuple[int, int]:
         return within_budget(height, width, self.square, self.max_soft_tokens)
 
+    def token_values(self) -> dict[str, str]:
+        parts = {"video_token_id": self.videos, "audio_token_id": self.sounds}
+        return {name: part.token for name, part in parts.items() if part is not None}
+
+    def save(self, directory: str) -> None:
+        super().save(directory)
+        if self.sounds is not None:
+            self.sounds.save(directory)
+
+    def with_files_of(self, directory: str) -> "SoftTokenProcessor":
+        super().with_files_of(directory)
+        if self.sound_class.is_in(directory):
+            self.sounds = self.sound_class.from_files(directory)
+        return self
+
     def check(self, config: TransformerConfig) -> None:
         super().check(config)
+        # Published folders describe the sounds for models that cannot hear too.
+        if config.sound is not None and self.sounds is not None:
+            self.sounds.check(config)
         known = config.sides[0].stem.axis_positions
         for kind, each in {"An image": self, "A frame": self.videos}.items():
             longest = 0 if each is None else each.max_soft_tokens * each.merge_size

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import keras_transformer as kt
 from keras_transformer.data import Conversation
-from keras_transformer.processors import Video
+from keras_transformer.processors import Sound, Video
 from keras_transformer.serving.limits import Limits
 from keras_transformer.serving.openai_errors import ApiError, wrong
 from keras_transformer.serving.openai_tools import (
@@ -18,10 +18,22 @@ from keras_transformer.serving.openai_tools import (
     read_calls,
     read_tools,
 )
-from keras_transformer.serving.verbs import Field, Values, check_pixels, quoted, read_file
+from keras_transformer.serving.verbs import (
+    Field,
+    Values,
+    check_pixels,
+    check_samples,
+    quoted,
+    read_file,
+)
 from keras_transformer.support.checking import shorten
-from keras_transformer.tasks.images.image_conversations import ImageConversations
-from keras_transformer.tasks.images.row_images import RowImages, check_padding, states_of
+from keras_transformer.tasks.images.image_conversations import ImageConversations, numbers_of
+from keras_transformer.tasks.images.row_images import (
+    RowImages,
+    check_padding,
+    check_silence,
+    states_of,
+)
 
 
 class Prompts(NamedTuple):
@@ -256,6 +268,9 @@ def read_chat(task: Any, given: Values, limits: Limits) -> Prompts:
     videos = any(isinstance(each, Video) for each in urls)
     if videos and getattr(task.processor.source, "videos", None) is None:
         raise wrong(f"{values['model']!r} reads images, and no videos.", "messages")
+    sounds = of_images and task.backbone.config.sound and task.processor.source.sounds
+    if any(isinstance(each, Sound) for each in urls) and not sounds:
+        raise wrong(f"{values['model']!r} reads images, and hears no sound.", "messages")
     messages = [_message(message, i, form) for i, message in enumerate(messages)]
     images = None
     try:
@@ -283,31 +298,38 @@ def read_chat(task: Any, given: Values, limits: Limits) -> Prompts:
     return asked._replace(tools=tools, images=images)
 
 
-def _check_images(task: Any, images: list[bytes | Video], limits: Limits) -> None:
-    """Check the number of images and their pixels, before anything is made of them."""
-    each = [image.content if isinstance(image, Video) else [image] for image in images]
+def _check_images(task: Any, images: list[bytes | Video | Sound], limits: Limits) -> None:
+    """Check the number of images, their pixels, and samples, before anything is made of them."""
+    seen = [image for image in images if not isinstance(image, Sound)]
+    each = [image.content if isinstance(image, Video) else [image] for image in seen]
     check_pixels("messages", list(itertools.chain(*each)), limits)
     source = task.processor.source
+    heard = [image.content for image in images if isinstance(image, Sound)]
+    if heard:
+        check_samples("messages", heard, source.sounds.sampling_rate, limits)
     layouts = source.layouts(images, states_of(task.backbone))
     states = sum(len(layout.states) for layout in layouts)
     room = room_of(task, limits)
     if states > room:
         raise too_long(
-            f"This model's maximum context length is {room:,} tokens, and {len(images):,} images "
+            f"This model's maximum context length is {room:,} tokens, and {numbers_of(images)} "
             f"take {states:,}. Send fewer.", "messages",
         )  # fmt: skip
     if task.backbone.placeholder_tokens.count is None:
-        check_padding(source, layouts)
+        pairs = list(zip(images, layouts, strict=True))
+        check_padding(source, [one for image, one in pairs if not isinstance(image, Sound)])
+        check_silence(source, [one for image, one in pairs if isinstance(image, Sound)])
 
 
-def _without_urls(messages: list) -> tuple[list, list[bytes | Video]]:
+def _without_urls(messages: list) -> tuple[list, list[bytes | Video | Sound]]:
     """Return messages with parts that are texts or `{"type": "image"}`, and the images' bytes.
 
     Only data URLs are read: nothing is fetched, neither from the network nor from this machine. A
-    video is `{"type": "video"}`, and a `Video` of the bytes of its frames, which are images.
+    video is `{"type": "video"}`, and a `Video` of the bytes of its frames, which are images; a
+    recording is `{"type": "audio"}`, and a `Sound` of the bytes of its file.
     """
     made: list[Any] = []
-    images: list[bytes | Video] = []
+    images: list[bytes | Video | Sound] = []
     for place, message in enumerate(messages):
         content = message.get("content") if isinstance(message, dict) else None
         if not isinstance(content, list):
@@ -317,6 +339,15 @@ def _without_urls(messages: list) -> tuple[list, list[bytes | Video]]:
         for number, part in enumerate(content):
             kind = part.get("type") if isinstance(part, dict) else None
             where = f"`messages[{place}].content[{number}]`"
+            if kind == "input_audio":
+                held = part.get("input_audio")
+                data = held.get("data") if isinstance(held, dict) else None
+                try:
+                    images.append(Sound(read_file(f"{where}.input_audio.data", data)))
+                except ValueError as error:
+                    raise wrong(str(error), "messages") from None
+                parts.append({"type": "audio"})
+                continue
             if kind not in ("image_url", "input_image", "video_url"):
                 text = part.get("text") if isinstance(part, dict) else None
                 if not isinstance(text, str):

@@ -304,6 +304,24 @@ def check_pixels(name: str, images: Sequence[bytes], limits: Limits) -> None:
         )
 
 
+def check_samples(name: str, files: Sequence[bytes], rate: int, limits: Limits) -> None:
+    """Check the samples of files of recordings by their headers, before they are decoded.
+
+    Raises ValueError if one cannot be read, and `RefusedRequest` if all have too many together.
+    """
+    try:
+        count = sum(count_samples(content, rate, name, limits.samples) for content in files)
+    except TooLong as error:
+        raise RefusedRequest(413, str(error), "request_too_large") from None
+    if count > limits.samples:
+        raise RefusedRequest(
+            413,
+            f"`{name}` has {count:,} samples at {rate:,} Hz; the recordings of a request may have "
+            f"{limits.samples:,} together. Send fewer.",
+            "request_too_large",
+        )
+
+
 def _check_file(name: str, task: Any, content: bytes, limits: Limits) -> None:
     """Check the size of a recording or an image by its file's header, before it is decoded."""
     processor = getattr(task, "processor", None)

@@ -1,4 +1,4 @@
-"""How the chats of a model write an image and a video."""
+"""How the chats of a model write an image, a video and a recording."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -15,8 +15,12 @@ class VideoText(str):
     """The text of a video in a chat, with `"{image}"` for each run of its states."""
 
 
+class SoundText(str):
+    """The text of a recording in a chat, with `"{image}"` for its states."""
+
+
 class ImageMarkup(NamedTuple):
-    """The tokens and the text that stand for an image or a video in the chats of a model.
+    """The tokens and the text that stand for an image, a video or a recording in a model's chats.
 
     Args:
         token: str, the token that each state of an image replaces, such as `"<image>"`.
@@ -26,6 +30,8 @@ class ImageMarkup(NamedTuple):
             none. A video has a text of its own, a `VideoText`.
         around: strs, what templates write around this token. It goes where the text of the video
             has it.
+        sound: str, the token that chat templates write for a recording, or None if the model hears
+            none. A recording has a text of its own, a `SoundText`.
 
     Example:
     ```python
@@ -41,9 +47,20 @@ class ImageMarkup(NamedTuple):
     text: str = _PLACE
     video: str | None = None
     around: tuple[str, str] = ("", "")
+    sound: str | None = None
+
+    @property
+    def _kinds(self) -> dict[str, tuple[str, str, type | None]]:
+        """The kind of a part, its name, and the class of its text, by what templates write."""
+        kinds: dict[str, tuple[str, str, type | None]] = {self.mark: ("image", "an image", None)}
+        if self.video is not None:
+            kinds[self.video] = ("video", "a video", VideoText)
+        if self.sound is not None:
+            kinds[self.sound] = ("audio", "a recording", SoundText)
+        return kinds
 
     def check_content(self, content: Any, place: str) -> None:
-        """Raise ValueError unless a content is a text, or a list of texts, images and videos."""
+        """Raise ValueError unless a content is a text, or a list of texts and what is known."""
         if isinstance(content, str):
             self._check_text(content, place)
             return
@@ -56,57 +73,56 @@ class ImageMarkup(NamedTuple):
             kind = part.get("type") if isinstance(part, Mapping) else None
             if kind == "text" and isinstance(part.get("text"), str):
                 self._check_text(part["text"], f"{place}, part {i}")
-            elif kind != "image" and not (kind == "video" and self.video is not None):
+            elif kind not in (known for known, *_ in self._kinds.values()):
                 raise ValueError(
                     f"{place}, part {i} must be {{'type': 'text', 'text': ...}} or {{'type': "
                     f"'image', 'image': ...}}, received {shorten(part)}."
                 )
 
     def _check_text(self, text: str, place: str) -> None:
-        tokens = dict.fromkeys((self.token, self.mark), "image")
-        if self.video is not None:
-            tokens[self.video] = "video"
-        for token, kind in tokens.items():
+        kinds = self._kinds
+        for token, (kind, an, _) in {self.token: kinds[self.mark], **kinds}.items():
             if token in text:
-                an = "an image" if kind == "image" else "a video"
                 raise ValueError(
-                    f"{place}: the text has {token!r}, which stands for {an}. Give the {kind} as a "
-                    f"part, {{'type': '{kind}', '{kind}': ...}}, or leave the token out."
+                    f"{place}: the text has {token!r}, which stands for {an}. Give the "
+                    f"{an.split()[1]} as a part, {{'type': '{kind}', '{kind}': ...}}, or leave the "
+                    "token out."
                 )
 
     def written(self, text: str, texts: Sequence[str | None] = ()) -> str:
         """Return the text of a chat with `text` in place of each mark.
 
-        `texts` are those of the first images and videos, in their order, if they have texts of
-        their own.
+        `texts` are those of the first images, videos and recordings, in their order, if they have
+        texts of their own.
 
         Raises:
-            ValueError: if the images and videos of the chat are not those of `texts`, in order.
+            ValueError: if those of the chat are not those of `texts`, in order.
         """
+        kinds = self._kinds
         written, last = [], 0
         for number, found in enumerate(self._marks.finditer(text)):
             own = texts[number] if number < len(texts) else None
-            is_video = found.group() != self.mark
-            if number < len(texts) and is_video != isinstance(own, VideoText):
+            *_, kind = kinds[found.group()]
+            given = type(own) if isinstance(own, (VideoText, SoundText)) else None
+            if number < len(texts) and kind is not given:
                 raise ValueError(
-                    "The chat template does not write the images and videos of the messages in "
-                    "their order."
+                    "The chat template does not write the images and videos, or the recordings, of "
+                    "the messages in their order."
                 )
             start, end = found.span()
-            if is_video and own is not None and own != _PLACE:
+            if kind is VideoText and own is not None and own != _PLACE:
                 before, behind = self.around
                 start -= len(before) if text.endswith(before, last, start) else 0
                 end += len(behind) if text.startswith(behind, end) else 0
-            own = own or (_PLACE if is_video else self.text)
+            own = own or (self.text if kind is None else _PLACE)
             written += [text[last:start], own.replace(_PLACE, self.token)]
             last = end
         return "".join([*written, text[last:]])
 
     @property
     def _marks(self) -> re.Pattern:
-        """The pattern of what a template writes for an image or a video."""
-        marks = (self.mark,) if self.video is None else (self.mark, self.video)
-        return re.compile("|".join(map(re.escape, marks)))
+        """The pattern of what a template writes for an image, a video or a recording."""
+        return re.compile("|".join(map(re.escape, self._kinds)))
 
     def takes_parts(self, template: str, variables: Mapping[str, Any]) -> bool:
         """Return whether a template takes contents that are lists of parts."""
@@ -131,8 +147,8 @@ class ImageMarkup(NamedTuple):
         ]
 
     def in_texts(self, messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-        """Return messages whose contents are strings, with a mark for each image and video."""
-        marks = {"image": self.mark, "video": self.video}
+        """Return messages whose contents are strings, with a mark for each part beside texts."""
+        marks = {kind: mark for mark, (kind, *_) in self._kinds.items()}
         return [
             {
                 **message,

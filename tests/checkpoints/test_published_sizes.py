@@ -203,8 +203,8 @@ SAID = {
     "qwen3_vl_instruct_30b_a3b": 31_100,
     "qwen3_vl_instruct_235b_a22b": 236_000,
     "qwen3_vl_instruct_32b": 33_400,
-    "gemma4_vision_instruct_e2b": 5_100 - 305,  # without the tower of sound
-    "gemma4_vision_instruct_e4b": 8_000 - 305,
+    "gemma4_vision_instruct_e2b": 5_100,
+    "gemma4_vision_instruct_e4b": 8_000,
     "gemma4_vision_instruct_26b_a4b": 25_200 + 570,  # the texts, and the image tower
     "gemma4_vision_instruct_31b": 30_700 + 570,
     "qwen3_0_6b": 600,

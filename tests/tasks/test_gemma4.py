@@ -271,7 +271,7 @@ def test_adapters(both, tmp_path):
 
 @pytest.mark.one_backend
 def test_folders_with_sound(tmp_path):
-    """Their towers of sound are left out; keys of layers that share them may be in files."""
+    """They read images as others do; keys of layers that share them may be in files."""
     _, processor = vision_chats.gemma4(tmp_path, SMALL)
     config = transformers.Gemma4Config.from_pretrained(tmp_path).to_dict()
     config["audio_config"] = {

@@ -276,14 +276,15 @@ OF_GEMMA4 = (
 
 
 class Gemma4Inputs:
-    """Inputs of Transformers' Gemma 4: its images, videos and tokenizer, and rows of tokens.
+    """Inputs of Transformers' Gemma 4: images, videos, sound and tokenizer, and rows of tokens.
 
-    Its own class for all needs torchvision. What it writes for an image and a video is in the
-    source of `Gemma4Processor.replace_image_token` and `replace_video_token`.
+    Its own class for all needs torchvision. What it writes for an image, a video and a recording
+    is in the source of `Gemma4Processor.replace_image_token` and the methods behind it.
     """
 
-    def __init__(self, images, tokenizer, videos=None):
+    def __init__(self, images, tokenizer, videos=None, sounds=None):
         self.images, self.tokenizer, self.videos = images, tokenizer, videos
+        self.sounds = sounds
 
     def apply_chat_template(self, conversation, **options):
         import torch
@@ -293,7 +294,7 @@ class Gemma4Inputs:
         text = self.tokenizer.apply_chat_template(
             conversation, tokenize=False, add_generation_prompt=True
         )
-        found, written = {}, {"image": [], "video": []}
+        found, written = {}, {"image": [], "video": [], "audio": []}
         if pictures := [c["image"] for c in parts if c["type"] == "image"]:
             found |= self.images(pictures, return_tensors="pt")
             written["image"] = [
@@ -316,17 +317,31 @@ class Gemma4Inputs:
                 times = (f"{int(t // 60):02d}:{int(t % 60):02d}" for t in each.timestamps)
                 written["video"].append(" ".join(f"{time} {run}" for time in times))
             found |= made
+        if given := [c["audio"] for c in parts if c["type"] == "audio"]:
+            made = self.sounds(given, return_tensors="pt")
+            for mask in made["input_features_mask"]:
+                count = int(mask[::2][::2].sum())
+                written["audio"].append(f"<|audio>{'<|audio|>' * count}<audio|>")
+            found |= made
         for kind, texts in written.items():
             before, *behind = text.split(f"<|{kind}|>")
             text = before + "".join(a + b for a, b in zip(texts, behind, strict=True))
         ids = self.tokenizer(text, add_special_tokens=False, return_tensors="pt")["input_ids"]
         kinds = torch.zeros_like(ids)
-        for number, name in enumerate(("image", "video"), 1):
+        for number, name in enumerate(("image", "video", "audio"), 1):
             kinds[ids == self.tokenizer.convert_tokens_to_ids(f"<|{name}|>")] = number
         return {"input_ids": ids, "mm_token_type_ids": kinds, **found}
 
 
-def gemma4(folder, number=0, **of_videos):
+# A tower of sound of a Gemma 4, which caps scores that are far from 0.
+OF_SOUND = {
+    "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "output_proj_dims": 12,
+    "subsampling_conv_channels": [16, 6], "attention_chunk_size": 5, "attention_context_left": 6,
+    "attention_logit_cap": 2.0,
+}  # fmt: skip
+
+
+def gemma4(folder, number=0, sound=None, **of_videos):
     """A Gemma 4, whose images and frames have at most 14 states, fewer than in published models."""
     import torch
     import transformers
@@ -340,6 +355,8 @@ def gemma4(folder, number=0, **of_videos):
     tokenizer = tokenizer_of(
         boi_token="<|image>", eoi_token="<image|>", image_token="<|image|>",
         video_token="<|video|>",
+        **({} if sound is None else {"audio_token": "<|audio|>", "boa_token": "<|audio>",
+                                     "eoa_token": "<audio|>"}),
     )  # fmt: skip
     tokenizer.add_special_tokens(
         {"extra_special_tokens": ["<|turn>", "<turn|>"]}, replace_extra_special_tokens=False
@@ -351,6 +368,7 @@ def gemma4(folder, number=0, **of_videos):
         **{
             **values, "text_config": {**values["text_config"], **sizes},
             "image_token_id": tokenizer.image_token_id, "video_token_id": tokenizer.video_token_id,
+            "audio_config": sound, "audio_token_id": getattr(tokenizer, "audio_token_id", None),
         }
     )  # fmt: skip
     vision = config.vision_config
@@ -364,7 +382,7 @@ def gemma4(folder, number=0, **of_videos):
     )  # fmt: skip
     sys.modules[type(videos).__module__]._SUPPORTED_SOFT_TOKENS = budgets
     videos.max_soft_tokens = 14
-    torch.manual_seed(0)
+    torch.manual_seed(0 if sound is None else 4)  # whose weights are well conditioned
     model = transformers.Gemma4ForConditionalGeneration(config).eval()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
@@ -377,7 +395,12 @@ def gemma4(folder, number=0, **of_videos):
                 buffer.copy_(torch.rand(buffer.shape) + 0.5)
     for part in (model, images, tokenizer, videos):
         part.save_pretrained(folder)
-    return model, Gemma4Inputs(images, tokenizer, videos)
+    sounds = None
+    if sound is not None:
+        sounds = transformers.Gemma4AudioFeatureExtractor(feature_size=16)
+        parts = {"feature_extractor": json.loads(sounds.to_json_string()), "audio_seq_length": 750}
+        (folder / "processor_config.json").write_text(json.dumps(parts))
+    return model, Gemma4Inputs(images, tokenizer, videos, sounds)
 
 
 # SmolVLM's.

@@ -21,6 +21,7 @@ _MODALITIES = {
     "tubes": "videos",
     "frames": "sound",
     "subsampled_frames": "sound",
+    "convolved_frames": "sound",
     "waveform": "sound",
     "series": "series",
 }

@@ -7,7 +7,7 @@ from keras_transformer.layers.stems.queries import QueryStem
 from keras_transformer.layers.stems.resnet import ResNetStem
 from keras_transformer.layers.stems.series import SeriesStem
 from keras_transformer.layers.stems.stem import Embedded, Input, PositionedStem, Stem, TokenStem
-from keras_transformer.layers.stems.subsampled_frames import SubsampledFrameStem
+from keras_transformer.layers.stems.subsampled_frames import ConvolvedFrameStem, SubsampledFrameStem
 from keras_transformer.layers.stems.tubes import TubeStem
 from keras_transformer.layers.stems.waveform import WaveformStem
 
@@ -23,11 +23,13 @@ STEMS: dict[str, type[PositionedStem]] = {
     "resnet": ResNetStem,
     "queries": QueryStem,
     "subsampled_frames": SubsampledFrameStem,
+    "convolved_frames": ConvolvedFrameStem,
 }
 
 __all__ = [
     "STEMS",
     "ConvolutionStem",
+    "ConvolvedFrameStem",
     "Embedded",
     "FrameStem",
     "Input",

@@ -1,4 +1,4 @@
-"""The stem of frames whose convolutions are over frequencies too."""
+"""The stems of frames whose convolutions are over frequencies too."""
 
 import keras
 from keras import ops
@@ -7,13 +7,31 @@ from keras_transformer.config import TransformerConfig
 from keras_transformer.layers.arguments import kernel_initializer
 from keras_transformer.layers.dense import Dense
 from keras_transformer.layers.mix_feed_forward import GridConvolution
+from keras_transformer.layers.normalization import make_normalization
 from keras_transformer.layers.remat import no_inner_remat
 from keras_transformer.layers.stems.frames import count_real, first_places
 from keras_transformer.layers.stems.stem import Embedded, Input, PositionedStem
 
 
+class HalvedFrameStem(PositionedStem):
+    """Base class of stems whose convolutions each halve the frames and the frequency bands."""
+
+    @property
+    def inputs(self):
+        return (
+            Input("frames", "float32", (None, self.config.stem.num_bins), required=True),
+            Input("padding_mask", "bool", (None,)),
+        )
+
+    def mask_of_states(self, padding_mask, length):
+        """Return the mask of `length` states, bool `(batch, length)`, from the frames' mask."""
+        if padding_mask is None:
+            return None
+        return first_places(self.config.stem.count_states(count_real(padding_mask)), length)
+
+
 @keras.saving.register_keras_serializable(package="keras_transformer")
-class SubsampledFrameStem(PositionedStem):
+class SubsampledFrameStem(HalvedFrameStem):
     """Convolutions that halve the frames and the frequency bands, and a projection to the states.
 
     After the first one, a convolution is of each feature by itself, and a linear layer mixes the
@@ -78,13 +96,6 @@ class SubsampledFrameStem(PositionedStem):
             self.projection = Dense(config.embedding_dim, name="input_projection", **kernels)
         self.make_rest(initializer)
 
-    @property
-    def inputs(self):
-        return (
-            Input("frames", "float32", (None, self.config.stem.num_bins), required=True),
-            Input("padding_mask", "bool", (None,)),
-        )
-
     def build(self, input_shape=None):
         stem = self.config.stem
         self.convolution.build((None, None, stem.num_bins, 1))
@@ -94,12 +105,6 @@ class SubsampledFrameStem(PositionedStem):
         width = stem.filters * stem.count_states(stem.num_bins)
         self.projection.build((None, None, width))
         super().build(input_shape)
-
-    def mask_of_states(self, padding_mask, length):
-        """Return the mask of `length` states, bool `(batch, length)`, from the frames' mask."""
-        if padding_mask is None:
-            return None
-        return first_places(self.config.stem.count_states(count_real(padding_mask)), length)
 
     def call(self, inputs, training=False):
         x = ops.cast(inputs["frames"], self.compute_dtype)[..., None]
@@ -119,6 +124,101 @@ class SubsampledFrameStem(PositionedStem):
         x = self.projection(ops.reshape(x, (batch, length, width[0] * width[1])))
         if self.config.stem.scaled:
             x = x * self.config.embedding_dim**0.5
+        mask = self.mask_of_states(mask, length)
+        return Embedded(self.positioned(x, training=training), padding_mask=mask)
+
+
+@keras.saving.register_keras_serializable(package="keras_transformer")
+class ConvolvedFrameStem(HalvedFrameStem):
+    """Convolutions that halve the frames and the bands, each with a norm, and a projection.
+
+    The norm is over the features of a place, before the activation. No state of a recording depends
+    on its padding.
+
+    Args:
+        config: `TransformerConfig` of a side whose `stem` is a `ConvolvedFrameStemConfig`.
+        initializer: initializer of all weights. Defaults to the config's initializers.
+        **kwargs: as in `keras.layers.Layer`.
+
+    Call arguments:
+        inputs: dict of `frames`, float `(batch, length, num_bins)`, and optionally `padding_mask`,
+            bool `(batch, length)`, True for the frames of the recording; padding follows them.
+
+    Returns:
+        `Embedded`: one state for two frames to the power of the number of convolutions, rounded up,
+        with padding masked.
+
+    Example:
+    ```python
+    import numpy as np
+    import keras_transformer as kt
+    from keras_transformer.layers.stems import ConvolvedFrameStem
+
+    config = kt.TransformerConfig(
+        kind="encoder", vocabulary_size=0, hidden_dim=16, num_layers=1, num_heads=2,
+        intermediate_dim=32, position="none",
+        stem={"kind": "convolved_frames", "num_bins": 8, "filters": [4, 2]},
+    )
+    embedded = ConvolvedFrameStem(config)({"frames": np.ones((1, 10, 8), "float32")})
+    assert embedded.states.shape == (1, 3, 16)
+    ```
+
+    Source: Google DeepMind 2026, the published code of Gemma 4.
+    """
+
+    def __init__(self, config: TransformerConfig, initializer=None, **kwargs):
+        super().__init__(config, initializer, **kwargs)
+        kernels = {
+            "use_bias": False,
+            "kernel_initializer": kernel_initializer(config, initializer),
+            "dtype": self.dtype_policy,
+        }
+        with no_inner_remat():
+            self.convolutions = [
+                keras.layers.Conv2D(
+                    filters,
+                    3,
+                    strides=2,
+                    data_format="channels_last",
+                    name=f"input_convolution_{i}",
+                    **kernels,
+                )
+                for i, filters in enumerate(config.stem.filters)
+            ]
+            self.norms = [
+                make_normalization(
+                    "layer_norm_no_bias",
+                    config.normalization_epsilon,
+                    name=f"input_norm_{i}",
+                    dtype=self.dtype_policy,
+                )
+                for i in range(len(config.stem.filters))
+            ]
+            self.projection = Dense(config.embedding_dim, name="input_projection", **kernels)
+        self.make_rest(initializer)
+
+    def build(self, input_shape=None):
+        stem, before = self.config.stem, 1
+        for filters, convolution, norm in zip(
+            stem.filters, self.convolutions, self.norms, strict=True
+        ):
+            convolution.build((None, None, None, before))
+            norm.build((None, None, None, filters))
+            before = filters
+        self.projection.build((None, None, before * stem.count_states(stem.num_bins)))
+        super().build(input_shape)
+
+    def call(self, inputs, training=False):
+        x = ops.cast(inputs["frames"], self.compute_dtype)[..., None]
+        mask = inputs.get("padding_mask")
+        real = None if mask is None else count_real(mask)
+        for convolution, norm in zip(self.convolutions, self.norms, strict=True):
+            # Equal padding on both sides: "same" would differ for an even length.
+            x = ops.pad(_masked(x, real), ((0, 0), (1, 1), (1, 1), (0, 0)))
+            x = ops.relu(norm(convolution(x)))
+            real = _halved(real)
+        batch, length, *width = ops.shape(x)
+        x = self.projection(ops.reshape(x, (batch, length, width[0] * width[1])))
         mask = self.mask_of_states(mask, length)
         return Embedded(self.positioned(x, training=training), padding_mask=mask)
 

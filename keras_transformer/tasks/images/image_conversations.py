@@ -1,4 +1,4 @@
-"""Conversations with images and videos as rows of ids: their placeholders, and what counts."""
+"""Conversations with images, videos and sound as rows of ids: placeholders, and what counts."""
 
 import itertools
 from collections.abc import Sequence
@@ -8,7 +8,7 @@ import numpy as np
 
 from keras_transformer.data import BucketedDataset, Conversation, Records, as_conversations
 from keras_transformer.data.pictured import Pictured, pictured
-from keras_transformer.processors import Video
+from keras_transformer.processors import Sound, Video
 from keras_transformer.processors.image_files import image_size
 from keras_transformer.processors.video_files import video_shape
 from keras_transformer.support.checking import check_text
@@ -19,13 +19,14 @@ from keras_transformer.tasks.images.row_images import (
     RowImages,
     count_mixed,
     image_arrays,
+    is_sound,
     repeated,
     states_of,
 )
 from keras_transformer.tasks.text.shown_example import ShownExample
 from keras_transformer.tokenizers import ConversationTokens, ImageMarkup, Tokenizer
 from keras_transformer.tokenizers.conversation_tokens import ConversationEncoder
-from keras_transformer.tokenizers.image_markup import VideoText
+from keras_transformer.tokenizers.image_markup import SoundText, VideoText
 from keras_transformer.training import NextToken
 
 
@@ -59,6 +60,11 @@ class ImageConversations:
         self.videos = getattr(task.processor.source, "videos", None)
         if self.videos is not None and tokenizer.token_to_id(self.videos.token) is not None:
             markup |= {"video": self.videos.token, "around": self.videos.around}
+        self.sounds = None
+        if task.backbone.config.sound is not None:
+            self.sounds = getattr(task.processor.source, "sounds", None)
+        if self.sounds is not None and tokenizer.token_to_id(self.sounds.token) is not None:
+            markup |= {"sound": self.sounds.token}
         self.markup = ImageMarkup(token, task.image_token or token, **markup)
         self._start = start_of(tokenizer)
 
@@ -112,6 +118,7 @@ class ImageConversations:
             for ids, place in zip(columns["inputs"], kept, strict=True)
         ]
         most, mixed = max(row.states for row in images), max(map(count_mixed, images))
+        heard = [is_sound(image) for row in images for image, _ in row.used]
         backbone, source, pad_id = self.task.backbone, self.task.processor.source, self.task.pad_id
 
         def make_batch(arrays, masks):
@@ -128,7 +135,8 @@ class ImageConversations:
                 source,
                 some,
                 kept[arrays["row"]],
-                least=min(most, 1),
+                least=int(not all(heard)),
+                least_sounds=int(any(heard)),
                 most=max(most, self.places.count or 1),
                 most_mixed=mixed,
             )
@@ -153,7 +161,10 @@ class ImageConversations:
         for number, (image, layout) in enumerate(
             pictures._replace(states=ids.count(self.places.token)).used, 1
         ):
-            if isinstance(image, Video):
+            if isinstance(image, Sound):
+                seconds = len(self.sounds.samples(image)) / self.sounds.sampling_rate
+                label = f"[recording {number}: {seconds:.1f} seconds]"
+            elif isinstance(image, Video):
                 count, height, width, _ = video_shape(image.content)
                 label = f"[video {number}: {count} frames of {width} x {height} pixels]"
             else:
@@ -169,13 +180,21 @@ class ImageConversations:
         for i, row in enumerate(conversations):
             try:
                 found.append(pictured(row.messages, row.images))
-                self._check_videos(found[-1])
+                self._check_known(found[-1])
             except ValueError as error:
                 raise ValueError(f"{place(i)}: {error}") from None
         return found
 
-    def _check_videos(self, row: Pictured) -> None:
-        """Raise ValueError if a row has a video that the model cannot read."""
+    def _check_known(self, row: Pictured) -> None:
+        """Raise ValueError if a row has a video or a recording that the model cannot read."""
+        if self.markup.sound is None and any(isinstance(each, Sound) for each in row.images):
+            if self.task.backbone.config.sound is None:
+                raise ValueError("This model hears no sound: a part of a message is a recording.")
+            raise ValueError(
+                "The processor has no `sounds`: give one that has, see `SoftTokenSoundProcessor`."
+                if self.sounds is None
+                else f"The tokenizer has no {self.sounds.token!r}, which stands for a recording."
+            )
         if self.markup.video is None and any(isinstance(each, Video) for each in row.images):
             why = (
                 "A part of a message must be a text, {'type': 'text', ...}, or an image, since "
@@ -209,7 +228,7 @@ class ImageConversations:
             if count != len(runs):
                 of = "" if len(runs) == len(row.images) else f" of {len(runs)} tokens for them"
                 raise ValueError(
-                    f"{place(i)} has {_counted(row.images)}, and its chat template writes "
+                    f"{place(i)} has {numbers_of(row.images)}, and its chat template writes "
                     f"{count}{of}: the template of this model does not take {_named(row.images)} "
                     "there."
                 )
@@ -224,20 +243,32 @@ class ImageConversations:
 
 
 def _texts(row: RowImages) -> list[str | None]:
-    """Return the text of each image and video of a row."""
+    """Return the text of each image, video and recording of a row."""
     return [
-        VideoText(layout.text or "{image}") if isinstance(image, Video) else layout.text
+        _TEXTS.get(type(image), lambda text: text)(layout.text)
         for image, layout in zip(row.images, row.layouts, strict=True)
     ]
 
 
-def _counted(images: Sequence) -> str:
-    videos = sum(isinstance(each, Video) for each in images)
-    return f"{len(images) - videos} images" + (f" and {videos} videos" if videos else "")
+_TEXTS = {Video: lambda text: VideoText(text or "{image}"), Sound: SoundText}
+
+
+def numbers_of(images: Sequence) -> str:
+    """Return the numbers of images, videos and recordings as a text, such as "2 images"."""
+    found = [f"{count} {name}" for name, count in _numbers(images).items()]
+    return " and ".join(found)
 
 
 def _named(images: Sequence) -> str:
-    return "images and videos" if any(isinstance(each, Video) for each in images) else "images"
+    return " and ".join(_numbers(images))
+
+
+def _numbers(images: Sequence) -> dict[str, int]:
+    """Return the number of images, and of videos and recordings if there are any."""
+    kinds = {Video: "videos", Sound: "recordings"}
+    counts = {name: sum(type(x) is kind for x in images) for kind, name in kinds.items()}
+    some = {name: count for name, count in counts.items() if count}
+    return {"images": len(images) - sum(counts.values()), **some}
 
 
 def start_of(tokenizer: Tokenizer) -> list[int]:

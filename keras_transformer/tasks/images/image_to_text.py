@@ -157,7 +157,8 @@ class ImageToText(SourceToText):
         taken = {each.name for each in self.backbone.input_arrays}
         places = self.backbone.placeholder_tokens
         side = "decoder" if places is None else places.side
-        return (*names, *(n for each in of_rows if (n := f"{side}_{each}") in taken))
+        own = tuple(n for each in of_rows if (n := f"{side}_{each}") in taken)
+        return (*names, *own, *sorted(name for name in taken if name.startswith("sound_")))
 
     def arrays_of(self, sources, places=None, learns=False):
         if len(sources) and isinstance(sources[0], RowImages):
@@ -293,7 +294,8 @@ class ImageToText(SourceToText):
             y: as for `make_dataset`.
             *args: as for `Task.fit`.
             image_tower: `"frozen"`, which is the default for conversations: the weights of the
-                image encoder stay as they are, and the projector and the decoder learn; or
+                encoders of images and of sound stay as they are, and the projectors and the decoder
+                learn; or
                 `"trained"`, which is the default for other data unless it is frozen already. It
                 lasts until another value is given. Adapters of `enable_lora` decide by themselves
                 what is trained: targets such as `"encoder/query"` are those of the image encoder.
@@ -317,8 +319,9 @@ class ImageToText(SourceToText):
         if image_tower is None and not adapted and self._holds_conversations(x):
             image_tower = "frozen"
         if image_tower is not None:
-            stem, stack = next(iter(self.backbone.sides.values()))
-            tower = [*stem.variables, *stack.variables]
+            first = next(iter(self.backbone.sides))
+            towers = [self.backbone.sides[n] for n in self.backbone.sides if n in (first, "sound_")]
+            tower = [v for pair in towers for layer in pair for v in layer.variables]
             if lora.set_trainable(self.backbone, tower, image_tower == "trained"):
                 lora.forget_compiled(self)
         return super().fit(x, y, *args, **options)
@@ -341,14 +344,16 @@ class ImageToText(SourceToText):
         ImageConversations(self).shown(row, train_on=train_on, max_length=max_length).show()
 
     def chat(self, messages: list[dict], **options):
-        """Answer a conversation with any number of images and videos, with a chat template.
+        """Answer a conversation with any number of images, videos and recordings.
 
         Args:
             messages: list of dicts with `role` and `content`, a string or a list of parts:
                 `{"type": "text", "text": str}` and `{"type": "image", "image": image}`, or in
                 OpenAI's form `{"type": "image_url", "image_url": {"url": "data:..."}}`. An image is
                 whatever `ImageProcessor` reads. Models whose processor has `videos` also take
-                `{"type": "video", "video": video}`, see `processors.Video`.
+                `{"type": "video", "video": video}`, see `processors.Video`; and those that hear,
+                whose processor has `sounds`, `{"type": "audio", "audio": recording}`, see
+                `processors.Sound`.
             **options: as for `generate`, e.g. `max_new_tokens`, `sampler`, `stream`.
 
         Returns:
@@ -358,7 +363,8 @@ class ImageToText(SourceToText):
 
         Raises:
             ValueError: if the model has no chat template or takes one image for each text, a
-                message is invalid, or a text holds the token that stands for an image or a video.
+                message is invalid, a text holds the token that stands for an image, a video or a
+                recording, or a recording is too long, too short or damaged.
             ImportError: if jinja2 is not installed.
         """
         if not is_messages(messages):

@@ -1,4 +1,4 @@
-"""The images of rows of ids, as arrays of a backbone that places their states among tokens."""
+"""The images and recordings of rows of ids, as arrays of a backbone that places their states."""
 
 import hashlib
 import os
@@ -9,7 +9,7 @@ import numpy as np
 
 from keras_transformer.kernels.device import device
 from keras_transformer.models.backbone import Backbone
-from keras_transformer.processors import ImageProcessor, Layout, Video
+from keras_transformer.processors import ImageProcessor, Layout, Sound, Video
 from keras_transformer.processors.patch_sequences import Patches
 from keras_transformer.processors.tiling.tiling import SEPARATOR
 from keras_transformer.support.sizes import round_rows, round_size
@@ -22,8 +22,8 @@ class RowImages(NamedTuple):
     """The images of a row of ids.
 
     Args:
-        images: sequence of images, and of videos, each a `Video`, in the order of their
-            placeholders.
+        images: sequence of images, of videos, each a `Video`, and of recordings, each a `Sound`, in
+            the order of their placeholders.
         layouts: the `Layout` of each image.
         states: int, number of placeholders in the row. It may be cut within an image.
     """
@@ -50,11 +50,12 @@ class RowImages(NamedTuple):
 
 
 class PreparedImage(NamedTuple):
-    """An image that has been read, resized, and cropped or cut.
+    """An image that has been read, resized, and cropped or cut; or a recording that has been read.
 
     Args:
         pixels: uint8 `(tiles, height, width, channels)`, a quarter of the memory of the model's
-            input; of a video `(pairs, frames, height, width, channels)`.
+            input; of a video `(pairs, frames, height, width, channels)`; of a recording its
+            samples, float32 `(samples,)`.
         key: what equal images share.
     """
 
@@ -66,7 +67,9 @@ def prepared(row: RowImages, processor: ImageProcessor) -> RowImages:
     """Return a row whose images are prepared. Raises ValueError if one cannot be read."""
     made = []
     for i, (image, layout) in enumerate(zip(row.images, row.layouts, strict=True), 1):
-        if isinstance(image, Video):
+        if isinstance(image, Sound):
+            pixels = processor.sounds.samples(image, f"sound {i}")
+        elif isinstance(image, Video):
             pixels = processor.videos.pairs(image, f"video {i}")
         else:
             pixels = processor.tiles(image, f"image {i}", layout.grid)
@@ -82,8 +85,9 @@ def image_arrays(
     least: int = 0,
     most: int | None = None,
     most_mixed: int = 0,
+    least_sounds: int = 0,
 ) -> dict[str, np.ndarray]:
-    """Return the arrays of a batch, in which each image is read and encoded once.
+    """Return the arrays of a batch, in which each image and recording is read and encoded once.
 
     Args:
         backbone: the backbone.
@@ -94,6 +98,7 @@ def image_arrays(
         most: int, number of states of a row that the arrays have room for. Defaults to what the
             rows need.
         most_mixed: int, number of mixed states of a row that there is room for in any case.
+        least_sounds: int, number of recordings that the batch has in any case.
 
     Returns:
         Dict with `decoder_placed_states`, int32 `(rows, most)`, and, unless there is no image,
@@ -102,12 +107,13 @@ def image_arrays(
         If states are mixed also `decoder_mixed_states`, int32, and `decoder_mixed_weights`,
         float32, both `(rows, mixed, 4)`. For images of any size also `decoder_placed_offsets`, the
         positions of the states, see `FeatureMerger`, and the images are `encoder_patches` and
-        `encoder_patch_positions`, see `PatchSequenceStem`.
+        `encoder_patch_positions`, see `PatchSequenceStem`. Recordings are `sound_frames` and
+        `sound_padding_mask`, and their states are numbered behind those of all images.
     """
     known, count = backbone.placeholder_tokens, backbone.placeholder_tokens.count
     places = range(len(rows)) if places is None else places
     if count is None:
-        return _patch_arrays(backbone, processor, rows, places, least, most)
+        return _patch_arrays(backbone, processor, rows, places, least, most, least_sounds)
     first: dict[Any, int] = {}  # the first tile of each image
     tiles, total = [], 0
     for row, place in zip(rows, places, strict=True):
@@ -159,20 +165,33 @@ def count_mixed(row: RowImages) -> int:
 
 
 def _patch_arrays(
-    backbone, processor, rows, places, least: int, most: int | None
+    backbone, processor, rows, places, least: int, most: int | None, least_sounds: int
 ) -> dict[str, np.ndarray]:
-    """Return `image_arrays` for images of any size, and for videos, whose pairs are images."""
+    """Return `image_arrays` for images of any size, for videos, whose pairs are images, and sound.
+
+    The number of a recording in a row is negative: -1 for the first of the batch.
+    """
     stem, merge = backbone.config.side("encoder").stem, processor.merge_size
     compiles = device().compiles_shapes
     used = {_identity(image): layout for row in rows for image, layout in row.used}
-    check_padding(processor, list(used.values()))
+    heard = {_identity(image) for row in rows for image in row.images if is_sound(image)}
+    check_padding(processor, [used[key] for key in used if key not in heard])
+    check_silence(processor, [used[key] for key in used if key in heard])
     found: dict[Any, int] = {}  # the first of the images of a video
     images: list[Patches] = []
+    sounds: list[np.ndarray] = []
     numbers, offsets = [], []
     for row, place in zip(rows, places, strict=True):
         ahead, of_row, added = 0, [], []
         for image, layout in row.used:
             key = _identity(image)
+            if is_sound(image):
+                if key not in found:
+                    sounds.append(_samples(processor, image, f"x[{place}]"))
+                    found[key] = -len(sounds)
+                of_row.append(found[key])
+                added.append(np.full((len(layout.states), 4), ahead, "int32"))
+                continue
             if key not in found:
                 found[key] = len(images)
                 if isinstance(image, PreparedImage):
@@ -195,12 +214,24 @@ def _patch_arrays(
         units = round_size(units) if stem.window is None else round_rows(units)
         count, most = round_rows(count) if count else 0, round_size(most)
     length = units * of_unit
+    given = _sound_arrays(backbone, processor, sounds, least_sounds, compiles)
+    behind = count * (length // merge**2)  # the states of all images
+    of_sound = given["frames"].shape[1] if given else 0
+    if given:
+        of_sound = backbone.config.sound.input.count_states(of_sound)
+
+    def states_of_number(n: int) -> np.ndarray:
+        if n >= 0:
+            return images[n].states + n * (length // merge**2)
+        samples = sounds[-1 - n]
+        return behind + (-1 - n) * of_sound + np.arange(processor.sounds.num_states(len(samples)))
+
     placed = np.full((len(rows), most), -1, "int32")
     moved = np.zeros((len(rows), most, 4), "int32")
     for i, (row, of_row, added) in enumerate(zip(rows, numbers, offsets, strict=True)):
         if of_row:
-            states = [images[n].states + n * (length // merge**2) for n in of_row]
-            placed[i, : row.states] = np.concatenate(states)[: row.states]
+            states = np.concatenate(list(map(states_of_number, of_row)))
+            placed[i, : row.states] = states[: row.states]
             moved[i, : row.states] = np.concatenate(added)[: row.states]
     arrays = {"decoder_placed_states": placed}
     if backbone.placeholder_tokens.axes:
@@ -213,7 +244,49 @@ def _patch_arrays(
             values[i, : len(image.values)] = image.values
             positions[i, : len(image.values)] = image.positions
         arrays |= {"encoder_patches": values, "encoder_patch_positions": positions}
-    return arrays
+    return arrays | {f"sound_{name}": array for name, array in given.items()}
+
+
+def _sound_arrays(
+    backbone, processor, sounds: list[np.ndarray], least: int, compiles: bool
+) -> dict[str, np.ndarray]:
+    """Return the arrays of the stem of sound; empty without recordings."""
+    count = max(len(sounds), least)
+    if not count:
+        return {}
+    count = round_rows(count) if compiles else count
+    blank = np.zeros(processor.sounds.window_length, "float32")
+    samples = sounds + [blank] * (count - len(sounds))
+    frames = max(processor.sounds.count_frames(len(row)) for row in samples)
+    return processor.sounds.arrays(samples, round_size(frames) if compiles else frames)
+
+
+def is_sound(image: Any) -> bool:
+    """Return whether an entry of `RowImages` is a recording."""
+    return isinstance(image, Sound) or (isinstance(image, PreparedImage) and image.pixels.ndim == 1)
+
+
+def _samples(processor, sound: Sound | PreparedImage, place: str) -> np.ndarray:
+    prepared = isinstance(sound, PreparedImage)
+    return sound.pixels if prepared else processor.sounds.samples(sound, place)
+
+
+def check_silence(processor: ImageProcessor, layouts: Sequence[Layout]) -> None:
+    """Raise ValueError if many short recordings would be padded to a long one.
+
+    Args:
+        processor: a processor with `sounds`.
+        layouts: the layout of each recording of a batch.
+    """
+    counts = [len(each.states) for each in layouts]
+    padded = len(counts) * max(counts, default=0)
+    values = padded * 4 * processor.sounds.num_bins if counts else 0  # four frames of a state
+    if values > MOST_PADDED and padded > 4 * sum(counts):
+        raise ValueError(
+            f"{len(counts)} recordings are padded to the longest of them, {max(counts):,} states, "
+            f"and have only {sum(counts):,} together: too much memory would hold nothing. Give "
+            "fewer recordings at once."
+        )
 
 
 def check_padding(processor: ImageProcessor, layouts: Sequence[Layout]) -> None:
@@ -326,6 +399,13 @@ def _identity(image: Any) -> Any:
     """Return a key that equal images share: their path, or a digest of their bytes or pixels."""
     if isinstance(image, PreparedImage):
         return image.key
+    if isinstance(image, Sound):
+        pair = isinstance(image.content, tuple)
+        return Sound, *(map(_identity, image.content) if pair else [_identity(image.content)])
+    if isinstance(image, (int, float)):  # the rate of samples
+        return image
+    if isinstance(image, Mapping) and image.get("array") is not None:
+        return _identity(image["array"]), image.get("sampling_rate")
     if isinstance(image, Video):
         frames = image.content
         listed = isinstance(frames, (list, tuple))

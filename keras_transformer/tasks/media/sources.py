@@ -88,7 +88,12 @@ class SourceProcessor(Processor):
             self.tokenizer.save(directory)
 
     def config_values(self) -> dict[str, Any]:
-        return self.source.config_values()
+        known = self.tokenizer and {
+            name: self.tokenizer.token_to_id(token)
+            for name, token in self.source.token_values().items()
+        }
+        ids = {name: id for name, id in (known or {}).items() if id is not None}
+        return {**self.source.config_values(), **ids}
 
     @classmethod
     def from_files(cls, directory: str) -> "SourceProcessor":

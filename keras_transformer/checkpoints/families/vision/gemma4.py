@@ -3,7 +3,8 @@
 With images: a tower in the blocks of Gemma, which reads images of any aspect ratio as sequences of
 patches, with a trained vector of each row and of each column and rotations by both. Its states are
 averaged over squares of patches, normalized, projected by one layer, and put among the tokens of a
-Gemma 4. The larger models let the states of an image see each other, in layers with a window.
+Gemma 4. The larger models let the states of an image see each other, in layers with a window. The
+smaller ones also hear: a tower of sound stands beside that of images.
 """
 
 import dataclasses
@@ -27,6 +28,11 @@ from keras_transformer.checkpoints.families.base.placed import (
 from keras_transformer.checkpoints.families.base.shared import flag, number, number_of_layers
 from keras_transformer.checkpoints.families.base.towers import with_encoder
 from keras_transformer.checkpoints.families.decoders.gemma4 import GEMMA4_TEXT, SHARED_KEYS
+from keras_transformer.checkpoints.families.vision.gemma4_sound import (
+    SOUND_WEIGHTS,
+    read_sound,
+    write_sound,
+)
 from keras_transformer.checkpoints.weights.tables import (
     Names,
     WeightLine,
@@ -145,6 +151,11 @@ def _read(values: Values) -> dict[str, Any]:
             "vectors for each layer."
         )
     seen = text.get("use_bidirectional_attention")
+    if seen is not None and values.get("audio_config") is not None:
+        raise ValueError(
+            "An audio_config and use_bidirectional_attention are not supported together: the "
+            "states of images would see each other, and those of sound not."
+        )
     return with_encoder(
         _tower(vision),
         read_text(values, _BY_KEYWORDS),
@@ -160,7 +171,7 @@ def _read(values: Values) -> dict[str, Any]:
 def _write(config: TransformerConfig) -> dict[str, Any]:
     return {
         "image_token_id": config.placeholder_id,
-        "audio_config": None,
+        **({"audio_config": None} if config.sound is None else {}),
         "tie_word_embeddings": config.tie_embeddings,
     }
 
@@ -169,7 +180,11 @@ def _read_parts(values: Values, config: TransformerConfig) -> TransformerConfig:
     """Add the parts of the text model, the ranges of clipped layers, and the shift of the means."""
     decoder = GEMMA4_TEXT.parts.read(nested(values, "text_config"), config.side("decoder"))
     standard = flag(nested(values, "vision_config"), "standardize")
-    return _with(config, decoder, config.encoder.block.mixer.clipped, standard)
+    config = _with(config, decoder, config.encoder.block.mixer.clipped, standard)
+    if values.get("audio_config") is None:
+        return config
+    side, projector = read_sound(nested(values, "audio_config"))
+    return config.replace(sound=side, sound_projector=projector)
 
 
 def _write_parts(config: TransformerConfig) -> tuple[TransformerConfig, dict[str, Any]]:
@@ -180,6 +195,9 @@ def _write_parts(config: TransformerConfig) -> tuple[TransformerConfig, dict[str
         text["use_bidirectional_attention"] = "vision"
     decoder, _ = GEMMA4_TEXT.parts.write(config.side("decoder"))
     theirs = {"vision_config": _written_tower(config), "text_config": text}
+    if config.sound is not None:
+        theirs["audio_config"] = write_sound(config)
+        config = config.replace(sound=None, sound_projector=None)
     return _with(config, decoder, False, False), theirs
 
 
@@ -226,29 +244,6 @@ _TOWER = (
     WeightLine("projector/standard_scale", "vision_tower.std_scale"),
     *layers({"projector/output": "embed_vision.embedding_projection"}),
 )
-# Layers of the tower of sound, which is not read; those in its blocks are clipped.
-_CLIPPED = (
-    *(f"feed_forward{i}.ffw_layer_{j}" for i in (1, 2) for j in (1, 2)),
-    *(f"self_attn.{name}" for name in ("q_proj", "k_proj", "v_proj", "post")),
-    *(f"lconv1d.linear_{name}" for name in ("start", "end")),
-)
-_IN_BLOCKS = (
-    *(f"{each}.{end}" for each in _CLIPPED for end in ("linear.weight", *BOUNDS)),
-    *(f"feed_forward{i}.{name}_layer_norm.weight" for i in (1, 2) for name in ("pre", "post")),
-    *(f"norm_{name}.weight" for name in ("pre_attn", "post_attn", "out")),
-    *(f"lconv1d.{name}.weight" for name in ("depthwise_conv1d", "pre_layer_norm", "conv_norm")),
-    "self_attn.per_dim_scale",
-    "self_attn.relative_k_proj.weight",
-)
-_SUBSAMPLING = "audio_tower.subsample_conv_projection."
-_OF_SOUND = (
-    *(f"{_SUBSAMPLING}layer{i}.{name}.weight" for i in (0, 1) for name in ("conv", "norm")),
-    f"{_SUBSAMPLING}input_proj_linear.weight",
-    *(f"audio_tower.layers.*.{name}" for name in _IN_BLOCKS),
-    "audio_tower.output_proj.weight",
-    "audio_tower.output_proj.bias",
-    "embed_audio.embedding_projection.weight",
-)
 
 GEMMA4 = Family(
     model_type="gemma4",
@@ -259,6 +254,7 @@ GEMMA4 = Family(
     parts=PartsWithoutKeywords(_read_parts, _write_parts),
     weights=(
         *_TOWER,
+        *SOUND_WEIGHTS,
         *prefixed(GEMMA4_TEXT.weights, "language_model."),
         output_matrix("lm_head.weight"),
     ),
@@ -275,6 +271,6 @@ GEMMA4 = Family(
     },
     names=Names(
         prefixes=("model.",),
-        ignored=(*_OF_SOUND, *(f"language_model.{each}" for each in SHARED_KEYS)),
+        ignored=tuple(f"language_model.{each}" for each in SHARED_KEYS),
     ),
 )
