@@ -7,6 +7,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from keras_transformer.data.record_objects import column_names
+from keras_transformer.processors.audio_files import Sound
+from keras_transformer.processors.video_files import Video
 from keras_transformer.support.checking import describe, shorten
 from keras_transformer.support.columns import is_column, listed_column, plain, undecoded
 
@@ -17,6 +19,8 @@ _FORMS = {
     ("prompt", "completion"): ("tools",),
     ("instruction", "output"): ("input", "system"),
 }
+# Columns of what the parts of a row's messages hold, and the classes that their entries get.
+_MEDIA: dict[str, type | None] = {"images": None, "videos": Video, "audios": Sound}
 # Names of roles in the column "conversations" (ShareGPT's `from`).
 _ROLES = {
     "human": "user", "user": "user", "gpt": "assistant", "chatgpt": "assistant",
@@ -35,7 +39,8 @@ class Conversation(NamedTuple):
             is learned from them.
         plain: bool, whether it was given as two strings, a prompt and a completion, which a model
             without a chat template reads as one text.
-        images: list of the images of parts `{"type": "image"}` that hold none, or None.
+        images: list of the images of parts `{"type": "image"}` that hold none, and of the videos
+            and recordings, each a `processors.Video` or `processors.Sound`, of such parts; or None.
 
     Example:
     ```python
@@ -62,8 +67,8 @@ def as_conversations(x: Any, y: Any = None) -> list[Conversation]:
             columns below; a data frame or a data set of `datasets` with them; or, with `y`, a list
             of prompts. The columns are `messages`; `conversations`, with `from` and `value`
             (ShareGPT) or `role` and `content`; `prompt` and `completion`; or `instruction` and
-            `output` (Alpaca). Beside them `tools`, `system` and `input` are read, and `images`, a
-            list of images for each row.
+            `output` (Alpaca). Beside them `tools`, `system` and `input` are read, and `images`,
+            `videos` and `audios`, each a list for each row.
         y: the answers to the prompts. Prompts and answers are strings, or lists of messages.
 
     Returns:
@@ -103,10 +108,15 @@ def as_conversations(x: Any, y: Any = None) -> list[Conversation]:
         used = needed_columns(names, x)
         columns = {name: list(plain(listed_column(x[name]), name)) for name in used}
         found = from_columns(columns, lambda i: f"row {i}", filled=True)
-        if "images" in names:
-            column = enumerate(listed_column(undecoded(x, "images")["images"]))
-            images = [_images(each, f"row {i}") for i, each in column]
-            found = [row._replace(images=each) for row, each in zip(found, images, strict=True)]
+        media = {name: listed_column(undecoded(x, name)[name]) for name in _MEDIA if name in names}
+        if media:
+            rows = [
+                dict(zip(media, each, strict=True)) for each in zip(*media.values(), strict=True)
+            ]
+            found = [
+                row._replace(images=_media(held, f"row {i}"))
+                for i, (row, held) in enumerate(zip(found, rows, strict=True))
+            ]
         return found
     rows = _listed(x, "x")
     return [_of_row(row, f"`x[{i}]`") for i, row in enumerate(rows)]
@@ -181,7 +191,7 @@ def _of_row(row: Any, place: str) -> Conversation:
             f"{place} has the keys {shorten(list(row))}: a row has 'messages'; 'prompt' and "
             "'completion'; 'instruction' and 'output'; or 'conversations'."
         )
-    tools, images = _tools(row.get("tools"), place), _images(row.get("images"), place)
+    tools, images = _tools(row.get("tools"), place), _media(row, place)
     if "messages" in row:
         messages = _messages(row["messages"], f"{place}, 'messages'")
         return Conversation(messages, tools, images=images)
@@ -207,14 +217,22 @@ def _of_row(row: Any, place: str) -> Conversation:
     return Conversation([*system, *asked, *answer], tools, len(system) + 1, images=images)
 
 
-def _images(given: Any, place: str) -> list | None:
-    """Return the images of a row, None without any."""
-    if given is None:
-        return None
-    listed = isinstance(given, np.ndarray) and given.dtype == object  # as pandas reads Parquet
-    if not listed and not isinstance(given, (list, tuple)):
-        raise ValueError(f"{place}, 'images' must be a list, received {describe(given)}.")
-    return list(given)
+def _media(row: Mapping[str, Any], place: str) -> list | None:
+    """Return the images, videos and recordings of a row; None without these columns."""
+    found = None
+    for name, wrapped in _MEDIA.items():
+        given = row.get(name)
+        if given is None:
+            continue
+        listed = isinstance(given, np.ndarray) and given.dtype == object  # as pandas reads Parquet
+        if not listed and not isinstance(given, (list, tuple)):
+            raise ValueError(f"{place}, {name!r} must be a list, received {describe(given)}.")
+        own = [
+            each if wrapped is None or isinstance(each, wrapped) else wrapped(each)
+            for each in given
+        ]
+        found = [*(found or ()), *own]
+    return found
 
 
 def _message(role: str, content: Any, place: str) -> list[dict[str, str]]:

@@ -16,6 +16,8 @@ _KINDS = ("image", "image_url", "input_image")
 _VIDEO_KINDS = ("video", "video_url", "input_video")
 _SOUND_KEYS = ("audio", "input_audio", "audio_url", "url", "path", "bytes", "base64")
 _SOUND_KINDS = ("audio", "audio_url", "input_audio")
+# What a part may hold, by its kind.
+_CONTENTS = {"image": "a picture", "video": "frames", "audio": "samples"}
 _SCHEMES = ("http://", "https://", "file://", "ftp://")
 
 
@@ -59,14 +61,18 @@ def pictured(
             `{"type": "input_audio", "input_audio": {"data": str}}`.
         images: the images of parts `{"type": "image"}` that hold none, and the videos and
             recordings, each a `processors.Video` or `processors.Sound`, of such parts `{"type":
-            "video"}` and `{"type": "audio"}`, in this order.
+            "video"}` and `{"type": "audio"}`, those of each kind in the order of their parts.
         place: how errors name the messages.
 
     Raises:
         ValueError: if a part is neither a text, nor an image, a video or a recording, or the
             numbers of images and of parts without one differ.
     """
-    given, used = list(images or ()), 0
+    given: dict[str, list] = {"image": [], "video": [], "audio": []}
+    for one in images or ():
+        kind = "video" if isinstance(one, Video) else "audio" if isinstance(one, Sound) else "image"
+        given[kind].append(one)
+    waiting = {kind: iter(each) for kind, each in given.items()}
     found, made = [], []
     for number, message in enumerate(messages):
         content = message.get("content") if isinstance(message, Mapping) else None
@@ -80,46 +86,37 @@ def pictured(
             if text is not None:
                 parts.append({"type": "text", "text": text})
                 continue
-            kind, read, wrapped, lacks = _kind_of(part)
-            if kind != "image":
-                one = read(part, where)
-                if one is None and isinstance(next(iter(given[used:]), None), wrapped):
-                    one, used = given[used], used + 1
-                elif one is None:
-                    raise ValueError(
-                        f"{where} is {lacks}: give {{'type': '{kind}', '{kind}': ...}}."
-                    )
-                found.append(one)
-                parts.append({"type": kind})
-                continue
-            image = _image_of(part, where)
-            if image is None and used < len(given):
-                image, used = given[used], used + 1
-            elif image is None:
+            kind, read, lacks = _kind_of(part)
+            one = read(part, where)
+            one = next(waiting[kind], None) if one is None else one
+            if one is None:
                 raise ValueError(
-                    f"{where} is an image without its picture: give {{'type': 'image', 'image': "
-                    "...}, or a column 'images' with a list of pictures for each conversation"
-                    + (f", which has only {len(given)} here." if given else ".")
+                    f"{where} is {lacks}: give {{'type': '{kind}', '{kind}': ...}}, or a column "
+                    f"'{kind}s' with a list for each conversation"
+                    + (f", which has only {len(given[kind])} here." if given[kind] else ".")
                 )
-            found.append(image)
-            parts.append({"type": "image"})
+            found.append(one)
+            parts.append({"type": kind})
         made.append({**message, "content": parts})
-    if used < len(given):
-        raise ValueError(
-            f"{place} have {used} parts {{'type': 'image'}} without a picture, and there are "
-            f"{len(given)} 'images': give as many parts."
-        )
+    for kind, each in waiting.items():
+        left = len(list(each))
+        if left:
+            raise ValueError(
+                f"{place} have {len(given[kind]) - left} parts {{'type': '{kind}'}} without "
+                f"{_CONTENTS[kind]}, and there are {len(given[kind])} '{kind}s': give as many "
+                "parts."
+            )
     return Pictured(made, found)
 
 
-def _kind_of(part: Any) -> tuple[str, Callable, type, str]:
-    """Return the kind of a part beside texts, who reads it, its class, and what it may lack."""
+def _kind_of(part: Any) -> tuple[str, Callable, str]:
+    """Return the kind of a part beside texts, who reads it, and what it may lack."""
     kind = part.get("type") if isinstance(part, Mapping) else None
     if kind in _VIDEO_KINDS:
-        return "video", _video_of, Video, "a video without its frames"
+        return "video", _video_of, "a video without its frames"
     if kind in _SOUND_KINDS:
-        return "audio", _sound_of, Sound, "a recording without its samples"
-    return "image", _image_of, object, ""
+        return "audio", _sound_of, "a recording without its samples"
+    return "image", _image_of, "an image without its picture"
 
 
 def _text_of(part: Any) -> str | None:

@@ -4,8 +4,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from keras_transformer.data import Conversation, as_conversations
+from keras_transformer.data import Conversation, as_conversations, pictured
 from keras_transformer.data.conversations import conversation_columns, is_conversations
+from keras_transformer.processors import Sound, Video
 
 datasets = pytest.importorskip("datasets")
 pytestmark = pytest.mark.backend_independent
@@ -78,6 +79,32 @@ def test_images_of_each_form():
                   pd.DataFrame({"messages": [turns], "images": ["a.png"]})):  # fmt: skip
         with pytest.raises(ValueError, match="'images' must be a list, received"):
             as_conversations(given)
+
+
+def test_videos_and_recordings_of_a_row():
+    """Each in a column of its own; parts without content take those of their kind, in order."""
+    parts = [{"type": kind} for kind in ("video", "image", "audio", "video")]
+    turns = [{"role": "user", "content": parts}, {"role": "assistant", "content": "!"}]
+    given = Video("b.mp4", 3.0)
+    row = {"messages": turns, "images": ["a.png"], "videos": ["a.mp4", given], "audios": ["a.wav"]}
+    expected = ["a.png", Video("a.mp4"), given, Sound("a.wav")]
+    table = pd.DataFrame({name: [value, value] for name, value in row.items()})
+    table.at[1, "videos"] = None
+    for found in (as_conversations([row])[0], as_conversations(table)[0]):
+        assert found.images == expected
+        assert pictured(found.messages, found.images).images == [
+            Video("a.mp4"), "a.png", Sound("a.wav"), given
+        ]  # fmt: skip
+    assert as_conversations(table)[1].images == ["a.png", Sound("a.wav")]
+    for name, kept, message in (
+        ("videos", ["a.mp4"], "a column 'videos' with a list .* has only 1 here"),
+        ("audios", ["a.wav"] * 2, "1 parts .*'audio'.* without samples, and there are 2 'audios'"),
+    ):
+        (found,) = as_conversations([{**row, name: kept}])
+        with pytest.raises(ValueError, match=message):
+            pictured(found.messages, found.images)
+    with pytest.raises(ValueError, match="'videos' must be a list, received"):
+        as_conversations([{**row, "videos": "a.mp4"}])
 
 
 def test_columns_that_are_known():

@@ -214,6 +214,13 @@ def test_fit_and_shown(both, capsys):
     task.fit(rows, batch_size=2, epochs=1, verbose=0, max_length=200)
     after = [keras.ops.convert_to_numpy(w) for w in task.backbone.projector.weights]
     assert any(np.abs(a - b).max() > 0 for a, b in zip(after, before, strict=True))
+    # The same rows, whose videos are in a column.
+    content = [{"type": "video"}, {"type": "text", "text": "which is dark ?"}]
+    held = kt.processors.Video(A["video"], A["fps"])
+    table = [{"messages": [{"role": "user", "content": content}, SAID], "videos": [held]}]
+    batches = [task.make_dataset(x)[0] for x in (table, [rows[1]])]
+    names = [name for name in batches[0][0] if name != "row"]
+    assert all(np.array_equal(batches[0][0][name], batches[1][0][name]) for name in names)
     task.show_example(rows[1])
     assert "[video 1: 5 frames of 31 x 23 pixels]" in capsys.readouterr().out
 
