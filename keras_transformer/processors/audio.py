@@ -360,7 +360,14 @@ class AudioProcessor(MediaProcessor):
                 **length,
             }
         if self.features == "magnitude_log_mel":
-            return {**values, "feature_size": self.num_bins, "return_attention_mask": True}
+            window = {"frame_length": self.window_length, "hop_length": self.hop_length}
+            window["fft_length"] = power_of_two(self.window_length)
+            return {
+                **values,
+                **window,
+                "feature_size": self.num_bins,
+                "return_attention_mask": True,
+            }
         if self.features == "normalized_log_mel":
             length = {} if self.length is None else {"length": self.length}
             return {
@@ -407,11 +414,6 @@ class AudioProcessor(MediaProcessor):
                 f"{', '.join(map(repr, _CLASSES))}."
             )
         features = _CLASSES[named]
-        if features == "magnitude_log_mel":
-            raise ValueError(
-                f"A processor for {named!r} is part of one for images: load "
-                "`SoftTokenSoundProcessor`."
-            )
         given: dict[str, Any] = {"sampling_rate": values.get("sampling_rate", 16_000)}
         if features == "waveform":
             length = values.get("length")
@@ -419,6 +421,9 @@ class AudioProcessor(MediaProcessor):
             given["return_attention_mask"] = values.get("return_attention_mask", False)
             return cls(features, length=length, **given)
         given["hop_length"] = values.get("hop_length", 160)
+        if features == "magnitude_log_mel":
+            bins, window = values.get("feature_size", 128), values.get("frame_length", 320)
+            return cls(features, num_bins=bins, window_length=window, **given)
         if features == "normalized_log_mel":
             window = check_int("win_length", values.get("win_length", 400), 2, _LONGEST_WINDOW)
             for name, supported in (
