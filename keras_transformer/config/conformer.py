@@ -14,9 +14,9 @@ class Conformer(Part):
     A feed-forward layer like the block's precedes the mixer, and a convolution follows it: a gated
     linear unit, a convolution of each feature by itself, a norm, the activation of the feed-forward
     layers and a projection. Half of what each feed-forward layer gives is added, and a norm follows
-    the last one. In blocks that normalize the outputs of sub-layers too, those of the feed-forward
-    layers are (Gemma 4). If the projections of the feed-forward layers are clipped, so are those of
-    the convolution.
+    the last one. A block that normalizes the outputs of its sub-layers also normalizes the outputs
+    of both feed-forward layers (Gemma 4). If their projections are clipped, so are the projections
+    of the convolution.
 
     Source: Gulati et al. 2020, "Conformer: Convolution-augmented Transformer for Speech
     Recognition", https://arxiv.org/abs/2005.08100, section 2.

@@ -88,7 +88,7 @@ class TransformerConfig(Part):
     encoder: Side | None = option("the encoder.", None)
     sound: Side | None = option(
         "an encoder of sound beside one of images: its states replace placeholders of the decoder "
-        "as well, and are numbered behind those of all images (Gemma 4).",
+        "as well, and are counted after the states of all images (Gemma 4).",
         None,
     )
     sound_projector: Projector | None = option("layers between `sound` and the decoder.", None)
@@ -298,7 +298,7 @@ class TransformerConfig(Part):
             )
 
     def _check_sound(self):
-        """Raise ValueError unless states of sound can be placed beside those of images."""
+        """Raise ValueError if the model cannot place states of both sound and images."""
         if self.sound is None:
             if self.sound_projector is not None:
                 raise ValueError("A `sound_projector` needs `sound`, the side that it projects.")

@@ -61,7 +61,7 @@ def pictured(
             `{"type": "input_audio", "input_audio": {"data": str}}`.
         images: the images of parts `{"type": "image"}` that hold none, and the videos and
             recordings, each a `processors.Video` or `processors.Sound`, of such parts `{"type":
-            "video"}` and `{"type": "audio"}`, those of each kind in the order of their parts.
+            "video"}` and `{"type": "audio"}`. Each kind is in the order of its parts.
         place: how errors name the messages.
 
     Raises:

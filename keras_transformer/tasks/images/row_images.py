@@ -108,7 +108,7 @@ def image_arrays(
         float32, both `(rows, mixed, 4)`. For images of any size also `decoder_placed_offsets`, the
         positions of the states, see `FeatureMerger`, and the images are `encoder_patches` and
         `encoder_patch_positions`, see `PatchSequenceStem`. Recordings are `sound_frames` and
-        `sound_padding_mask`, and their states are numbered behind those of all images.
+        `sound_padding_mask`, and their states are counted after the states of all images.
     """
     known, count = backbone.placeholder_tokens, backbone.placeholder_tokens.count
     places = range(len(rows)) if places is None else places

@@ -4,7 +4,7 @@ With images: a tower in the blocks of Gemma, which reads images of any aspect ra
 patches, with a trained vector of each row and of each column and rotations by both. Its states are
 averaged over squares of patches, normalized, projected by one layer, and put among the tokens of a
 Gemma 4. The larger models let the states of an image see each other, in layers with a window. The
-smaller ones also hear: a tower of sound stands beside that of images.
+smaller models also read sound, by an encoder of its own.
 """
 
 import dataclasses
@@ -154,7 +154,7 @@ def _read(values: Values) -> dict[str, Any]:
     if seen is not None and values.get("audio_config") is not None:
         raise ValueError(
             "An audio_config and use_bidirectional_attention are not supported together: the "
-            "states of images would see each other, and those of sound not."
+            "states of an image would see each other, but the states of sound would not."
         )
     return with_encoder(
         _tower(vision),
