@@ -50,15 +50,15 @@ class LocalAttentionMixer(ChecksCall, SavesArguments, Rematerializable, keras.la
 
     Example:
     ```python
-    import keras
     import numpy as np
     from keras_transformer.config import LocalAttention
     from keras_transformer.layers.mixers.local_attention import LocalAttentionMixer
+    from keras import ops
 
     mixer, x = LocalAttentionMixer(LocalAttention(num_heads=2, size=3)), np.random.rand(1, 9, 8)
-    before = keras.ops.convert_to_numpy(mixer(x))
+    before = ops.convert_to_numpy(mixer(x))
     x[:, 4] += 1
-    changed = np.abs(keras.ops.convert_to_numpy(mixer(x)) - before).max(axis=(0, 2)) > 0
+    changed = np.abs(ops.convert_to_numpy(mixer(x)) - before).max(axis=(0, 2)) > 0
     assert changed.nonzero()[0].tolist() == [4, 5, 6]
     ```
 
