@@ -1,4 +1,4 @@
-"""The backbone for images or sound and texts side by side (CLIP-like)."""
+"""The backbone for images or recordings and texts side by side (CLIP-like)."""
 
 import math
 from collections.abc import Mapping
@@ -33,7 +33,7 @@ class AtMost(keras.constraints.Constraint):
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
 class DualEncoder(Backbone):
-    """An encoder of images or of sound and a text encoder, with vectors in a common space.
+    """An encoder of images or recordings and a text encoder, with vectors in a common space.
 
     The first is the config's `encoder`, the text side its `decoder`, whose tokens see earlier
     tokens, or all tokens with `bidirectional`.
@@ -50,7 +50,7 @@ class DualEncoder(Backbone):
             or other arrays in place of images.
 
     Returns:
-        A dict of float `(rows, vector_width)`, `"images"` or `"sounds"`, `"texts"` or both, as
+        A dict of float `(rows, vector_width)`, `"images"` or `"recordings"`, `"texts"` or both, as
         given. The vectors are not normalized; `similarity` normalizes them.
 
     Example:
@@ -117,8 +117,8 @@ class DualEncoder(Backbone):
 
     @property
     def source(self) -> str:
-        """What the model compares with texts: `"images"` or `"sounds"`."""
-        return "sounds" if required_of(self.encoder_stem) == "frames" else "images"
+        """What the model compares with texts: `"images"` or `"recordings"`."""
+        return "recordings" if required_of(self.encoder_stem) == "frames" else "images"
 
     @property
     def sides(self) -> dict:
@@ -131,7 +131,7 @@ class DualEncoder(Backbone):
         return [("", stem.inputs, stack.side) for stem, stack in self.sides.values()]
 
     def needed_inputs(self, inputs, needed):
-        """Return the required inputs: images or sounds, or texts, or both."""
+        """Return the required inputs: images or recordings, or texts, or both."""
         if not isinstance(inputs, Mapping):
             return needed
         given = {published_name(name) for name, each in inputs.items() if each is not None}
@@ -173,13 +173,13 @@ class DualEncoder(Backbone):
         return (vectors, collected) if collect else vectors
 
     def similarity(self, vectors, text_vectors):
-        """Compute the similarity of each image or sound and each text, float32 `(rows, texts)`.
+        """Compute the similarity of each image or recording and each text, float32 `(rows, texts)`.
 
         It is the cosine of a pair times the trained scale, plus a trained bias if the config has
         `similarity_bias`. The contrastive losses take these numbers as their logits.
 
         Args:
-            vectors: float `(rows, vector_width)`, of images or sounds.
+            vectors: float `(rows, vector_width)`, of images or recordings.
             text_vectors: float `(texts, vector_width)`.
         """
         logits = _cosines(vectors, text_vectors) * _exp(self.similarity_scale)
@@ -196,7 +196,7 @@ class DualEncoder(Backbone):
 
         Returns:
             The `similarity`; with `similarity_text_scale` in the config float32 `(rows, texts, 2)`,
-            with the scale of images or sounds, whose texts compete, and with that of texts.
+            with the scale of images or recordings, whose texts compete, and with that of texts.
         """
         if self.similarity_text_scale is None:
             return self.similarity(vectors, text_vectors)

@@ -94,7 +94,7 @@ class InputVectorHead(Head):
 
 
 class InputEmbedder(Task):
-    """A backbone that returns a vector for each image or recording, and for each text if it reads both.
+    """A backbone that returns a vector for each image or recording, and for each text it may read.
 
     A subclass names its processor, and says which classifier and presets its errors recommend.
     """

@@ -1,4 +1,4 @@
-"""Losses of CLIP and SigLIP for batches of matching images or sounds and texts."""
+"""Losses of CLIP and SigLIP for batches of matching images or recordings and texts."""
 
 from typing import Any
 
@@ -16,7 +16,7 @@ _HIDDEN = -1e30
 class PairLoss(keras.losses.Loss):
     """Base class of losses of the logits of a batch of pairs, `(pairs, pairs)`, in float32.
 
-    The i-th image or sound and the i-th text are a pair. Pairs of weight 0 are ignored.
+    The i-th image or recording and the i-th text are a pair. Pairs of weight 0 are ignored.
     """
 
     # Whether logits `(pairs, pairs, 2)` may differ for the texts of an image and the images of a
@@ -139,7 +139,7 @@ class PairwiseSigmoidLoss(PairLoss):
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
 class PairAccuracy(keras.metrics.MeanMetricWrapper):
-    """Share of images or sounds whose own text is the likeliest of their batch, from logits.
+    """Share of images or recordings whose own text is the likeliest of their batch, from logits.
 
     Args:
         name, dtype: see `keras.metrics.Metric`.
@@ -165,7 +165,7 @@ class PairAccuracy(keras.metrics.MeanMetricWrapper):
 
 
 def pair_accuracy(y_true, y_pred):
-    """Return 1 for each image or sound whose text is the likeliest, else 0, float32 `(pairs,)`."""
+    """Return 1 for each image or recording whose text is the likeliest, else 0, float32 `(pairs,)`."""
     if len(y_pred.shape) == 3:
         y_pred, _ = split(y_pred)
     places = ops.arange(ops.shape(y_pred)[0], dtype="int32")

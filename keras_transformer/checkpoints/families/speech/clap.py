@@ -19,7 +19,7 @@ from keras_transformer.checkpoints.families.base.family import (
 )
 from keras_transformer.checkpoints.families.base.images import IMAGE_ENCODER
 from keras_transformer.checkpoints.families.base.placed import nested
-from keras_transformer.checkpoints.families.base.shared import flag, number
+from keras_transformer.checkpoints.families.base.shared import number
 from keras_transformer.checkpoints.families.base.towers import towers
 from keras_transformer.checkpoints.families.encoders.bert import EMBEDDINGS, FIELDS, LAYER
 from keras_transformer.checkpoints.families.encoders.roberta import counted_positions
