@@ -154,8 +154,8 @@ class Similarity(Part):
         of="model",
     )
     text_scale: bool = option(
-        '`"dual"` only. The similarities have another scale where the images or recordings of a text '
-        "compete than where the texts of an image or a recording do (CLAP).",
+        '`"dual"` only. The similarities have another scale where the images or recordings of a '
+        "text compete than where the texts of an image or a recording do (CLAP).",
         False,
         of="model",
     )

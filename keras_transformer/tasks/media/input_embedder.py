@@ -213,7 +213,7 @@ class InputEmbedder(Task):
         (empty,) = tokenizer.encode_batch([""], max_length=max_length)
         check_said(texts, ids, empty, "`texts[{}]`".format)
         check_ends(side, ids)
-        # Few lengths: padding texts costs less than encoding what they describe, and compiling costs most.
+        # Few lengths: padding texts costs less than encoding images, and compiling costs most.
         if options.get("shuffle"):
             options.setdefault("max_buckets", 2)
         whole = side.vector_pooling == "last"

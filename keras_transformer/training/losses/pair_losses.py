@@ -165,7 +165,7 @@ class PairAccuracy(keras.metrics.MeanMetricWrapper):
 
 
 def pair_accuracy(y_true, y_pred):
-    """Return 1 for each image or recording whose text is the likeliest, else 0, float32 `(pairs,)`."""
+    """Return 1 for each row whose own text is the likeliest, else 0, float32 `(pairs,)`."""
     if len(y_pred.shape) == 3:
         y_pred, _ = split(y_pred)
     places = ops.arange(ops.shape(y_pred)[0], dtype="int32")
