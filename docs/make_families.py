@@ -31,7 +31,7 @@ TITLES = {
     "captions": "Images to text",
     "sound": "Sound and speech",
     "series": "Series of numbers",
-    "dual": "Encoders of images and texts",
+    "dual": "Encoders of images or sound, and texts",
 }
 
 
@@ -88,6 +88,13 @@ NOT_COVERED = (
         "A limit of projections is no config value, and the norms and the positions that MPT's "
         "config may name are not those of Transformers' class.",
         ({"model_type": "mpt", "attn_config": {"clip_qkv": 6.0}},),
+    ),
+    NotCovered(
+        "CLAP that fuses spectrograms (`clap-htsat-fused`)",
+        "It reads three random pieces of a recording beside a shrunk whole, and treats a random "
+        "recording of a batch as long if none is: vectors would depend on a seed and on the other "
+        "recordings. The unfused models are covered.",
+        ({"model_type": "clap", "audio_config": {"enable_fusion": True}},),
     ),
     NotCovered(
         "BLIP for images and texts that fit",

@@ -117,7 +117,7 @@ class DualEncoder(Backbone):
 
     @property
     def source(self) -> str:
-        """What the model compares with texts: `"images"` or `"recordings"`."""
+        """Name of what the model compares with texts, `"images"` or `"recordings"`."""
         return "recordings" if required_of(self.encoder_stem) == "frames" else "images"
 
     @property

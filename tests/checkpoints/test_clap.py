@@ -1,4 +1,4 @@
-"""CLAP against the Transformers library: states, vectors, gradients, features, classes, both ways."""
+"""CLAP against the Transformers library: states, vectors, gradients, features, both ways."""
 
 import json
 
@@ -45,7 +45,7 @@ def frames(bins, length):
 
 
 def recordings():
-    """Of a sixth of a second, of two seconds, and of three, which are not cut."""
+    """Recordings of a sixth of a second, of two seconds, and of three, which are not cut."""
     random = np.random.default_rng(4)
     return [0.3 * random.normal(size=n).astype("float32") for n in (667, 8001, 12_000)]
 
@@ -73,7 +73,7 @@ def outputs_of(reference, x):
 @pytest.mark.each_backend
 @pytest.mark.parametrize("share", [1, 0.7])
 def test_same_states_vectors_and_logits(both, share):
-    """Of as many frames as the image has place for, and of fewer, which are stretched."""
+    """Compare recordings that fill the image, and shorter ones, which are stretched."""
     reference, backbone = both
     stem = backbone.encoder_stem.config.stem
     x = frames(stem.num_bins, int(stem.most_frames * share))
@@ -158,7 +158,7 @@ def test_export_is_the_way_back(tmp_path, both):
     ],
 )
 def test_same_features(tmp_path, values):
-    """Of short recordings, and of one that is longer: theirs begins anywhere, ours at 0."""
+    """Compare short recordings, and a longer one: theirs begins anywhere, ours at 0."""
     theirs = transformers.ClapFeatureExtractor(**FEATURES | values)
     theirs.save_pretrained(tmp_path)
     ours = kt.AudioProcessor.from_files(tmp_path)

@@ -1,4 +1,4 @@
-"""The stem of folded spectrograms: its weights, PyTorch's interpolation and folding, wrong values."""
+"""The stem of folded spectrograms: its weights, interpolation, folding, wrong values."""
 
 import keras
 import numpy as np
