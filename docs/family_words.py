@@ -372,6 +372,9 @@ def special(family: Family) -> list[str]:
         for what, side in zip((first, "texts"), config.sides, strict=True):
             parts.append(f"{what} pooled by {side.vector_pooling!r}".replace("'", ""))
         parts += ["texts read in both directions"] * config.sides[1].bidirectional
+        parts += ["a tanh layer before the vectors of texts"] * config.vector_pooler
+        parts += ["two layers for each vector"] * (config.vector_activation is not None)
+        parts += ["a scale of similarities for each direction"] * config.similarity_text_scale
         parts += ["a bias of similarities"] * config.similarity_bias
     elif config.vector_pooling:
         normalized = "a normalized vector" if config.vector_normalization else "a vector"
@@ -462,7 +465,6 @@ def special(family: Family) -> list[str]:
     if stem is not None and stem.kind == "folded_frames":
         parts.append("patches of a spectrogram, which is folded to a square")
         parts.append("windows of patches, and stages, of which each merges patches")
-        parts.append("two layers for each vector, and a scale of similarities for each direction")
     if stem is not None and stem.kind == "subsampled_frames":
         parts.append("an encoder of frames of sound, behind convolutions that halve them")
     if stem is not None and stem.kind == "resnet":

@@ -90,11 +90,14 @@ NOT_COVERED = (
         ({"model_type": "mpt", "attn_config": {"clip_qkv": 6.0}},),
     ),
     NotCovered(
-        "CLAP that fuses spectrograms (`clap-htsat-fused`)",
-        "It reads three random pieces of a recording beside a shrunk whole, and treats a random "
-        "recording of a batch as long if none is: vectors would depend on a seed and on the other "
-        "recordings. The unfused models are covered.",
-        ({"model_type": "clap", "audio_config": {"enable_fusion": True}},),
+        "CLAP that fuses spectrograms as channels of one image",
+        "No published model has it; the others that fuse are covered.",
+        (
+            {
+                "model_type": "clap",
+                "audio_config": {"enable_fusion": True, "fusion_type": "channel_map"},
+            },
+        ),
     ),
     NotCovered(
         "BLIP for images and texts that fit",

@@ -21,6 +21,7 @@ from keras_transformer.processors.mel import (
     magnitude_log_mel,
     plain_log_mel,
     power_of_two,
+    shrunk,
 )
 from keras_transformer.support.checking import (
     check_bool,
@@ -89,6 +90,8 @@ class AudioProcessor(MediaProcessor):
             `"pad"`, once, then silence. Defaults to `"repeatpad"`.
         frequency_min, frequency_max: float, hertz, where the bands of `"decibel_mel"` begin and
             end. Default to 0 and to half of the sampling rate.
+        fusion: bool, for `"decibel_mel"`: a longer recording is not cut, but becomes a shrunk whole
+            and three pieces of `length` frames, see `fused`; the bands are then those of HTK.
 
     Raises:
         ValueError: if a value is out of range.
@@ -132,6 +135,7 @@ class AudioProcessor(MediaProcessor):
         padding: str | None = None,
         frequency_min: float = 0.0,
         frequency_max: float | None = None,
+        fusion: bool = False,
     ):
         self.features = check_choice("features", features, FEATURES)
         self.sampling_rate = check_int("sampling_rate", sampling_rate, 100, 1_000_000)
@@ -141,6 +145,7 @@ class AudioProcessor(MediaProcessor):
         self.hop_length = check_int("hop_length", hop_length, 1, 2**20)
         if self.features != "waveform":
             self._check_spectrum()
+        self.fusion = check_bool("fusion", fusion)
         self._check_decibels(padding, frequency_min, frequency_max)
         self.normalize = check_bool("normalize", normalize)
         self.return_attention_mask = check_bool("return_attention_mask", return_attention_mask)
@@ -175,10 +180,11 @@ class AudioProcessor(MediaProcessor):
     def _check_decibels(self, padding, frequency_min, frequency_max) -> None:
         """Set the values of `"decibel_mel"`. Raises ValueError if one does not fit."""
         decibels = self.features == "decibel_mel"
-        if not decibels and (padding, frequency_min, frequency_max) != (None, 0, None):
+        given = (padding, frequency_min, frequency_max, self.fusion)
+        if not decibels and given != (None, 0, None, False):
             raise ValueError(
-                "`padding`, `frequency_min` and `frequency_max` are for features='decibel_mel', "
-                f"received {self.features!r}."
+                "`padding`, `frequency_min`, `frequency_max` and `fusion` are for "
+                f"features='decibel_mel', received {self.features!r}."
             )
         self.padding = check_choice(
             "padding", "repeatpad" if padding is None else padding, PADDINGS
@@ -192,7 +198,7 @@ class AudioProcessor(MediaProcessor):
                 f"`frequency_min` must be below `frequency_max`, {self.frequency_max}, received "
                 f"{self.frequency_min}."
             )
-        if decibels and (self.most_samples or 0) <= self.window_length // 2:
+        if decibels and (self._whole or 0) <= self.window_length // 2:
             least = self.window_length // 2 // self.hop_length + 2
             raise ValueError(
                 f"features='decibel_mel' needs a `length` of at least {least} frames, to which "
@@ -267,8 +273,9 @@ class AudioProcessor(MediaProcessor):
             usual = _roomy(longest) if size is None else max(size, longest)
             return _padded(made, self.length or self.count_frames(usual))
         if self.features == "decibel_mel":
-            bounds = (self.frequency_min, self.frequency_max)
-            return np.stack([decibel_mel(self._filled(row), *options, *bounds) for row in samples])
+            if self.fusion:
+                return self.fused(samples)[0]
+            return np.stack([self._decibels(self._filled(row)) for row in samples])
         if self.features == "log_mel":
             # Pad before the transform: silence after a recording changes its last frames, and with
             # them the loudest level, on which all levels depend.
@@ -279,9 +286,47 @@ class AudioProcessor(MediaProcessor):
         array = _padded([filter_bank(row, *options)[: self.length] for row in samples], self.length)
         return array if self.mean is None else (array - np.float32(self.mean)) / (2 * self.std)
 
+    def fused(self, samples: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Return what a model of fused spectrograms reads of samples from `read`.
+
+        The three pieces of a recording of more than `length` frames are the middle ones of as many
+        thirds of the places where a piece may begin. ClapFeatureExtractor draws them, and one
+        recording of a batch that counts as longer if none is, which here is none.
+
+        Returns:
+            Float32 `(batch, length, num_bins)`, the recording, shrunk to `length` frames if it is
+            longer; float32 `(batch, 3, length, num_bins)`, its pieces, or thrice the recording; and
+            bool `(batch, 1)`, whether it is longer.
+
+        Raises:
+            ValueError: if `fusion` is False.
+
+        Source: Wu et al. 2022, "Large-scale Contrastive Language-Audio Pretraining with Feature
+        Fusion and Keyword-to-Caption Augmentation", section 3.3.
+        """
+        if not self.fusion:
+            raise ValueError("An AudioProcessor without `fusion` makes one spectrogram of each.")
+        wholes, pieces, longer = [], [], []
+        for row in samples:
+            levels = self._decibels(row if len(row) > self._whole else self._filled(row))
+            last = len(levels) - self.length
+            places = [0, 0, 0]
+            if last > 0:
+                thirds = np.array_split(np.arange(last + 1), 3)
+                places = [int(each[len(each) // 2]) if len(each) else 0 for each in thirds]
+            wholes.append(shrunk(levels, self.length))
+            pieces.append(np.stack([levels[i : i + self.length] for i in places]))
+            longer.append([last > 0])
+        return np.stack(wholes), np.stack(pieces), np.array(longer)
+
+    def _decibels(self, row: np.ndarray) -> np.ndarray:
+        sizes = (self.sampling_rate, self.num_bins, self.window_length, self.hop_length)
+        bounds = (self.frequency_min, self.frequency_max)
+        return decibel_mel(row, *sizes, *bounds, scale="htk" if self.fusion else "slaney")
+
     def _filled(self, row: np.ndarray) -> np.ndarray:
-        """Return `most_samples` of a recording: its first ones, or all of it as often as said."""
-        most = self.most_samples
+        """Return as many samples as `length` frames have: the first ones, or all repeated."""
+        most = self._whole
         if self.padding == "repeat":
             row = np.resize(row, most) if len(row) < most else row
         elif self.padding == "repeatpad":
@@ -350,9 +395,14 @@ class AudioProcessor(MediaProcessor):
         """Number of samples at which a recording is cut; None if it is not cut."""
         if self.length is None or self.features == "waveform":
             return self.length
-        if self.features == "decibel_mel":  # frames around the first and the last sample
-            return (self.length - 1) * self.hop_length
+        if self.features == "decibel_mel":
+            return None if self.fusion else self._whole
         return self.length * self.stack * self.hop_length
+
+    @property
+    def _whole(self) -> int | None:
+        """Number of samples around whose first and last one `length` frames begin and end."""
+        return None if self.length is None else (self.length - 1) * self.hop_length
 
     def check(self, config: TransformerConfig) -> None:
         stem = config.sides[0].stem
@@ -371,6 +421,12 @@ class AudioProcessor(MediaProcessor):
             raise ValueError(
                 f"The model reads recordings of at most {most:,} frames: give the processor a "
                 f"`length` of 1 to {most:,}, received {self.length}."
+            )
+        fuses = getattr(stem, "fusion", None) is not None
+        if fuses != self.fusion and (fuses or most is not None):
+            raise ValueError(
+                f"The stem of the model has fusion={stem.fusion}, and the processor "
+                f"fusion={self.fusion}: they go together."
             )
         if bins is None:
             raise ValueError("An AudioProcessor needs a model whose config has a `stem` for audio.")
@@ -422,7 +478,7 @@ class AudioProcessor(MediaProcessor):
                 **length,
             }
         if self.features == "decibel_mel":
-            seconds = self.most_samples / self.sampling_rate
+            seconds = self._whole / self.sampling_rate
             return {
                 **values,
                 "feature_size": self.num_bins,
@@ -432,7 +488,7 @@ class AudioProcessor(MediaProcessor):
                 "frequency_min": self.frequency_min,
                 "frequency_max": self.frequency_max,
                 "padding": self.padding,
-                "truncation": "rand_trunc",
+                "truncation": "fusion" if self.fusion else "rand_trunc",
             }
         if self.features == "magnitude_log_mel":
             window = {"frame_length": self.window_length, "hop_length": self.hop_length}
@@ -535,10 +591,9 @@ class AudioProcessor(MediaProcessor):
 def _values_of_clap(values: Mapping[str, Any]) -> dict[str, Any]:
     """Return the options that the file of a ClapFeatureExtractor states."""
     truncation = values.get("truncation", "fusion")
-    if truncation != "rand_trunc":
+    if truncation not in ("fusion", "rand_trunc"):
         raise ValueError(
-            f"truncation={shorten(truncation)} is not supported, only 'rand_trunc': models that "
-            "fuse several spectrograms of a recording are not read."
+            f"truncation={shorten(truncation)} is not supported, only 'fusion' and 'rand_trunc'."
         )
     rate = check_int("sampling_rate", values.get("sampling_rate", 48_000), 100, 1_000_000)
     hop = check_int("hop_length", values.get("hop_length", 480), 1, 2**20)
@@ -553,6 +608,7 @@ def _values_of_clap(values: Mapping[str, Any]) -> dict[str, Any]:
         "sampling_rate": rate,
         "hop_length": hop,
         "length": samples // hop + 1,
+        "fusion": truncation == "fusion",
         "num_bins": values.get("feature_size", 64),
         "window_length": values.get("fft_window_size", 1024),
         "padding": values.get("padding", "repeatpad"),

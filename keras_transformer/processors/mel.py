@@ -90,6 +90,22 @@ def decibel_mel(
     return _by_blocks(levels_of, frames)
 
 
+def shrunk(levels: np.ndarray, length: int) -> np.ndarray:
+    """Return frames `(frames, num_bins)` as `length` ones, each between the two nearest places.
+
+    In float32, as PyTorch's `interpolate` computes places.
+    """
+    if len(levels) == length:
+        return levels
+    step = np.float64(np.float32(len(levels)) / np.float32(length))
+    # Rounded once, as by a fused multiplication and addition.
+    places = np.maximum(step * (np.arange(length) + 0.5) - 0.5, 0).astype("float32")
+    first = places.astype("int64")
+    second = np.minimum(first + 1, len(levels) - 1)
+    share = (places - first.astype("float32"))[:, None]
+    return levels[first] * (1 - share) + levels[second] * share
+
+
 def _centered(samples: np.ndarray, window_length: int, hop_length: int) -> np.ndarray:
     """Return windows around each `hop_length`-th sample, with reflected samples at the ends."""
     half = window_length // 2

@@ -110,6 +110,11 @@ OF_SOUND = {
                 "projection_dim": 7,
                 "projection_hidden_act": "gelu",
             },
+            {
+                "text_config": _WORDS,
+                "audio_config": {**_SOUND, "enable_fusion": True, "aff_block_r": 2},
+                "projection_dim": 10,
+            },
         ],
     ),
 }

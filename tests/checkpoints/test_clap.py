@@ -40,8 +40,14 @@ def texts():
     return np.where(mask, ids, 1), mask
 
 
-def frames(bins, length):
-    return 3 * np.random.default_rng(2).normal(size=(3, length, bins)).astype("float32")
+def sounds(stem, length):
+    """Three spectrograms, as ours takes them and as theirs; of a fused model two are longer."""
+    x = 3 * np.random.default_rng(2).normal(size=(3, 4, length, stem.num_bins)).astype("float32")
+    if stem.fusion is None:
+        return {"frames": x[:, 0]}, {"input_features": torch.tensor(x[:, :1])}
+    longer = np.array([[True], [False], [True]])
+    theirs = {"input_features": torch.tensor(x), "is_longer": torch.tensor(longer)}
+    return {"frames": x[:, 0], "pieces": x[:, 1:], "is_longer": longer}, theirs
 
 
 def recordings():
@@ -56,17 +62,16 @@ def both(request, tmp_path_factory):
     return reference, load_backbone(saved(reference, tmp_path_factory.mktemp("theirs")))
 
 
-def outputs_of(reference, x):
+def outputs_of(reference, given):
     """Their outputs, their vectors before they are normalized, and their last states."""
     ids, mask = texts()
     inputs = {"input_ids": torch.tensor(ids), "attention_mask": torch.tensor(mask).long()}
-    given = torch.tensor(x)[:, None]
-    found = reference(**inputs, input_features=given)
+    found = reference(**inputs, **given)
     vectors = (
         reference.audio_projection(found.audio_model_output.pooler_output),
         reference.text_projection(found.text_model_output.pooler_output),
     )
-    heard = reference.audio_model(given, output_hidden_states=True).hidden_states[-1]
+    heard = reference.audio_model(**given, output_hidden_states=True).hidden_states[-1]
     return found, vectors, reference.audio_model.audio_encoder.norm(heard.flatten(2).mT)
 
 
@@ -76,14 +81,14 @@ def test_same_states_vectors_and_logits(both, share):
     """Compare recordings that fill the image, and shorter ones, which are stretched."""
     reference, backbone = both
     stem = backbone.encoder_stem.config.stem
-    x = frames(stem.num_bins, int(stem.most_frames * share))
+    given, theirs = sounds(stem, int(stem.most_frames * share))
     with torch.no_grad():
-        expected, vectors, states = outputs_of(reference, x)
+        expected, vectors, states = outputs_of(reference, theirs)
     ids, mask = texts()
-    found = backbone({"frames": x, "token_ids": ids, "padding_mask": mask})
+    found = backbone({**given, "token_ids": ids, "padding_mask": mask})
     for ours, theirs in zip((found["recordings"], found["texts"]), vectors, strict=True):
         assert np.abs(to_numpy(ours) - theirs.numpy()).max() <= 2e-5
-    embedded = backbone.encoder_stem({"frames": x})
+    embedded = backbone.encoder_stem(given)
     run = ForwardContext(embedded.states, embedded._asdict())
     found_states = backbone.encoder(embedded.states, run=run)
     assert np.abs(to_numpy(found_states) - states.numpy()).max() <= 2e-5
@@ -94,23 +99,22 @@ def test_same_states_vectors_and_logits(both, share):
     np.testing.assert_array_equal(one, logits[..., 0])
 
 
-def test_same_gradients(tmp_path):
+@pytest.mark.parametrize("number", [0, 2])
+def test_same_gradients(tmp_path, number):
     """Also of both scales, in the loss that `fit` uses."""
-    reference = families.make("clap", 0, "Model")
+    reference = families.make("clap", number, "Model")
     backbone = load_backbone(saved(reference, tmp_path / "theirs"))
-    x = frames(8, 100)[:3]
+    given, inputs = sounds(backbone.encoder_stem.config.stem, 100)
     ids, mask = texts()
     theirs = reference(
-        input_ids=torch.tensor(ids[:3]),
-        attention_mask=torch.tensor(mask[:3]).long(),
-        input_features=torch.tensor(x)[:, None],
+        input_ids=torch.tensor(ids[:3]), attention_mask=torch.tensor(mask[:3]).long(), **inputs
     )
     of_rows = torch.nn.functional.cross_entropy(theirs.logits_per_audio, torch.arange(3))
     of_texts = torch.nn.functional.cross_entropy(theirs.logits_per_text, torch.arange(3))
     ((of_rows + of_texts) / 2).backward()
 
     def loss():
-        found = backbone({"frames": x, "token_ids": ids[:3], "padding_mask": mask[:3]})
+        found = backbone({**given, "token_ids": ids[:3], "padding_mask": mask[:3]})
         logits = backbone.both_similarities(found["recordings"], found["texts"])
         return kt.training.ContrastiveLoss()(keras.ops.ones(3), logits)
 
@@ -130,9 +134,9 @@ def test_export_is_the_way_back(tmp_path, both):
     kt.export_to_huggingface(backbone, tmp_path / "theirs")
     again, info = type(reference).from_pretrained(tmp_path / "theirs", output_loading_info=True)
     assert not any(info.values()), info
-    x = frames(backbone.config.encoder.input.num_bins, 60)
+    _, given = sounds(backbone.config.encoder.input, 60)
     with torch.no_grad():
-        expected, back = (outputs_of(model.eval(), x)[0] for model in (reference, again))
+        expected, back = (outputs_of(model.eval(), given)[0] for model in (reference, again))
     for name in ("logits_per_audio", "logits_per_text"):
         assert (getattr(back, name) - getattr(expected, name)).abs().max() <= 1e-5
     backbone.save_to_preset(tmp_path / "ours")
@@ -179,6 +183,29 @@ def test_same_features(tmp_path, values):
     for name in ("padding", "truncation", "nb_max_samples", "frequency_max", "fft_window_size"):
         assert getattr(again, name) == getattr(theirs, name), name
     assert kt.AudioProcessor.from_files(tmp_path / "ours").values() == ours.values()
+
+
+@pytest.mark.backend_independent
+def test_same_features_of_fused_models(tmp_path, monkeypatch):
+    """Compare with theirs, where it draws the middle ones of the places of a piece."""
+    theirs = transformers.ClapFeatureExtractor(
+        **FEATURES | {"feature_size": 64, "fft_window_size": 1024, "truncation": "fusion"}
+    )
+    theirs.save_pretrained(tmp_path)
+    ours = kt.AudioProcessor.from_files(tmp_path)
+    monkeypatch.setattr(np.random, "choice", lambda places: places[len(places) // 2])
+    most, hop = theirs.nb_max_samples, theirs.hop_length
+    random = np.random.default_rng(6)
+    lengths = (most // 3, most, most + hop // 2, most + hop, most + 3 * hop, 3 * most + 777)
+    rows = [random.normal(size=n).astype("float32") for n in lengths]
+    wholes, pieces, longer = ours.fused(rows)
+    assert longer[:, 0].tolist() == [False, False, False, True, True, True]
+    np.testing.assert_array_equal(ours(rows), wholes)
+    for row, whole, three in zip(rows, wholes, pieces, strict=True):
+        expected = theirs(row, sampling_rate=4000, return_tensors="np")["input_features"][0]
+        assert np.abs(whole - expected[0]).max() <= 1e-5
+        assert np.abs(three - expected[1:]).max() <= 1e-5
+    assert ours.most_samples is None and ours.values()["truncation"] == "fusion"
 
 
 @pytest.fixture(scope="module")
@@ -236,11 +263,11 @@ def test_the_task_is_exported(folder, tmp_path):
 def test_the_tower_of_sound_alone(folder):
     """Its states and vectors, before they are projected, and a classifier on it."""
     tower = kt.models.Encoder.from_preset(folder)
-    x = frames(8, 121)
+    given, theirs = sounds(tower.config.stem, 121)
     reference = transformers.AutoModel.from_pretrained(folder).audio_model
     with torch.no_grad():
-        expected = reference(torch.tensor(x)[:, None]).pooler_output.numpy()
-    assert np.abs(to_numpy(tower.pool(tower({"frames": x}))) - expected).max() <= 2e-5
+        expected = reference(**theirs).pooler_output.numpy()
+    assert np.abs(to_numpy(tower.pool(tower(given))) - expected).max() <= 2e-5
     embedder = kt.AudioEmbedder(tower, kt.AudioProcessor.from_files(folder), normalize=False)
     heard = tower.pool(tower({"frames": embedder.processor.source(recordings())}))
     np.testing.assert_allclose(embedder.encode(recordings()), to_numpy(heard), atol=1e-5)
@@ -256,7 +283,12 @@ def test_the_tower_of_sound_alone(folder):
 def test_what_is_not_read_is_refused(tmp_path):
     values = families.make("clap", 0, "Model").config.to_dict()
     for part, change, message in (
-        ("audio_config", {"enable_fusion": True}, "enable_fusion=True is not supported"),
+        (
+            "audio_config",
+            {"enable_fusion": True, "fusion_type": "channel_map"},
+            "fusion_type='channel_map' of an audio_config is not supported",
+        ),
+        ("audio_config", {"enable_fusion": True, "aff_block_r": 99}, "`fusion` must be at most"),
         ("audio_config", {"hidden_size": 99}, "hidden_size=99 of an audio_config must be"),
         ("audio_config", {"num_mel_bins": 7}, "`num_bins` must divide the height"),
         ("audio_config", {"patch_stride": [4, 2]}, "patch_stride must be a number"),
@@ -270,7 +302,7 @@ def test_what_is_not_read_is_refused(tmp_path):
         with pytest.raises(ValueError, match=message):
             kt.checkpoints.families.FAMILIES["clap"].config(changed)
     for change, message in (
-        ({"truncation": "fusion"}, "truncation='fusion' is not supported"),
+        ({"truncation": "none"}, "truncation='none' is not supported"),
         ({"max_length_s": 1e9}, "`max_length_s` must be a number"),
         ({"hop_length": 7}, "must be a multiple of hop_length=7"),
         ({"padding": "mirror"}, "`padding` must be one of"),

@@ -14,6 +14,7 @@ CONFIGS = {
     "usual": audio.folded(),
     "wide": audio.folded(image_size=[24, 20], patch_size=5, stride=4, padding=1, use_bias=False),
     "token": audio.folded(class_token=True),
+    "fused": audio.folded(fusion=2),
 }
 each_config = pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
 
@@ -84,6 +85,8 @@ def test_mixed_precision(dtype):
         ({"num_bins": 7}, "`num_bins` must divide the height of the image, 16"),
         ({"num_channels": 2}, "`num_channels` must be"),
         ({"patch_size": 64}, "too small for patch_size=64"),
+        ({"fusion": 17}, "`fusion` must be at most the width of the states, 16"),
+        ({"fusion": 2, "image_size": [16, 8]}, "needs images of at least three patches"),
     ],
 )
 def test_wrong_values(stem, message):
@@ -97,3 +100,6 @@ def test_wrong_inputs():
         backbone({"frames": np.zeros((2, 24, 9), "float32")})
     with pytest.raises(ValueError, match="folds at most 24 frames.*received 25"):
         backbone({"frames": np.zeros((2, 25, 8), "float32")})
+    fused = kt.models.Encoder(CONFIGS["fused"])
+    with pytest.raises(ValueError, match="`pieces` and `is_longer` go together"):
+        fused({"frames": np.zeros((2, 24, 8), "float32"), "is_longer": np.ones((2, 1), "bool")})

@@ -120,6 +120,33 @@ def test_adapters_and_mixed_precision():
     assert task.classify((x[0], audio.RATE), LABELS)[0] in LABELS
 
 
+def test_longer_recordings_are_fused(tmp_path):
+    """Their vectors depend on all of them, but on no other recording, also as they are learned."""
+    task = embedder()
+    sound = task.backbone.config.encoder
+    stem = sound.input.replace(fusion=2)
+    parts = task.backbone.config.replace(encoder=sound.replace(input=stem))
+    words = task.tokenizer
+    with pytest.raises(ValueError, match="fusion=2, and the processor fusion=False"):
+        kt.AudioEmbedder(kt.models.DualEncoder(parts), processor(), words)
+    task = kt.AudioEmbedder(kt.models.DualEncoder(parts), processor(fusion=True), words)
+    task.compile(keras.optimizers.Adam(1e-2))
+    x, texts = pairs(4)
+    x[1] = np.tile(x[1], 9)
+    for longest in (4, 1):  # also a batch without a longer one
+        history = task.fit((x[:longest], texts[:longest]), verbose=0).history
+        assert np.isfinite(history["loss"]).all()
+    vectors = task.encode(x)
+    for row, vector in zip(x, vectors, strict=True):
+        np.testing.assert_allclose(task.encode((row, audio.RATE)), vector, atol=1e-5)
+    changed = [row.copy() for row in x]
+    changed[1][-1500:] = 0
+    difference = np.abs(task.encode(changed) - vectors).max(axis=1)
+    assert difference[1] > 1e-4 and np.delete(difference, 1).max() <= 1e-6
+    task.save_to_preset(tmp_path)
+    np.testing.assert_allclose(kt.Task.from_preset(tmp_path).encode(x), vectors, atol=1e-5)
+
+
 def test_recordings_alone():
     """An encoder of recordings of any length, whose padding changes nothing."""
     backbone = kt.models.Encoder(audio.waveform())

@@ -19,7 +19,7 @@ from keras_transformer.checkpoints.families.base.family import (
 )
 from keras_transformer.checkpoints.families.base.images import IMAGE_ENCODER
 from keras_transformer.checkpoints.families.base.placed import nested
-from keras_transformer.checkpoints.families.base.shared import number
+from keras_transformer.checkpoints.families.base.shared import flag, number
 from keras_transformer.checkpoints.families.base.towers import towers
 from keras_transformer.checkpoints.families.encoders.bert import EMBEDDINGS, FIELDS, LAYER
 from keras_transformer.checkpoints.families.encoders.roberta import counted_positions
@@ -49,7 +49,6 @@ _CONSTANTS = {
 }
 # Values of the sound tower that determine what it computes, with the only ones supported.
 _REQUIRED = {
-    "enable_fusion": False,
     "patch_embed_input_channels": 1,
     "flatten_patch_embeds": True,
     "enable_patch_layer_norm": True,
@@ -117,6 +116,10 @@ def _read_sound(sound: Values) -> dict[str, Any]:
         "stride": step,
         "padding": max(patch - step, 0) // 2,
     }
+    if flag(sound, "enable_fusion", False):
+        if sound.get("fusion_type") == "channel_map":
+            raise ValueError("fusion_type='channel_map' of an audio_config is not supported.")
+        stem["fusion"] = number(sound, "aff_block_r", 4)
     return {**found, "stem": stem}
 
 
@@ -133,6 +136,8 @@ def _write_sound(side: TransformerConfig) -> dict[str, Any]:
         "patch_size": stem.patch_size,
         "patch_stride": [stem.stride, stem.stride],
         "hidden_size": side.hidden_dim,
+        "enable_fusion": stem.fusion is not None,
+        **({} if stem.fusion is None else {"aff_block_r": stem.fusion}),
     }
 
 
@@ -201,7 +206,24 @@ _TOWER = "audio_model.audio_encoder."
 
 
 def _lines(config: TransformerConfig) -> tuple[WeightLine, ...]:
-    return lines_of(config, stages=f"{_TOWER}layers.")
+    return (*_of_fusion(config), *lines_of(config, stages=f"{_TOWER}layers."))
+
+
+def _of_fusion(config: TransformerConfig) -> tuple[WeightLine, ...]:
+    """Return the lines of the pieces and of the gates; their ReLU counts in their numbers."""
+    if config.encoder.input.fusion is None:
+        return ()
+    patches = f"{_TOWER}patch_embed."
+    lines = layers({"encoder/input_pieces": f"{patches}mel_conv2d"}, convolution=True)
+    for gate, first in (("local", 0), ("global", 1)):  # behind the mean of all places
+        ours, theirs = f"encoder/input_{gate}_gate/", f"{patches}fusion_model.{gate}_att."
+        for i, name in ((first, "hidden"), (first + 3, "output")):
+            lines += (
+                WeightLine(f"{ours}{name}/kernel", f"{theirs}{i}.weight", transpose=True, column=2),
+                WeightLine(f"{ours}{name}/bias", f"{theirs}{i}.bias"),
+                *norm_lines(f"{ours}{name}_norm", f"{theirs}{i + 1}", outside=False),
+            )
+    return lines
 
 
 def _projection(side: str, theirs: str) -> tuple[WeightLine, ...]:
