@@ -290,8 +290,8 @@ class AudioProcessor(MediaProcessor):
         """Return what a model of fused spectrograms reads of samples from `read`.
 
         The three pieces of a recording of more than `length` frames are the middle ones of as many
-        thirds of the places where a piece may begin. ClapFeatureExtractor draws them, and one
-        recording of a batch that counts as longer if none is, which here is none.
+        thirds of the places where a piece may begin. ClapFeatureExtractor draws their places, and
+        in a batch without a longer recording it draws one that counts as longer.
 
         Returns:
             Float32 `(batch, length, num_bins)`, the recording, shrunk to `length` frames if it is
