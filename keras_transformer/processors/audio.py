@@ -72,8 +72,7 @@ class AudioProcessor(MediaProcessor):
             2.0.
         sampling_rate: int, samples per second; recordings with another rate are resampled.
         length: int, number of frames, or of samples of a waveform, to which a recording is padded
-            or cut, at the end. Defaults to the longest in a batch, except for `"decibel_mel"`,
-            which needs it.
+            or cut, at the end. Defaults to the longest in a batch.
         num_bins: int, frequency bands of a window.
         window_length, hop_length: int, samples in a window, and from one window to the next.
         stack: int, for a normalized filter bank: number of windows whose bands are one frame. What
@@ -198,7 +197,9 @@ class AudioProcessor(MediaProcessor):
                 f"`frequency_min` must be below `frequency_max`, {self.frequency_max}, received "
                 f"{self.frequency_min}."
             )
-        if decibels and (self._whole or 0) <= self.window_length // 2:
+        if self.fusion and self.length is None:
+            raise ValueError("`fusion` needs the `length` of a piece, received None.")
+        if decibels and self.length and self._whole <= self.window_length // 2:
             least = self.window_length // 2 // self.hop_length + 2
             raise ValueError(
                 f"features='decibel_mel' needs a `length` of at least {least} frames, to which "
@@ -275,7 +276,8 @@ class AudioProcessor(MediaProcessor):
         if self.features == "decibel_mel":
             if self.fusion:
                 return self.fused(samples)[0]
-            return np.stack([self._decibels(self._filled(row)) for row in samples])
+            most = self._whole or math.ceil(longest / self.hop_length) * self.hop_length
+            return np.stack([self._decibels(self._filled(row, most)) for row in samples])
         if self.features == "log_mel":
             # Pad before the transform: silence after a recording changes its last frames, and with
             # them the loudest level, on which all levels depend.
@@ -308,7 +310,8 @@ class AudioProcessor(MediaProcessor):
             raise ValueError("An AudioProcessor without `fusion` makes one spectrogram of each.")
         wholes, pieces, longer = [], [], []
         for row in samples:
-            levels = self._decibels(row if len(row) > self._whole else self._filled(row))
+            whole = row if len(row) > self._whole else self._filled(row, self._whole)
+            levels = self._decibels(whole)
             last = len(levels) - self.length
             places = [0, 0, 0]
             if last > 0:
@@ -324,10 +327,11 @@ class AudioProcessor(MediaProcessor):
         bounds = (self.frequency_min, self.frequency_max)
         return decibel_mel(row, *sizes, *bounds, scale="htk" if self.fusion else "slaney")
 
-    def _filled(self, row: np.ndarray) -> np.ndarray:
-        """Return as many samples as `length` frames have: the first ones, or all repeated."""
-        most = self._whole
-        if self.padding == "repeat":
+    def _filled(self, row: np.ndarray, most: int) -> np.ndarray:
+        """Return `most` samples of a recording: its first ones, or all repeated up to a length."""
+        if self.length is None:  # of a batch, on which a recording's features must not depend
+            pass
+        elif self.padding == "repeat":
             row = np.resize(row, most) if len(row) < most else row
         elif self.padding == "repeatpad":
             row = np.tile(row, max(most // len(row), 1))
@@ -478,13 +482,14 @@ class AudioProcessor(MediaProcessor):
                 **length,
             }
         if self.features == "decibel_mel":
-            seconds = self._whole / self.sampling_rate
+            seconds = None if self.length is None else self._whole / self.sampling_rate
+            whole = seconds is not None and seconds == int(seconds)
             return {
                 **values,
                 "feature_size": self.num_bins,
                 "fft_window_size": self.window_length,
                 "hop_length": self.hop_length,
-                "max_length_s": int(seconds) if seconds == int(seconds) else seconds,
+                "max_length_s": int(seconds) if whole else seconds,
                 "frequency_min": self.frequency_min,
                 "frequency_max": self.frequency_max,
                 "padding": self.padding,
@@ -597,8 +602,9 @@ def _values_of_clap(values: Mapping[str, Any]) -> dict[str, Any]:
         )
     rate = check_int("sampling_rate", values.get("sampling_rate", 48_000), 100, 1_000_000)
     hop = check_int("hop_length", values.get("hop_length", 480), 1, 2**20)
-    seconds = check_number("max_length_s", values.get("max_length_s", 10), above=0, at_most=1e6)
-    samples = round(seconds * rate)
+    seconds = values.get("max_length_s", 10)
+    check_number("max_length_s", seconds, above=0, at_most=1e6, none=True)
+    samples = 0 if seconds is None else round(seconds * rate)
     if samples % hop:
         raise ValueError(
             f"max_length_s={seconds} must be a multiple of hop_length={hop} samples at "
@@ -607,7 +613,7 @@ def _values_of_clap(values: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "sampling_rate": rate,
         "hop_length": hop,
-        "length": samples // hop + 1,
+        "length": None if seconds is None else samples // hop + 1,
         "fusion": truncation == "fusion",
         "num_bins": values.get("feature_size", 64),
         "window_length": values.get("fft_window_size", 1024),

@@ -200,7 +200,9 @@ def test_wrong_parts(learned):
     with pytest.raises(ValueError, match="ImageEmbedder needs a backbone that reads images"):
         kt.ImageEmbedder(backbone)
     with pytest.raises(ValueError, match="needs a `length` of at least 2 frames"):
-        processor(length=None)
+        processor(length=1)
+    with pytest.raises(ValueError, match="`fusion` needs the `length` of a piece"):
+        processor(length=None, fusion=True)
     with pytest.raises(ValueError, match="are for features='decibel_mel'"):
         kt.AudioProcessor("log_mel", padding="repeat")
     for values, message in (
