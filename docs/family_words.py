@@ -367,9 +367,14 @@ def special(family: Family) -> list[str]:
     if config.attention_sinks:
         parts.append("attention to nothing")
     if config.kind == "dual":
-        for what, side in zip(("images", "texts"), config.sides, strict=True):
+        heard = config.sides[0].stem.kind == "folded_frames"
+        first = "sound" if heard else "images"
+        for what, side in zip((first, "texts"), config.sides, strict=True):
             parts.append(f"{what} pooled by {side.vector_pooling!r}".replace("'", ""))
         parts += ["texts read in both directions"] * config.sides[1].bidirectional
+        parts += ["a tanh layer before the vectors of texts"] * config.vector_pooler
+        parts += ["two layers for each vector"] * (config.vector_activation is not None)
+        parts += ["a scale of similarities for each direction"] * config.similarity_text_scale
         parts += ["a bias of similarities"] * config.similarity_bias
     elif config.vector_pooling:
         normalized = "a normalized vector" if config.vector_normalization else "a vector"
@@ -457,6 +462,9 @@ def special(family: Family) -> list[str]:
     if stem is not None and stem.kind == "frames":
         behind = "behind two convolutions" if stem.strides else "normalized and projected"
         parts.append(f"an encoder of frames of sound, {behind}")
+    if stem is not None and stem.kind == "folded_frames":
+        parts.append("patches of a spectrogram, which is folded to a square")
+        parts.append("windows of patches, and stages, of which each merges patches")
     if stem is not None and stem.kind == "subsampled_frames":
         parts.append("an encoder of frames of sound, behind convolutions that halve them")
     if stem is not None and stem.kind == "resnet":

@@ -65,7 +65,7 @@ LOADED_TYPES: dict[str, str | None] = {
     "hubert": None,
     "wavlm": None,
     "wav2vec2-bert": None,
-    "clap": "Its encoder of sound is a Swin of spectrograms that are folded to squares.",
+    "clap": None,
     "llava": None,
     "mistral3": None,
     "m2m_100": None,

@@ -31,7 +31,7 @@ TITLES = {
     "captions": "Images to text",
     "sound": "Sound and speech",
     "series": "Series of numbers",
-    "dual": "Encoders of images and texts",
+    "dual": "Encoders of images or sound, and texts",
 }
 
 
@@ -88,6 +88,16 @@ NOT_COVERED = (
         "A limit of projections is no config value, and the norms and the positions that MPT's "
         "config may name are not those of Transformers' class.",
         ({"model_type": "mpt", "attn_config": {"clip_qkv": 6.0}},),
+    ),
+    NotCovered(
+        "CLAP that fuses spectrograms as channels of one image",
+        "No published model has it; the others that fuse are covered.",
+        (
+            {
+                "model_type": "clap",
+                "audio_config": {"enable_fusion": True, "fusion_type": "channel_map"},
+            },
+        ),
     ),
     NotCovered(
         "BLIP for images and texts that fit",

@@ -26,7 +26,9 @@ What there is:
                         a class or a distance for each pixel of an image
     ObjectDetector      boxes with classes in images
     PromptedSegmenter   masks of the objects at points and in boxes of an image
-    ImageEmbedder       vectors of images and texts in one space; zero-shot classification
+    ImageEmbedder, AudioEmbedder
+                        vectors of images or recordings and of texts in one space; zero-shot
+                        classification
     PageEmbedder        vectors for each part of a page and each word of a query, for search
     ImageToText, SpeechToText, CTCSpeechToText
                         captions and answers about images; transcripts of speech
@@ -99,6 +101,7 @@ from keras_transformer.processors import (  # noqa: E402
 from keras_transformer.support.foreign_names import offer  # noqa: E402
 from keras_transformer.tasks import (  # noqa: E402
     AudioClassifier,
+    AudioEmbedder,
     CausalLM,
     CTCSpeechToText,
     DepthEstimator,
@@ -135,6 +138,7 @@ if _TYPE_CHECKING:
 # Presets and the command refer to tasks by these names.
 register_tasks(
     AudioClassifier,
+    AudioEmbedder,
     CausalLM,
     CTCSpeechToText,
     DepthEstimator,
@@ -161,6 +165,7 @@ register_tasks(
 
 __all__ = [
     "AudioClassifier",
+    "AudioEmbedder",
     "AudioProcessor",
     "Backbone",
     "CTCSpeechToText",

@@ -9,10 +9,10 @@ from keras_transformer.cli.lines import (
     Asking,
     asking,
     decoded,
+    embedder_of,
     load,
     one_line,
     pairs,
-    reads_images,
     show_texts,
 )
 from keras_transformer.support.files import read_file
@@ -48,10 +48,10 @@ examples:
   keras-transformer classify --preset my_classifier --format tsv < reviews.txt | cut -f 1
 """,
     option("--pairs", "each text is a pair, separated by a tab", action="store_true"),
-    option("--labels", "labels of images, separated by commas", metavar="LABELS"),
+    option("--labels", "labels of images or recordings, separated by commas", metavar="LABELS"),
     option(
-        "--template", 'the text of a label (default "%(default)s")', metavar="TEXT",
-        default="a photo of a {}.",
+        "--template", 'the text of a label (default "a photo of a {}." for images, "This is a '
+        'sound of {}." for recordings)', metavar="TEXT",
     ),
     found="classes",
 )  # fmt: skip
@@ -64,10 +64,12 @@ def _classify(options: argparse.Namespace) -> Asking:
         names = [label.strip() for label in options.labels.split(",") if label.strip()]
         if not names:
             raise ValueError('--labels has no label: give some, as in --labels "cat,dog".')
-        task = load("ImageEmbedder", options.preset)
+        heard = embedder_of(options.preset) == "AudioEmbedder"
+        task = load("AudioEmbedder" if heard else "ImageEmbedder", options.preset)
     given = {"batch_size": options.batch_size, "top_k": len(names)}
     if options.labels is not None:
-        given |= {"labels": names, "template": options.template}
+        given |= {"labels": names}
+        given |= {} if options.template is None else {"template": options.template}
     width = max(map(len, names))
 
     def find(texts):
@@ -80,7 +82,8 @@ def _classify(options: argparse.Namespace) -> Asking:
 
     find.takes_files = not isinstance(task, kt.TextClassifier)
     if find.takes_files and options.pairs:
-        unit = "image" if options.labels is not None else task.head.row_unit
+        by_class = options.labels is None
+        unit = task.head.row_unit if by_class else task.processor_class.source_class.unit
         raise ValueError(f"--pairs is for texts, but the preset classifies {unit}s.")
     return find, show
 
@@ -88,12 +91,12 @@ def _classify(options: argparse.Namespace) -> Asking:
 @asking(
     "embed",
     """\
-print the vectors of texts or images
+print the vectors of texts, images or recordings
 
-Prints a vector for each text; or, with a preset that embeds images, for each image, whose path is
-given as TEXT. If a model's vectors have length 1, as with minilm_l6_en, the dot product of two of
-them measures their similarity. With --as-texts a model of images and texts, such as CLIP, embeds
-the TEXTs themselves.
+Prints a vector for each text; or, with a preset that embeds images or recordings, for each of
+these, whose path is given as TEXT. If a model's vectors have length 1, as with minilm_l6_en, the
+dot product of two of them measures their similarity. With --as-texts a model that embeds texts too,
+such as CLIP and CLAP, embeds the TEXTs themselves.
 
 examples:
   keras-transformer embed --preset minilm_l6_en "a cat" "a kitten" "a car"
@@ -101,15 +104,19 @@ examples:
   keras-transformer embed --preset dinov2_small --format json cat.jpg dog.jpg
   keras-transformer embed --preset clip_vit_base_patch32 --as-texts "a photo of a cat."
 """,
-    option("--as-texts", "embed texts with a model of images and texts", action="store_true"),
+    option(
+        "--as-texts",
+        "embed texts with a model of images, or of recordings, and texts",
+        action="store_true",
+    ),
 )
 def _embed(options: argparse.Namespace) -> Asking:
-    of_images = reads_images(options.preset)
-    if options.as_texts and not of_images:
+    name = embedder_of(options.preset)
+    if options.as_texts and name == "TextEmbedder":
         raise ValueError(
             "--as-texts is for models of images and texts; this preset reads only texts."
         )
-    task = load("ImageEmbedder" if of_images else "TextEmbedder", options.preset)
+    task = load(name, options.preset)
     if getattr(task, "interaction", None) is not None:
         raise ValueError(f"{options.preset} has a vector for each token, none for a text.")
     encode = task.encode_texts if options.as_texts else task.encode
@@ -121,7 +128,7 @@ def _embed(options: argparse.Namespace) -> Asking:
     def show(text, rows):
         return " ".join(f"{x:.4f}" for x in rows[0]["vector"])
 
-    find.takes_files = of_images and not options.as_texts
+    find.takes_files = name != "TextEmbedder" and not options.as_texts
     return find, show
 
 

@@ -6,7 +6,7 @@ from typing import Any
 import keras_transformer as kt
 from keras_transformer.cli.command import ABOUT_PRESET, command, option, positive, say
 from keras_transformer.cli.generating import forms
-from keras_transformer.cli.lines import load
+from keras_transformer.cli.lines import embedder_of, load
 from keras_transformer.support.files import atomic_file
 
 _OF_BACKBONES = {"encoder": "TextEmbedder", "decoder": "CausalLM", "seq2seq": "Seq2SeqLM"}
@@ -81,7 +81,7 @@ def _task_of(preset: str) -> Any:
         return load(saved["name"], preset)
     reads_text = config.sides[0].stem is None
     if not reads_text or config.kind not in _OF_BACKBONES:
-        return load("ImageEmbedder", preset)
+        return load(embedder_of(preset), preset)
     return load(_OF_BACKBONES[config.kind], preset)
 
 

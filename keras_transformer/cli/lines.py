@@ -84,10 +84,12 @@ def load(name: str, preset, trained: bool = False, also: tuple[str, ...] = ()):
     return task_class.from_preset(opened)
 
 
-def reads_images(preset) -> bool:
-    """Return True if the first side of a preset's model reads images."""
-    config = kt.checkpoints.resolve_preset(preset).description[0]
-    return getattr(config.sides[0].stem, "image_size", None) is not None
+def embedder_of(preset) -> str:
+    """Return the name of the task that embeds what the first side of a preset's model reads."""
+    stem = kt.checkpoints.resolve_preset(preset).description[0].sides[0].stem
+    if stem is not None and (hasattr(stem, "num_bins") or stem.kind == "waveform"):
+        return "AudioEmbedder"
+    return "TextEmbedder" if getattr(stem, "image_size", None) is None else "ImageEmbedder"
 
 
 def _read_texts(options: argparse.Namespace) -> Iterator[list[str]]:

@@ -152,7 +152,10 @@ _VECTOR = {
     "vector_normalization": "normalize",
     "vector_dim": "dim",
     "vector_bias": "bias",
+    "vector_activation": "activation",
+    "vector_pooler": "pooler",
 }
+_SIMILARITY = {"similarity_bias": "bias", "similarity_text_scale": "text_scale"}
 _PLACEHOLDERS = {
     "placeholder_id": "token_id",
     "placeholder_side": "side",
@@ -182,7 +185,7 @@ _TABLES: tuple[tuple[type[Part], dict[str, str]], ...] = (
     (Learned, _LEARNED), (Sinusoidal, _SINUSOIDAL), (Rotary, _ROTARY), (RotaryScaling, _SCALING),
     (RelativeBias, _RELATIVE), (ALiBi, _ALIBI), (Window, _WINDOW), (Blocks, _BLOCKS),
     (Logits, _LOGITS), (Vector, _VECTOR), (Placeholders, _PLACEHOLDERS), (Projector, _PROJECTOR),
-    (Block, {"dropout": "dropout"}), (Similarity, {"similarity_bias": "bias"}),
+    (Block, {"dropout": "dropout"}), (Similarity, _SIMILARITY),
 )  # fmt: skip
 
 
@@ -367,7 +370,8 @@ class _Keywords:
         'how the vector of a side is pooled from its states, for a `"dual"` or a single side: '
         'the state at the `"first"` position, at the first `"end"` token, at the `"last"` '
         "position, padding or not (SigLIP's texts), or a trained query's `\"attention\"`, with "
-        "a feed-forward layer (SigLIP's images). None for a model without vectors.",
+        "a feed-forward layer (SigLIP's images), or the `\"mean\"` of the states (CLAP's sound). "
+        "None for a model without vectors.",
         None,
         of="side",
         choices=(None, *Vector.__dataclass_fields__["pooling"].metadata["choices"]),
@@ -486,7 +490,7 @@ def parts(values: Mapping[str, Any]) -> dict[str, Any]:
     # Parts of the whole model.
     model: dict[str, Any] = {"logits": _logits(stated)}
     if kind == "dual":
-        model["similarity"] = Similarity(bias=given.get("similarity_bias", False))
+        model["similarity"] = Similarity(**_taken(given, _SIMILARITY))
     if kind == "seq2seq":
         model["share_embeddings"] = given.get("share_embeddings")
         if given.get("placeholder_id") is not None:
@@ -578,8 +582,8 @@ _OF_KINDS = {
     "pooler": ("encoder",), "mean_pooler": ("encoder",), "convolution_size": ("encoder",),
     "disentangled": ("encoder",), "token_projection": ("decoder",),
     "output_transform": ("decoder", "seq2seq"),
-    "output_transform_bias": ("decoder", "seq2seq"), "similarity_bias": ("dual",),
-    "bidirectional": ("dual",),
+    "output_transform_bias": ("decoder", "seq2seq"), "bidirectional": ("dual",),
+    **dict.fromkeys(_SIMILARITY, ("dual",)),
 }  # fmt: skip
 
 
@@ -662,7 +666,7 @@ def side(values: Mapping[str, Any], kind: str) -> Side:
     if values.get("vector_pooling") is None:
         vector = None
         if values["kind"] in SIDES:
-            _needs(values, ("vector_normalization", "vector_dim", "vector_bias"), "vector_pooling")
+            _needs(values, [each for each in _VECTOR if each != "vector_end_id"], "vector_pooling")
     else:
         vector = Vector(**_taken(values, _VECTOR))
     return Side(
@@ -707,11 +711,12 @@ def _input(values: Mapping[str, Any]) -> StemConfig:
 
 def _added_position(values: Mapping[str, Any], kind: str) -> Position | None:
     name = values.get("position", "sinusoidal")
-    counted = kind == "encoder" and name == "learned" and values.get("position_offset")
+    whole = kind == "encoder" or values.get("bidirectional")
+    counted = whole and name == "learned" and values.get("position_offset")
     if values.get("position_padding_id") is not None and not counted:
         raise ValueError(
-            "`position_padding_id` needs kind='encoder', position='learned' and a "
-            "`position_offset` of at least 1."
+            "`position_padding_id` needs kind='encoder', or a `bidirectional` side of texts, "
+            "position='learned' and a `position_offset` of at least 1."
         )
     if name == "learned":
         return Learned(**_taken(values, _LEARNED))
@@ -989,7 +994,7 @@ def values_of(config: Any) -> dict[str, Any]:
     main = getattr(config, names[-1])
     values = {**DEFAULTS, "kind": kind, **_side_values(main), **_logit_values(config, main)}
     if kind == "dual":
-        values["similarity_bias"] = config.similarity.bias
+        values |= _given(config.similarity, _SIMILARITY)
     if kind == "seq2seq":
         values["share_embeddings"] = config.share_embeddings
         values["num_decoder_layers"] = main.num_layers

@@ -231,11 +231,18 @@ class TransformerConfig(Part):
                 )
         if isinstance(images.input, Tokens):
             raise ValueError(
-                "The encoder of kind='dual' reads images: give it a stem, `encoder={'stem': ...}`."
+                "The encoder of kind='dual' reads images or sound: give it a stem, "
+                "`encoder={'stem': ...}`."
+            )
+        if getattr(images.input, "masked", images.input.kind == "waveform"):
+            raise ValueError(
+                "The encoder of kind='dual' reads recordings of one length, such as those of a "
+                "stem of the kind 'folded_frames': a mask of frames would be that of the texts. "
+                f"Received {shorten(images.input)}."
             )
         if images.vector_dim != texts.vector_dim:
             raise ValueError(
-                f"Image vectors have {images.vector_dim} numbers, and text vectors "
+                f"The vectors of the encoder have {images.vector_dim} numbers, and text vectors "
                 f"{texts.vector_dim}: give one of them a `vector_dim`."
             )
 
@@ -561,7 +568,7 @@ class TransformerConfig(Part):
         first state, only that state goes through the final norm, as in Transformers' towers.
         """
         side = getattr(self, name)
-        vector = side.vector.replace(dim=None, bias=False)
+        vector = side.vector.replace(dim=None, bias=False, activation=None)
         if vector.pooling == "first" and side.final_norm:
             side, vector = side.replace(final_norm=False), vector.replace(normalize=True)
         if not isinstance(side.input, Tokens):  # texts determine the maximum length

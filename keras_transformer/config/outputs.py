@@ -6,7 +6,7 @@ from keras_transformer.config.weight import Weight, dense_of, norm_of, weight_of
 
 __all__ = ["Logits", "Placeholders", "Projector", "Similarity", "Vector"]
 
-POOLINGS = ("first", "end", "last", "attention")
+POOLINGS = ("first", "end", "last", "attention", "mean")
 PROJECTORS = (
     "none", "linear", "normalized", "pooled", "shuffled", "merged", "mlp", "shuffled_mlp",
     "merged_mlp", "merged_mean", "norm_between",
@@ -81,7 +81,7 @@ class Vector(Part):
         'how the vector of a side is pooled from its states, for a `"dual"` or a single side: '
         'the state at the `"first"` position, at the first `"end"` token, at the `"last"` '
         "position, padding or not (SigLIP's texts), or a trained query's `\"attention\"`, with "
-        "a feed-forward layer (SigLIP's images).",
+        "a feed-forward layer (SigLIP's images), or the `\"mean\"` of the states (CLAP's sound).",
         of="side",
         choices=POOLINGS,
     )
@@ -100,6 +100,25 @@ class Vector(Part):
         "width of a linear layer after the pooling. None disables it.", None, of="side", least=1
     )
     bias: bool = option("a bias in this layer.", False, of="side")
+    activation: str | None = option(
+        "activation after this layer, which a second one of the same width then follows (CLAP). "
+        "None disables both.",
+        None,
+        of="side",
+        choices=(None, *ACTIVATIONS),
+    )
+    pooler: bool = option(
+        "a dense layer with tanh between the pooling and these layers, as BERT's (CLAP's texts).",
+        False,
+        of="side",
+    )
+
+    def check(self):
+        if self.activation is not None and self.dim is None:
+            raise ValueError(
+                "`vector_activation` is between two linear layers: it needs a `vector_dim`, "
+                f"received {self.activation!r} without one."
+            )
 
     def weights(self, norm: str) -> tuple[Weight, ...]:
         """Return the weights of `layers.SideVector`; `norm` is the kind of its norms."""
@@ -115,8 +134,12 @@ class Vector(Part):
             weights += dense_of("vector/feed_forward/output", width, "hidden_dim")
         if self.normalize:
             weights += norm_of("vector_norm", norm)
+        if self.pooler:
+            weights += dense_of("vector_pooler", "hidden_dim", "hidden_dim")
         if self.dim is not None:
             weights += dense_of("vector_projection", "hidden_dim", "vector_dim", self.bias)
+        if self.activation is not None:
+            weights += dense_of("vector_output", "vector_dim", "vector_dim", self.bias)
         return weights
 
 
@@ -130,12 +153,26 @@ class Similarity(Part):
         False,
         of="model",
     )
+    text_scale: bool = option(
+        '`"dual"` only. The similarities have another scale where the images or recordings of a '
+        "text compete than where the texts of an image or a recording do (CLAP).",
+        False,
+        of="model",
+    )
+
+    def check(self):
+        if self.bias and self.text_scale:
+            raise ValueError(
+                "`similarity_text_scale` and `similarity_bias` cannot be combined: with a bias "
+                "nothing competes."
+            )
 
     @property
     def weights(self) -> tuple[Weight, ...]:
-        """Weights of the similarity: its scale, and its bias if there is one."""
+        """Weights of the similarity: its scales, and its bias if there is one."""
         bias = weight_of("similarity_bias") if self.bias else ()
-        return weight_of("similarity_scale") + bias
+        of_texts = weight_of("similarity_text_scale") if self.text_scale else ()
+        return weight_of("similarity_scale") + of_texts + bias
 
 
 @part

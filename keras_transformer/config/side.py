@@ -259,8 +259,12 @@ class Side(Part):
                 f"have no projection, received {len(self.layers)} blocks for {self.num_layers} "
                 "layers."
             )
-        if self.pooler is not None or self.vector is not None:
-            raise ValueError("`merging` cannot be combined with a pooler or a vector.")
+        vector = None if self.vector is None else self.vector.pooling
+        if self.pooler is not None or vector not in (None, "mean"):
+            raise ValueError(
+                "`merging` cannot be combined with a pooler or a vector, except for the "
+                f"vector_pooling 'mean', received {self.pooler!r} and {vector!r}."
+            )
         before = self.embedding_dim
         for i, block in enumerate(self.layers):
             if block.merging is not None and (not i or block.merging.input_dim != before):
@@ -445,7 +449,7 @@ class Side(Part):
                 f"kind={kind!r}."
             )
         if self.position is not None:
-            self.position.check_side(self.added_dim, kind)
+            self.position.check_side(self.added_dim, "encoder" if self.bidirectional else kind)
         projection = {"encoder": "sum", "decoder": "tokens"}
         if self.embedding_projection not in (None, projection[kind]):
             names = {"sum": "`embedding_dim` and `embedding_projection` need kind='encoder'"}

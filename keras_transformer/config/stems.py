@@ -5,6 +5,7 @@ weights are in `structure.py`; their names begin with `input_`.
 """
 
 import math
+from typing import ClassVar
 
 from keras_transformer.config.feed_forward import ACTIVATIONS
 from keras_transformer.config.inputs import ImageStemConfig, StemConfig
@@ -16,14 +17,16 @@ from keras_transformer.config.subsampled_frames import (
     SubsampledFrameStemConfig,
 )
 from keras_transformer.config.waveform import WaveformStemConfig
-from keras_transformer.config.weight import dense_of, residual_of, weight_of
+from keras_transformer.config.weight import dense_of, norm_of, residual_of, weight_of
 from keras_transformer.support.checking import describe, shorten
 
 # How the table of learned positions is resampled for another grid of patches.
+# The gates of a fusion: of each place, and of the mean of all places.
+GATES = ("local", "global")
 INTERPOLATIONS = ("bicubic", "bicubic_antialiased")
 
 __all__ = [
-    "ConvolutionStemConfig", "ConvolvedFrameStemConfig", "FrameStemConfig",
+    "ConvolutionStemConfig", "ConvolvedFrameStemConfig", "FoldedFrameStemConfig", "FrameStemConfig",
     "PatchSequenceStemConfig", "PatchStemConfig", "QueryStemConfig", "ResNetStemConfig",
     "SeriesStemConfig", "TubeStemConfig",
 ]  # fmt: skip
@@ -184,6 +187,84 @@ class PatchStemConfig(ImageStemConfig, kind="patches"):
     @property
     def products(self):
         return {"input_patches/kernel": math.prod(self.grid(self.image_size))}
+
+
+@part
+class FoldedFrameStemConfig(PatchStemConfig, kind="folded_frames"):
+    """`layers.stems.FoldedFrameStem`: a spectrogram folded to an image, cut into patches (HTS-AT).
+
+    The frames are cut into as many pieces of equal length as `image_size` has times `num_bins`
+    rows. The pieces are stacked: rows are the frequency bands of the first piece, then those of the
+    second, and so on.
+    """
+
+    # Frames of silence have states as others do.
+    masked: ClassVar[bool] = False
+
+    num_bins: int = option("number of values in a frame, such as frequency bands.", 64, least=1)
+    image_size: tuple | list = option("height and width of the image.", (256, 256))
+    num_channels: int = option("number of channels of the image.", 1, least=1, most=1)
+    patch_size: int = option("height and width of a patch.", 4, least=1, most=2**15)
+    class_token: bool = option("a trained state before the patches.", False)
+    fusion: int | None = option(
+        "a recording that is longer than the image has place for comes as a shrunk whole and three "
+        "pieces, whose patches are fused by two gates: their hidden layers have this many times "
+        "fewer features than the states (CLAP's fused models). None reads one spectrogram.",
+        None,
+        least=1,
+    )
+
+    def check(self):
+        super().check()
+        if self.fusion is not None and self.image_size[1] < 3 * self.patch_size:
+            raise ValueError(
+                f"`fusion` needs images of at least three patches in width, received "
+                f"{self.image_size} and patch_size={self.patch_size}."
+            )
+        if self.image_size[0] % self.num_bins:
+            raise ValueError(
+                f"`num_bins` must divide the height of the image, {self.image_size[0]}, received "
+                f"{self.num_bins}."
+            )
+
+    @property
+    def num_pieces(self) -> int:
+        """Number of pieces that the frames are cut into."""
+        return self.image_size[0] // self.num_bins
+
+    @property
+    def most_frames(self) -> int:
+        """Number of frames that fill the image, to which fewer are stretched."""
+        return self.num_pieces * self.image_size[1]
+
+    def check_width(self, width: int) -> None:
+        if self.fusion is not None and width < self.fusion:
+            raise ValueError(
+                f"`fusion` must be at most the width of the states, {width}, received "
+                f"{self.fusion}."
+            )
+
+    @property
+    def weights(self):
+        found = norm_of("input_norm", "batch_norm", "num_bins") + super().weights
+        if self.fusion is None:
+            return found
+        axes = ("patch_size", "patch_of_pieces", "num_channels", "embedding_dim")
+        found += weight_of("input_pieces/kernel", *axes)
+        found += weight_of("input_pieces/bias", "embedding_dim")
+        for gate in GATES:
+            name = f"input_{gate}_gate"
+            found += dense_of(f"{name}/hidden", "embedding_dim", "fused_dim")
+            found += norm_of(f"{name}/hidden_norm", "batch_norm", "fused_dim")
+            found += dense_of(f"{name}/output", "fused_dim", "embedding_dim")
+            found += norm_of(f"{name}/output_norm", "batch_norm", "embedding_dim")
+        return found
+
+    def sizes(self, width):
+        sizes = {**super().sizes(width), "num_bins": self.num_bins}
+        if self.fusion is None:
+            return sizes
+        return {**sizes, "fused_dim": width // self.fusion, "patch_of_pieces": 3 * self.patch_size}
 
 
 @part
@@ -638,6 +719,7 @@ class SeriesStemConfig(StemConfig, kind="series"):
 WHOLE = (
     PatchStemConfig(distillation_token=True, num_registers=1),
     PatchStemConfig(num_detection_tokens=1, mid_positions=1),
+    FoldedFrameStemConfig(fusion=1),
     PatchSequenceStemConfig(use_bias=True, position_grid=1),
     ConvolutionStemConfig(use_bias=True),
     TubeStemConfig(class_token=True),
@@ -652,6 +734,6 @@ WHOLE = (
 )
 _KINDS = (
     "patches", "patch_sequence", "convolutions", "tubes", "frames", "series", "waveform", "resnet",
-    "queries", "subsampled_frames", "convolved_frames",
+    "queries", "subsampled_frames", "convolved_frames", "folded_frames",
 )  # fmt: skip
 STEMS = {kind: StemConfig.kinds[kind] for kind in _KINDS}

@@ -7,7 +7,7 @@ from keras_transformer.config import TransformerConfig
 from keras_transformer.layers.arguments import embedding_initializer, kernel_initializer
 from keras_transformer.layers.attention.multi_head_attention import MultiHeadAttention
 from keras_transformer.layers.dense import Dense
-from keras_transformer.layers.feed_forward import FeedForward
+from keras_transformer.layers.feed_forward import FeedForward, get_activation
 from keras_transformer.layers.normalization import make_normalization
 from keras_transformer.layers.remat import no_inner_remat
 
@@ -84,7 +84,8 @@ class SideVector(keras.layers.Layer):
     Call arguments:
         inputs: float `(batch, length, hidden_dim)`, the states.
         token_ids: int `(batch, length)`, for the pooling `"end"`.
-        padding_mask: bool `(batch, length)`, for the pooling `"attention"`, True for real states.
+        padding_mask: bool `(batch, length)`, for the poolings `"attention"` and `"mean"`, True for
+            real states.
 
     Returns:
         Float `(batch, vector_width)`.
@@ -96,7 +97,7 @@ class SideVector(keras.layers.Layer):
     def __init__(self, config: TransformerConfig, initializer=None, **kwargs):
         super().__init__(**kwargs)
         self.config = config
-        self.pooling = self.norm = self.projection = None
+        self.pooling = self.norm = self.pooler = self.projection = self.output_projection = None
         if config.vector_pooling == "attention":
             self.pooling = AttentionPooling(
                 config, initializer, name="vector", dtype=self.dtype_policy
@@ -108,19 +109,38 @@ class SideVector(keras.layers.Layer):
                 name="vector_norm",
                 dtype=self.dtype_policy,
             )
-        if config.vector_dim is not None:
-            self.projection = Dense(
-                config.vector_dim,
-                use_bias=config.vector_bias,
+        if config.vector_pooler:
+            self.pooler = Dense(
+                config.hidden_dim,
+                activation="tanh",
                 kernel_initializer=kernel_initializer(config, initializer),
-                name="vector_projection",
+                name="vector_pooler",
                 dtype=self.dtype_policy,
             )
+        if config.vector_dim is not None:
+            options = {"use_bias": config.vector_bias, "dtype": self.dtype_policy}
+            activation = config.vector_activation
+            self.projection = Dense(
+                config.vector_dim,
+                activation=None if activation is None else get_activation(activation),
+                kernel_initializer=kernel_initializer(config, initializer),
+                name="vector_projection",
+                **options,
+            )
+            if activation is not None:
+                self.output_projection = Dense(
+                    config.vector_dim,
+                    kernel_initializer=kernel_initializer(config, initializer),
+                    name="vector_output",
+                    **options,
+                )
 
     def build(self, input_shape=None):
-        for layer in (self.pooling, self.norm, self.projection):
+        for layer in (self.pooling, self.norm, self.pooler, self.projection):
             if layer is not None:
                 layer.build((None, None, self.config.hidden_dim))
+        if self.output_projection is not None:
+            self.output_projection.build((None, None, self.config.vector_dim))
 
     def call(self, inputs, token_ids=None, padding_mask=None):
         kind = self.config.vector_pooling
@@ -130,13 +150,24 @@ class SideVector(keras.layers.Layer):
             x = inputs[:, 0]
         elif kind == "last":
             x = inputs[:, -1]
+        elif kind == "mean":
+            x = _mean(inputs, padding_mask)
         else:
             end = self.config.vector_end_id
             marks = token_ids if end is None else ops.cast(ops.equal(token_ids, end), "int32")
             place = ops.one_hot(ops.argmax(marks, axis=1), inputs.shape[1], dtype=inputs.dtype)
             x = ops.einsum("bl,bld->bd", place, inputs)
-        x = x if self.norm is None else self.norm(x)
-        return x if self.projection is None else self.projection(x)
+        for layer in (self.norm, self.pooler, self.projection, self.output_projection):
+            x = x if layer is None else layer(x)
+        return x
 
     def rematerialized_call(self, layer_call, *args, **kwargs):
         return layer_call  # Recomputing it would save little.
+
+
+def _mean(states, padding_mask=None):
+    """Return the mean of the real states of each row, `(batch, hidden_dim)`."""
+    if padding_mask is None:
+        return ops.mean(states, axis=1)
+    real = ops.cast(padding_mask, states.dtype)[..., None]
+    return ops.sum(states * real, axis=1) / ops.maximum(ops.sum(real, axis=1), 1)

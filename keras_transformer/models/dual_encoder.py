@@ -1,4 +1,4 @@
-"""The backbone for images and texts side by side (CLIP-like)."""
+"""The backbone for images or recordings and texts side by side (CLIP-like)."""
 
 import math
 from collections.abc import Mapping
@@ -33,9 +33,9 @@ class AtMost(keras.constraints.Constraint):
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
 class DualEncoder(Backbone):
-    """An image encoder and a text encoder with vectors in a common space.
+    """An encoder of images or recordings and a text encoder, with vectors in a common space.
 
-    The image side is the config's `encoder`, the text side its `decoder`, whose tokens see earlier
+    The first is the config's `encoder`, the text side its `decoder`, whose tokens see earlier
     tokens, or all tokens with `bidirectional`.
 
     Args:
@@ -46,11 +46,12 @@ class DualEncoder(Backbone):
     Call arguments:
         inputs: dict of `images`, float `(batch, height, width, channels)`, or of `token_ids`, int
             `(rows, length)`, and optionally `padding_mask`, bool, and `position_ids`, int, of the
-            same shape; or of both, whose numbers of rows may differ.
+            same shape; or of both, whose numbers of rows may differ. A stem of sound takes `frames`
+            or other arrays in place of images.
 
     Returns:
-        A dict of float `(rows, vector_width)`, `"images"`, `"texts"` or both, as given. The
-        vectors are not normalized; `similarity` normalizes them.
+        A dict of float `(rows, vector_width)`, `"images"` or `"recordings"`, `"texts"` or both, as
+        given. The vectors are not normalized; `similarity` normalizes them.
 
     Example:
     ```python
@@ -75,7 +76,9 @@ class DualEncoder(Backbone):
     ```
 
     Source: Radford et al. 2021, "Learning Transferable Visual Models From Natural Language
-    Supervision"; with a bias: Zhai et al. 2023, "Sigmoid Loss for Language Image Pre-Training".
+    Supervision"; with a bias: Zhai et al. 2023, "Sigmoid Loss for Language Image Pre-Training";
+    with sound: Wu et al. 2022, "Large-scale Contrastive Language-Audio Pretraining with Feature
+    Fusion and Keyword-to-Caption Augmentation".
     """
 
     kind = "dual"
@@ -89,7 +92,7 @@ class DualEncoder(Backbone):
             SideVector(side, self.initializer, name=side.kind, dtype=self.dtype_policy)
             for side in (images, texts)
         )
-        self.similarity_scale = self.similarity_bias = None
+        self.similarity_scale = self.similarity_text_scale = self.similarity_bias = None
         self.build()
 
     def build(self, input_shape=None):
@@ -97,21 +100,30 @@ class DualEncoder(Backbone):
         for layer in (self.encoder_vector, self.decoder_vector):
             layer.build()
         biased = self.config.similarity_bias
-        self.similarity_scale = self.add_weight(
-            (),
-            keras.initializers.Constant(_SCALE_WITH_BIAS if biased else _SCALE),
-            constraint=None if biased else AtMost(_MOST),
-            name="similarity_scale",
-        )
+
+        def scale(name):
+            initial = keras.initializers.Constant(_SCALE_WITH_BIAS if biased else _SCALE)
+            return self.add_weight(
+                (), initial, constraint=None if biased else AtMost(_MOST), name=name
+            )
+
+        self.similarity_scale = scale("similarity_scale")
+        if self.config.similarity_text_scale:
+            self.similarity_text_scale = scale("similarity_text_scale")
         if biased:
             self.similarity_bias = self.add_weight(
                 (), keras.initializers.Constant(_BIAS), name="similarity_bias"
             )
 
     @property
+    def source(self) -> str:
+        """Name of what the model compares with texts, `"images"` or `"recordings"`."""
+        return "recordings" if required_of(self.encoder_stem) == "frames" else "images"
+
+    @property
     def sides(self) -> dict:
         return {
-            "images": (self.encoder_stem, self.encoder),
+            self.source: (self.encoder_stem, self.encoder),
             "texts": (self.decoder_stem, self.decoder),
         }
 
@@ -119,7 +131,7 @@ class DualEncoder(Backbone):
         return [("", stem.inputs, stack.side) for stem, stack in self.sides.values()]
 
     def needed_inputs(self, inputs, needed):
-        """Return the required inputs: images or texts, or both."""
+        """Return the required inputs: images or recordings, or texts, or both."""
         if not isinstance(inputs, Mapping):
             return needed
         given = {published_name(name) for name, each in inputs.items() if each is not None}
@@ -141,7 +153,7 @@ class DualEncoder(Backbone):
     def call(self, inputs, collect: tuple[str, ...] = (), training: bool = False):
         vectors, collected = {}, {}
         parts = {
-            "images": (self.encoder_vector, "encoder_"),
+            self.source: (self.encoder_vector, "encoder_"),
             "texts": (self.decoder_vector, ""),
         }
         for side, (vector, prefix) in parts.items():
@@ -150,34 +162,56 @@ class DualEncoder(Backbone):
                 continue
             embedded = stem(inputs, training=training)
             run = ForwardContext(embedded.states, embedded._asdict(), collect=collect)
-            alone = side == "images" and stack.config.vector_pooling == "first" and not collect
+            alone = side != "texts" and stack.config.vector_pooling == "first" and not collect
             options = {**positions_of(embedded), **({"first_only": True} if alone else {})}
             states = stack(embedded.states, run=run, training=training, **options)
             if collect:
                 states, found = states
                 collected |= {f"{prefix}{name}": each for name, each in found.items()}
-            mask = embedded.padding_mask if side == "images" else None
+            mask = None if side == "texts" else embedded.padding_mask
             vectors[side] = vector(states, token_ids=inputs.get("token_ids"), padding_mask=mask)
         return (vectors, collected) if collect else vectors
 
-    def similarity(self, image_vectors, text_vectors):
-        """Compute the similarity of each image and each text, float32 `(images, texts)`.
+    def similarity(self, vectors, text_vectors):
+        """Compute the similarity of each image or recording and each text, float32 `(rows, texts)`.
 
         It is the cosine of a pair times the trained scale, plus a trained bias if the config has
         `similarity_bias`. The contrastive losses take these numbers as their logits.
 
         Args:
-            image_vectors: float `(images, vector_width)`.
+            vectors: float `(rows, vector_width)`, of images or recordings.
             text_vectors: float `(texts, vector_width)`.
         """
-        images, texts = (
-            unit_vectors(ops.cast(each, "float32")) for each in (image_vectors, text_vectors)
-        )
-        logits = ops.matmul(images, ops.transpose(texts))
-        logits = logits * ops.exp(ops.cast(self.similarity_scale, "float32"))
+        logits = _cosines(vectors, text_vectors) * _exp(self.similarity_scale)
         if self.similarity_bias is None:
             return logits
         return logits + ops.cast(self.similarity_bias, "float32")
+
+    def both_similarities(self, vectors, text_vectors):
+        """Compute the logits of the losses: similarities of a row and of a column of a batch.
+
+        Args:
+            vectors: as for `similarity`.
+            text_vectors: as for `similarity`.
+
+        Returns:
+            The `similarity`; with `similarity_text_scale` in the config float32 `(rows, texts, 2)`,
+            with the scale of images or recordings, whose texts compete, and with that of texts.
+        """
+        if self.similarity_text_scale is None:
+            return self.similarity(vectors, text_vectors)
+        scales = ops.stack([_exp(self.similarity_scale), _exp(self.similarity_text_scale)])
+        return _cosines(vectors, text_vectors)[..., None] * scales
+
+
+def _cosines(vectors, text_vectors):
+    both = (unit_vectors(ops.cast(each, "float32")) for each in (vectors, text_vectors))
+    first, second = both
+    return ops.matmul(first, ops.transpose(second))
+
+
+def _exp(weight):
+    return ops.exp(ops.cast(weight, "float32"))
 
 
 def required_of(stem) -> str:

@@ -15,11 +15,13 @@ from keras_transformer.processors.audio_files import (
 from keras_transformer.processors.media import MediaProcessor
 from keras_transformer.processors.mel import (
     PREEMPHASIS,
+    decibel_mel,
     filter_bank,
     log_mel,
     magnitude_log_mel,
     plain_log_mel,
     power_of_two,
+    shrunk,
 )
 from keras_transformer.support.checking import (
     check_bool,
@@ -30,13 +32,16 @@ from keras_transformer.support.checking import (
 )
 
 FEATURES = (
-    "log_mel", "normalized_log_mel", "magnitude_log_mel", "filter_bank", "normalized_filter_bank",
-    "waveform",
+    "log_mel", "normalized_log_mel", "magnitude_log_mel", "decibel_mel", "filter_bank",
+    "normalized_filter_bank", "waveform",
 )  # fmt: skip
 # Features of recordings of any length, whose padding is masked.
 _MASKED = ("normalized_log_mel", "magnitude_log_mel", "normalized_filter_bank")
+# How recordings that are shorter than `length` fill it, with the names of ClapFeatureExtractor.
+PADDINGS = ("pad", "repeat", "repeatpad")
 _CLASSES = {
     "WhisperFeatureExtractor": "log_mel",
+    "ClapFeatureExtractor": "decibel_mel",
     "ParakeetFeatureExtractor": "normalized_log_mel",
     "Gemma4AudioFeatureExtractor": "magnitude_log_mel",
     "ASTFeatureExtractor": "filter_bank",
@@ -61,12 +66,13 @@ class AudioProcessor(MediaProcessor):
     Args:
         features: `"log_mel"`, frames as for Whisper; `"normalized_log_mel"`, with mean 0 and
             variance 1 of each band over the recording, as for Parakeet; `"magnitude_log_mel"`, as
-            for Gemma 4, see `SoftTokenSoundProcessor`; `"filter_bank"`, as for the
-            Audio Spectrogram Transformer; `"normalized_filter_bank"`, normalized in the same way,
-            as for w2v-BERT 2.0; `"waveform"`, samples, as for wav2vec 2.0.
+            for Gemma 4, see `SoftTokenSoundProcessor`; `"decibel_mel"`, as for CLAP;
+            `"filter_bank"`, as for the Audio Spectrogram Transformer; `"normalized_filter_bank"`,
+            normalized in the same way, as for w2v-BERT 2.0; `"waveform"`, samples, as for wav2vec
+            2.0.
         sampling_rate: int, samples per second; recordings with another rate are resampled.
         length: int, number of frames, or of samples of a waveform, to which a recording is padded
-            or cut. Defaults to the longest in a batch.
+            or cut, at the end. Defaults to the longest in a batch.
         num_bins: int, frequency bands of a window.
         window_length, hop_length: int, samples in a window, and from one window to the next.
         stack: int, for a normalized filter bank: number of windows whose bands are one frame. What
@@ -78,6 +84,13 @@ class AudioProcessor(MediaProcessor):
             padding.
         mean, std: float, for a filter bank: its values become `(x - mean) / (2 * std)`. None
             disables this.
+        padding: how a short recording fills the `length` of `"decibel_mel"`: `"repeatpad"`, as
+            often as it fits as a whole, then silence; `"repeat"`, again and again up to the end; or
+            `"pad"`, once, then silence. Defaults to `"repeatpad"`.
+        frequency_min, frequency_max: float, hertz, where the bands of `"decibel_mel"` begin and
+            end. Default to 0 and to half of the sampling rate.
+        fusion: bool, for `"decibel_mel"`: a longer recording is not cut, but becomes a shrunk whole
+            and three pieces of `length` frames, see `fused`; the bands are then those of HTK.
 
     Raises:
         ValueError: if a value is out of range.
@@ -118,6 +131,10 @@ class AudioProcessor(MediaProcessor):
         std: float | None = None,
         return_attention_mask: bool = False,
         stack: int = 1,
+        padding: str | None = None,
+        frequency_min: float = 0.0,
+        frequency_max: float | None = None,
+        fusion: bool = False,
     ):
         self.features = check_choice("features", features, FEATURES)
         self.sampling_rate = check_int("sampling_rate", sampling_rate, 100, 1_000_000)
@@ -127,6 +144,8 @@ class AudioProcessor(MediaProcessor):
         self.hop_length = check_int("hop_length", hop_length, 1, 2**20)
         if self.features != "waveform":
             self._check_spectrum()
+        self.fusion = check_bool("fusion", fusion)
+        self._check_decibels(padding, frequency_min, frequency_max)
         self.normalize = check_bool("normalize", normalize)
         self.return_attention_mask = check_bool("return_attention_mask", return_attention_mask)
         self.stack = check_int("stack", stack, 1, 1024)
@@ -155,6 +174,36 @@ class AudioProcessor(MediaProcessor):
             raise ValueError(
                 f"`hop_length` must be at least {math.ceil(self.window_length / _MOST_OVERLAP)}, "
                 f"as windows have {self.window_length} samples, received {self.hop_length}."
+            )
+
+    def _check_decibels(self, padding, frequency_min, frequency_max) -> None:
+        """Set the values of `"decibel_mel"`. Raises ValueError if one does not fit."""
+        decibels = self.features == "decibel_mel"
+        given = (padding, frequency_min, frequency_max, self.fusion)
+        if not decibels and given != (None, 0, None, False):
+            raise ValueError(
+                "`padding`, `frequency_min`, `frequency_max` and `fusion` are for "
+                f"features='decibel_mel', received {self.features!r}."
+            )
+        self.padding = check_choice(
+            "padding", "repeatpad" if padding is None else padding, PADDINGS
+        )
+        most = self.sampling_rate / 2
+        top = most if frequency_max is None else frequency_max
+        self.frequency_max = check_number("frequency_max", top, above=0, at_most=most)
+        self.frequency_min = check_number("frequency_min", frequency_min, at_least=0)
+        if self.frequency_min >= self.frequency_max:
+            raise ValueError(
+                f"`frequency_min` must be below `frequency_max`, {self.frequency_max}, received "
+                f"{self.frequency_min}."
+            )
+        if self.fusion and self.length is None:
+            raise ValueError("`fusion` needs the `length` of a piece, received None.")
+        if decibels and self.length and self._whole <= self.window_length // 2:
+            least = self.window_length // 2 // self.hop_length + 2
+            raise ValueError(
+                f"features='decibel_mel' needs a `length` of at least {least} frames, to which "
+                f"recordings are repeated or cut, received {self.length}."
             )
 
     @property
@@ -224,6 +273,11 @@ class AudioProcessor(MediaProcessor):
             made = [self._normalized_frames(row[: self.most_samples], options) for row in samples]
             usual = _roomy(longest) if size is None else max(size, longest)
             return _padded(made, self.length or self.count_frames(usual))
+        if self.features == "decibel_mel":
+            if self.fusion:
+                return self.fused(samples)[0]
+            most = self._whole or math.ceil(longest / self.hop_length) * self.hop_length
+            return np.stack([self._decibels(self._filled(row, most)) for row in samples])
         if self.features == "log_mel":
             # Pad before the transform: silence after a recording changes its last frames, and with
             # them the loudest level, on which all levels depend.
@@ -233,6 +287,55 @@ class AudioProcessor(MediaProcessor):
             return np.stack([log_mel(row, *options) for row in rows])
         array = _padded([filter_bank(row, *options)[: self.length] for row in samples], self.length)
         return array if self.mean is None else (array - np.float32(self.mean)) / (2 * self.std)
+
+    def fused(self, samples: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Return what a model of fused spectrograms reads of samples from `read`.
+
+        The three pieces of a recording of more than `length` frames are the middle ones of as many
+        thirds of the places where a piece may begin. ClapFeatureExtractor draws their places, and
+        in a batch without a longer recording it draws one that counts as longer.
+
+        Returns:
+            Float32 `(batch, length, num_bins)`, the recording, shrunk to `length` frames if it is
+            longer; float32 `(batch, 3, length, num_bins)`, its pieces, or thrice the recording; and
+            bool `(batch, 1)`, whether it is longer.
+
+        Raises:
+            ValueError: if `fusion` is False.
+
+        Source: Wu et al. 2022, "Large-scale Contrastive Language-Audio Pretraining with Feature
+        Fusion and Keyword-to-Caption Augmentation", section 3.3.
+        """
+        if not self.fusion:
+            raise ValueError("An AudioProcessor without `fusion` makes one spectrogram of each.")
+        wholes, pieces, longer = [], [], []
+        for row in samples:
+            whole = row if len(row) > self._whole else self._filled(row, self._whole)
+            levels = self._decibels(whole)
+            last = len(levels) - self.length
+            places = [0, 0, 0]
+            if last > 0:
+                thirds = np.array_split(np.arange(last + 1), 3)
+                places = [int(each[len(each) // 2]) if len(each) else 0 for each in thirds]
+            wholes.append(shrunk(levels, self.length))
+            pieces.append(np.stack([levels[i : i + self.length] for i in places]))
+            longer.append([last > 0])
+        return np.stack(wholes), np.stack(pieces), np.array(longer)
+
+    def _decibels(self, row: np.ndarray) -> np.ndarray:
+        sizes = (self.sampling_rate, self.num_bins, self.window_length, self.hop_length)
+        bounds = (self.frequency_min, self.frequency_max)
+        return decibel_mel(row, *sizes, *bounds, scale="htk" if self.fusion else "slaney")
+
+    def _filled(self, row: np.ndarray, most: int) -> np.ndarray:
+        """Return `most` samples of a recording: its first ones, or all repeated up to a length."""
+        if self.length is None:  # of a batch, on which a recording's features must not depend
+            pass
+        elif self.padding == "repeat":
+            row = np.resize(row, most) if len(row) < most else row
+        elif self.padding == "repeatpad":
+            row = np.tile(row, max(most // len(row), 1))
+        return np.pad(row[:most], (0, max(most - len(row), 0)))
 
     def count_frames(self, samples: int) -> int:
         """Return how many frames the features have of a number of samples."""
@@ -296,7 +399,14 @@ class AudioProcessor(MediaProcessor):
         """Number of samples at which a recording is cut; None if it is not cut."""
         if self.length is None or self.features == "waveform":
             return self.length
+        if self.features == "decibel_mel":
+            return None if self.fusion else self._whole
         return self.length * self.stack * self.hop_length
+
+    @property
+    def _whole(self) -> int | None:
+        """Number of samples around whose first and last one `length` frames begin and end."""
+        return None if self.length is None else (self.length - 1) * self.hop_length
 
     def check(self, config: TransformerConfig) -> None:
         stem = config.sides[0].stem
@@ -310,6 +420,18 @@ class AudioProcessor(MediaProcessor):
         size = getattr(stem, "image_size", None)  # patches of a spectrogram
         if bins is None and size is not None and stem.num_channels == 1:
             bins = size[0]
+        most = getattr(stem, "most_frames", None)
+        if most is not None and not 1 <= (self.length or most + 1) <= most:
+            raise ValueError(
+                f"The model reads recordings of at most {most:,} frames: give the processor a "
+                f"`length` of 1 to {most:,}, received {self.length}."
+            )
+        fuses = getattr(stem, "fusion", None) is not None
+        if fuses != self.fusion and (fuses or most is not None):
+            raise ValueError(
+                f"The stem of the model has fusion={stem.fusion}, and the processor "
+                f"fusion={self.fusion}: they go together."
+            )
         if bins is None:
             raise ValueError("An AudioProcessor needs a model whose config has a `stem` for audio.")
         if self.features == "waveform":
@@ -358,6 +480,20 @@ class AudioProcessor(MediaProcessor):
                 "stride": self.stack,
                 "return_attention_mask": True,
                 **length,
+            }
+        if self.features == "decibel_mel":
+            seconds = None if self.length is None else self._whole / self.sampling_rate
+            whole = seconds is not None and seconds == int(seconds)
+            return {
+                **values,
+                "feature_size": self.num_bins,
+                "fft_window_size": self.window_length,
+                "hop_length": self.hop_length,
+                "max_length_s": int(seconds) if whole else seconds,
+                "frequency_min": self.frequency_min,
+                "frequency_max": self.frequency_max,
+                "padding": self.padding,
+                "truncation": "fusion" if self.fusion else "rand_trunc",
             }
         if self.features == "magnitude_log_mel":
             window = {"frame_length": self.window_length, "hop_length": self.hop_length}
@@ -420,6 +556,8 @@ class AudioProcessor(MediaProcessor):
             given["normalize"] = values.get("do_normalize", True)
             given["return_attention_mask"] = values.get("return_attention_mask", False)
             return cls(features, length=length, **given)
+        if features == "decibel_mel":
+            return cls(features, **_values_of_clap(values))
         given["hop_length"] = values.get("hop_length", 160)
         if features == "magnitude_log_mel":
             bins, window = values.get("feature_size", 128), values.get("frame_length", 320)
@@ -453,6 +591,36 @@ class AudioProcessor(MediaProcessor):
         of_all = {"mean": mean, "std": std} if normalized else {}
         bins, length = values.get("num_mel_bins", 128), values.get("max_length", 1024)
         return cls(features, length=length, num_bins=bins, **of_all, **given)
+
+
+def _values_of_clap(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options that the file of a ClapFeatureExtractor states."""
+    truncation = values.get("truncation", "fusion")
+    if truncation not in ("fusion", "rand_trunc"):
+        raise ValueError(
+            f"truncation={shorten(truncation)} is not supported, only 'fusion' and 'rand_trunc'."
+        )
+    rate = check_int("sampling_rate", values.get("sampling_rate", 48_000), 100, 1_000_000)
+    hop = check_int("hop_length", values.get("hop_length", 480), 1, 2**20)
+    seconds = values.get("max_length_s", 10)
+    check_number("max_length_s", seconds, above=0, at_most=1e6, none=True)
+    samples = 0 if seconds is None else round(seconds * rate)
+    if samples % hop:
+        raise ValueError(
+            f"max_length_s={seconds} must be a multiple of hop_length={hop} samples at "
+            f"{rate:,} a second."
+        )
+    return {
+        "sampling_rate": rate,
+        "hop_length": hop,
+        "length": None if seconds is None else samples // hop + 1,
+        "fusion": truncation == "fusion",
+        "num_bins": values.get("feature_size", 64),
+        "window_length": values.get("fft_window_size", 1024),
+        "padding": values.get("padding", "repeatpad"),
+        "frequency_min": values.get("frequency_min", 0),
+        "frequency_max": values.get("frequency_max", 14_000),
+    }
 
 
 def _roomy(samples: int) -> int:

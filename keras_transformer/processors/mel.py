@@ -33,13 +33,8 @@ def log_mel(
     Source: Radford et al. 2022, "Robust Speech Recognition via Large-Scale Weak Supervision",
     section 2.2.
     """
-    half = window_length // 2
     count = max(len(samples) // hop_length, 1)
-    if len(samples) <= half:
-        samples = np.pad(samples, (0, half + 1 - len(samples)))
-    padded = np.pad(samples, half, mode="reflect")
-    frames = np.lib.stride_tricks.sliding_window_view(padded, window_length)[::hop_length]
-    frames = frames[:count]
+    frames = _centered(samples, window_length, hop_length)[:count]
     window = np.hanning(window_length + 1)[:-1].astype("float32")
     filters = mel_filters(sampling_rate, num_bins, window_length, "slaney")
 
@@ -50,6 +45,74 @@ def log_mel(
 
     levels = _by_blocks(levels_of, frames)
     return ((np.maximum(levels, levels.max() - 8) + 4) / 4).astype("float32")
+
+
+def decibel_mel(
+    samples: np.ndarray,
+    sampling_rate: int,
+    num_bins: int,
+    window_length: int,
+    hop_length: int,
+    frequency_min: float = 0.0,
+    frequency_max: float | None = None,
+    scale: str = "slaney",
+) -> np.ndarray:
+    """Return a mel spectrogram in decibels, as in CLAP.
+
+    Args:
+        samples: float32 `(samples,)`.
+        sampling_rate: int, samples per second.
+        num_bins: int, frequency bands.
+        window_length: int, samples in a frame.
+        hop_length: int, samples from one frame to the next; the first is around the first sample.
+        frequency_min: float, hertz, where the lowest band begins.
+        frequency_max: float, hertz, where the highest band ends. Defaults to half of the rate.
+        scale: as for `mel_filters`.
+
+    Returns:
+        Float32 `(samples // hop_length + 1, num_bins)`, ten times the base-10 logarithm of the
+        power, at least -100.
+
+    Source: Wu et al. 2022, "Large-scale Contrastive Language-Audio Pretraining with Feature Fusion
+    and Keyword-to-Caption Augmentation", section 4.1.
+    """
+    frames = _centered(samples, window_length, hop_length)
+    window = np.hanning(window_length + 1)[:-1]
+    bounds = (frequency_min, frequency_max)
+    filters = mel_filters(sampling_rate, num_bins, window_length, scale, *bounds)
+
+    def levels_of(frames: np.ndarray) -> np.ndarray:
+        # Rounded as in Transformers.
+        spectrum = np.fft.rfft(frames.astype("float64") * window).astype("complex64")
+        power = np.square(np.abs(spectrum.astype("complex128")))
+        return (10 * np.log10(np.maximum(power @ filters, 1e-10))).astype("float32")
+
+    return _by_blocks(levels_of, frames)
+
+
+def shrunk(levels: np.ndarray, length: int) -> np.ndarray:
+    """Return frames `(frames, num_bins)` as `length` ones, each between the two nearest places.
+
+    In float32, as PyTorch's `interpolate` computes places.
+    """
+    if len(levels) == length:
+        return levels
+    step = np.float64(np.float32(len(levels)) / np.float32(length))
+    # Rounded once, as by a fused multiplication and addition.
+    places = np.maximum(step * (np.arange(length) + 0.5) - 0.5, 0).astype("float32")
+    first = places.astype("int64")
+    second = np.minimum(first + 1, len(levels) - 1)
+    share = (places - first.astype("float32"))[:, None]
+    return levels[first] * (1 - share) + levels[second] * share
+
+
+def _centered(samples: np.ndarray, window_length: int, hop_length: int) -> np.ndarray:
+    """Return windows around each `hop_length`-th sample, with reflected samples at the ends."""
+    half = window_length // 2
+    if len(samples) <= half:
+        samples = np.pad(samples, (0, half + 1 - len(samples)))
+    padded = np.pad(samples, half, mode="reflect")
+    return np.lib.stride_tricks.sliding_window_view(padded, window_length)[::hop_length]
 
 
 def plain_log_mel(
@@ -183,16 +246,25 @@ def power_of_two(count: int) -> int:
 
 
 @functools.lru_cache(maxsize=8)
-def mel_filters(sampling_rate: int, num_bins: int, size: int, scale: str) -> np.ndarray:
+def mel_filters(
+    sampling_rate: int,
+    num_bins: int,
+    size: int,
+    scale: str,
+    frequency_min: float = 0.0,
+    frequency_max: float | None = None,
+) -> np.ndarray:
     """Return triangular filters over the frequencies of a Fourier transform, one for each band.
 
     Args:
         sampling_rate: int, samples per second.
         num_bins: int, number of bands.
         size: int, samples in the transform.
-        scale: `"slaney"`, linear below 1 kHz, with triangles of equal area, from 0 Hz; `"htk"`,
-            triangles of height 1, from 0 Hz; or `"kaldi"`, of height 1 in the mel scale, from 20
-            Hz.
+        scale: `"slaney"`, linear below 1 kHz, with triangles of equal area; `"htk"`, triangles of
+            height 1; or `"kaldi"`, of height 1 in the mel scale, from 20 Hz.
+        frequency_min: float, hertz, where the first band begins, except in `"kaldi"`.
+        frequency_max: float, hertz, where the last band ends, except in `"kaldi"`. Defaults to half
+            of the rate.
 
     Returns:
         Float64 `(size // 2 + 1, num_bins)`.
@@ -201,18 +273,21 @@ def mel_filters(sampling_rate: int, num_bins: int, size: int, scale: str) -> np.
     scales.
     """
     frequencies = np.arange(size // 2 + 1) * (sampling_rate / size)
+    top = sampling_rate / 2 if frequency_max is None else frequency_max
     if scale == "kaldi":
         low, high = (1127 * np.log1p(hertz / 700) for hertz in (20, sampling_rate // 2))
         places, edges = 1127 * np.log1p(frequencies / 700), np.linspace(low, high, num_bins + 2)
     elif scale == "htk":
-        last = 2595 * np.log10(1 + sampling_rate / 2 / 700)
-        edges = 700 * (10 ** (np.linspace(0, last, num_bins + 2) / 2595) - 1)
+        first, last = (2595 * np.log10(1 + hertz / 700) for hertz in (frequency_min, top))
+        edges = 700 * (10 ** (np.linspace(first, last, num_bins + 2) / 2595) - 1)
         places = frequencies
     else:
         step, above = 200 / 3, np.log(6.4) / 27
-        top = sampling_rate / 2
-        last = top / step if top < 1000 else 15 + np.log(top / 1000) / above
-        mels = np.linspace(0, last, num_bins + 2)
+        first, last = (
+            hertz / step if hertz < 1000 else 15 + np.log(hertz / 1000) / above
+            for hertz in (frequency_min, top)
+        )
+        mels = np.linspace(first, last, num_bins + 2)
         edges = np.where(mels < 15, mels * step, 1000 * np.exp(above * (mels - 15)))
         places = frequencies
     widths = np.diff(edges)

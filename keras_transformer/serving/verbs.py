@@ -506,7 +506,7 @@ VERBS = (
         explained=_file,
     ),
     Verb(
-        "classify", "Classify", ("ImageEmbedder",),
+        "classify", "Classify", ("ImageEmbedder", "AudioEmbedder"),
         (_FILE, Field("labels", "texts", "Classes, one per line")), _classify_by_labels,
     ),
     Verb(

@@ -63,10 +63,13 @@ def model_rows(
     apart = backbone.get("source")
     sides = backbone["kind"] == "dual" or backbone.get("placeholder_id") is not None
     of_images = apart or (sides and (backbone["encoder"] or {}))
+    medium = "images"
+    if ((of_images or {}).get("stem") or {}).get("kind") == "folded_frames":
+        medium = "sound"
     for key in of_images or ():
         shown = key in _ROWS and _ROWS[key] in rows and key not in ("vocabulary_size", "position")
         if shown and ("expert" not in key or of_images.get("num_experts")):
-            rows[f"{_ROWS[key]}, of images"] = of_images[key]
+            rows[f"{_ROWS[key]}, of {medium}"] = of_images[key]
     if stem := backbone.get("stem"):
         del rows["longest sequence"], rows["vocabulary"]
     stem = (apart or backbone.get("encoder") or {}).get("stem") or stem

@@ -19,6 +19,7 @@ from keras_transformer.tasks.images.prompted_segmenter import (
 from keras_transformer.tasks.series.forecaster import Forecaster
 from keras_transformer.tasks.series.sampled_forecaster import SampledForecaster
 from keras_transformer.tasks.speech.audio_classifier import AudioClassifier
+from keras_transformer.tasks.speech.audio_embedder import AudioEmbedder
 from keras_transformer.tasks.speech.ctc_speech_to_text import CTCSpeechToText
 from keras_transformer.tasks.speech.speech_to_text import SpeechToText
 from keras_transformer.tasks.text.causal_lm import CausalLM
@@ -35,6 +36,7 @@ from keras_transformer.tasks.videos.video_classifier import VideoClassifier
 
 __all__ = [
     "AudioClassifier",
+    "AudioEmbedder",
     "CTCSpeechToText",
     "CausalLM",
     "DepthEstimator",

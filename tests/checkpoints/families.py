@@ -30,6 +30,7 @@ OF_OTHERS = {
     **family_duals.CONFIGS,
     **family_duals.TEXTS,
     **family_duals.OF_PATCHES,
+    **family_duals.OF_SOUND,
     **family_writers.OF_IMAGES,
     **family_placed.CONFIGS,
     **family_placed.OF_ANY_SIZE,

@@ -65,3 +65,56 @@ TEXTS = {
     "metaclip_2_text_model": ("MetaClip2Text", [_TEXTS]),
     "siglip_text_model": ("SiglipText", [_WIDE, {**_TEXTS, "projection_size": 8}]),
 }
+
+_WORDS = {
+    "vocab_size": 61,
+    "hidden_size": 12,
+    "intermediate_size": 20,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 3,
+    "max_position_embeddings": 14,
+    "type_vocab_size": 1,
+}
+_SOUND = {
+    "num_mel_bins": 8,
+    "spec_size": 32,
+    "window_size": 4,
+    "patch_embeds_hidden_size": 6,
+    "hidden_size": 12,
+    "depths": [2, 2],
+    "num_attention_heads": [2, 3],
+}
+# Windows of 5 do not divide the grids; patches of 6 overlap.
+_OTHER_SOUND = {
+    **_SOUND,
+    "spec_size": 48,
+    "window_size": 5,
+    "patch_size": [6, 6],
+    "patch_stride": 4,
+    "depths": [1, 2],
+    "num_attention_heads": [1, 2],
+    "num_mel_bins": 16,
+    "hidden_act": "relu",
+    "mlp_ratio": 2.5,
+    "qkv_bias": False,
+}
+# Models of recordings and texts, see `test_clap.py`.
+OF_SOUND = {
+    "clap": (
+        "Clap",
+        [
+            {"text_config": _WORDS, "audio_config": _SOUND, "projection_dim": 10},
+            {
+                "text_config": {**_WORDS, "hidden_act": "relu", "layer_norm_eps": 1e-3},
+                "audio_config": _OTHER_SOUND,
+                "projection_dim": 7,
+                "projection_hidden_act": "gelu",
+            },
+            {
+                "text_config": _WORDS,
+                "audio_config": {**_SOUND, "enable_fusion": True, "aff_block_r": 2},
+                "projection_dim": 10,
+            },
+        ],
+    ),
+}

@@ -82,6 +82,7 @@ BACKBONES = {
     "AudioClassifier": lambda: kt.models.Encoder(audio.frames()),
     "VideoClassifier": lambda: kt.models.Encoder(videos.config()),
     "ImageEmbedder": lambda: kt.models.Encoder(images.patches()),
+    "AudioEmbedder": lambda: kt.models.Encoder(audio.frames()),
     "DepthEstimator": lambda: kt.models.Encoder(images.patches()),
     "ImageSegmenter": lambda: kt.models.Encoder(images.patches()),
     "ObjectDetector": lambda: kt.models.Encoder(images.patches(num_detection_tokens=2)),

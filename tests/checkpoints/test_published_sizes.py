@@ -44,6 +44,8 @@ SAID = {
     "camembert_base_fr": 110,
     "camembert_large_fr": 335,
     "codegen_350m_mono": 350,
+    "clap_htsat_fused": 614 / 4,  # megabytes of float32 in its file
+    "larger_clap_general": 776 / 4,
     "command_a_111b_multi": 111_000,
     "command_r7b_multi": 8030,
     # Without the head, 1.0, 1.7, 2.5 and 4.6 of what the cards say.

@@ -43,6 +43,12 @@ def spectrogram(**values):
     return config({**stem, "num_channels": 1, "distillation_token": True, **values})
 
 
+def folded(**values):
+    """Patches of a spectrogram that is folded to an image, as of CLAP."""
+    stem = {"kind": "folded_frames", "num_bins": 8, "image_size": (16, 12), "patch_size": 4}
+    return config({**stem, **values})
+
+
 def waveform(**values):
     """Convolutions over samples, as of wav2vec 2.0."""
     stem = {"kind": "waveform", "filters": [6, 5, 4], "kernel_sizes": [10, 3, 2]}

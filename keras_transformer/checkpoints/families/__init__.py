@@ -123,6 +123,7 @@ from keras_transformer.checkpoints.families.series.patchtsmixer import PATCHTSMI
 from keras_transformer.checkpoints.families.series.patchtst import PATCHTST
 from keras_transformer.checkpoints.families.series.timesfm2_5 import TIMESFM2_5
 from keras_transformer.checkpoints.families.speech.ast import AST
+from keras_transformer.checkpoints.families.speech.clap import CLAP
 from keras_transformer.checkpoints.families.speech.hubert import HUBERT
 from keras_transformer.checkpoints.families.speech.moonshine import MOONSHINE
 from keras_transformer.checkpoints.families.speech.parakeet import PARAKEET, PARAKEET_ENCODER
@@ -332,6 +333,7 @@ FAMILIES = {
         TIMESFM2_5,
         PATCHTSMIXER,
         CHRONOS_BOLT,
+        CLAP,
         CLIP,
         CLIP_VISION,
         CLIP_TEXT,

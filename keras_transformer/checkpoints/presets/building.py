@@ -289,6 +289,10 @@ def _saved_class(preset: Preset, wanted: type | None) -> type:
     return known[name]
 
 
+# Arrays that the towers of a dual encoder read.
+_OF_TOWERS = ("images", "frames", "token_ids")
+
+
 def _side(preset: Preset, wanted: type | None, kinds: tuple[str, ...] | None) -> str | None:
     """Return which tower of a dual encoder the class can use; None if the config already fits.
 
@@ -305,10 +309,11 @@ def _side(preset: Preset, wanted: type | None, kinds: tuple[str, ...] | None) ->
     if kinds is None or config.kind in kinds:
         return None
     if config.kind == "dual" and not writes:
-        images, texts = config.sides
-        reads = wanted.processor_class.reads_arrays if is_task else ("images", "token_ids")
-        if "encoder" in kinds and "images" in reads:
-            return images.kind
+        source, texts = config.sides
+        reads = wanted.processor_class.reads_arrays if is_task else _OF_TOWERS
+        array = "images" if getattr(source.stem, "num_bins", None) is None else "frames"
+        if "encoder" in kinds and array in reads:
+            return source.kind
         if "decoder" in kinds and "token_ids" in reads and not texts.bidirectional:
             return texts.kind
     raise ValueError(

@@ -20,6 +20,7 @@ _MODALITIES = {
     "queries": "images",
     "tubes": "videos",
     "frames": "sound",
+    "folded_frames": "sound",
     "subsampled_frames": "sound",
     "convolved_frames": "sound",
     "waveform": "sound",

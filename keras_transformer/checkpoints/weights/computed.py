@@ -32,6 +32,10 @@ def _counted(config: TransformerConfig, name: str, array: np.ndarray) -> Iterato
     yield np.broadcast_to(np.arange(array.shape[-1] if array.ndim else 1), array.shape)
 
 
+def _zeros(config: TransformerConfig, name: str, array: np.ndarray) -> Iterator[np.ndarray]:
+    yield np.zeros(array.shape)
+
+
 def _causal(config: TransformerConfig, name: str, array: np.ndarray) -> Iterator[np.ndarray]:
     for window in dict.fromkeys(layer.window for layer in _layers(config, name)):
         seen = np.tri(*array.shape[-2:])
@@ -99,7 +103,7 @@ def _grid(config: TransformerConfig, name: str, array: np.ndarray) -> Iterator[n
     side = _side(config, name)
     if side.grid_bias is not None:
         yield grid_index(side.stem.grid(side.stem.image_size))
-    for size in {mixer.pattern.size for mixer in _in_windows(side)}:
+    for size in {mixer.pattern.size for each in config.sides for mixer in _in_windows(each)}:
         if array.shape == (size**2, size**2):  # others could be too large to compute
             yield window_index(size)
 
@@ -133,6 +137,7 @@ def _shares_of_points(
 # Functions that yield the values allowed by a config, by pattern of tensor names.
 COMPUTED: Mapping[str, Callable[[TransformerConfig, str, np.ndarray], Iterator[np.ndarray]]] = {
     "*position_ids": _counted,
+    "*.token_type_ids": _zeros,
     "*rotary_emb*.inv_freq": _rotary,
     "*.embed_positions.weight": _waves,
     "*.embed_positions.weights": _counted_waves,

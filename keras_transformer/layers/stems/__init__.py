@@ -1,5 +1,6 @@
 """Stems, which turn token ids or other inputs into states for the blocks."""
 
+from keras_transformer.layers.stems.folded_frames import FoldedFrameStem
 from keras_transformer.layers.stems.frames import FrameStem
 from keras_transformer.layers.stems.images import ConvolutionStem, PatchStem
 from keras_transformer.layers.stems.patch_sequences import PatchSequenceStem
@@ -24,6 +25,7 @@ STEMS: dict[str, type[PositionedStem]] = {
     "queries": QueryStem,
     "subsampled_frames": SubsampledFrameStem,
     "convolved_frames": ConvolvedFrameStem,
+    "folded_frames": FoldedFrameStem,
 }
 
 __all__ = [
@@ -31,6 +33,7 @@ __all__ = [
     "ConvolutionStem",
     "ConvolvedFrameStem",
     "Embedded",
+    "FoldedFrameStem",
     "FrameStem",
     "Input",
     "PatchSequenceStem",

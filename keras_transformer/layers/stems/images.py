@@ -131,13 +131,7 @@ class PatchStem(ImageStem):
         images = ops.cast(inputs["images"], self.compute_dtype)
         size = self.image_size(images)
         stem = self.config.stem
-        if stem.stride == stem.patch_size and not stem.padding:
-            x = self._projected(images, size)
-        else:
-            around = (stem.padding, stem.padding)
-            x = ops.pad(images, ((0, 0), around, around, (0, 0))) if stem.padding else images
-            x = self.patches(x)
-            x = ops.reshape(x, (-1, x.shape[1] * x.shape[2], x.shape[3]))
+        x = self.patch_states(images, size, inputs, training)
         count, grid = len(self.tokens), stem.grid(size)
         if self.tokens:
             tokens = ops.stack([ops.cast(token, x.dtype) for token in self.tokens])
@@ -162,6 +156,19 @@ class PatchStem(ImageStem):
             added = tuple(ops.cast(each, x.dtype) for each in added)
         states = self.finished(x, training)
         return Embedded(states, position_ids=positions, grid=grid, added=added)
+
+    def patch_states(self, images, size: tuple[int, int], inputs, training: bool = False):
+        """Return the projected patches of images, `(batch, patches, width)`, row by row.
+
+        `inputs` are those of the call, for a stem that has further ones.
+        """
+        stem = self.config.stem
+        if stem.stride == stem.patch_size and not stem.padding:
+            return self._projected(images, size)
+        around = (stem.padding, stem.padding)
+        x = ops.pad(images, ((0, 0), around, around, (0, 0))) if stem.padding else images
+        x = self.patches(x)
+        return ops.reshape(x, (-1, x.shape[1] * x.shape[2], x.shape[3]))
 
     def _projected(self, images, size):
         """Project patches that do not overlap in one product, `(batch, patches, width)`."""

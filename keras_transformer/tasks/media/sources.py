@@ -176,6 +176,17 @@ class PairProcessor(SourceProcessor):
     reads_arrays = ("images", "patches")
 
 
+class RecordingPairProcessor(SourceProcessor):
+    """An `AudioProcessor`, and a tokenizer if the model also embeds texts."""
+
+    source_class = AudioProcessor
+    kind = "audio processor and tokenizer"
+    raw = "recordings"
+    files = AudioProcessor.files
+    needs_tokenizer = False
+    reads_arrays = AudioProcessor.reads_arrays
+
+
 class SourceRows:
     """Rows of a backbone input, computed from sources when they are indexed.
 

@@ -35,8 +35,10 @@ def arrays_of_sound(
                     f"`x[{place}]` is silent: each of its {len(row):,} samples is {row[0]:g}. Its "
                     "text cannot be learned from it: remove the row."
                 )
-    features = processor.features_of(samples, size)
     main = backbone.id_inputs[0]
+    if processor.fusion:
+        return dict(zip((main, "pieces", "is_longer"), processor.fused(samples), strict=True))
+    features = processor.features_of(samples, size)
     side = "encoder_" if main.startswith("encoder_") else ""
     name = main.removeprefix(side)
     if name == "samples" or processor.is_masked:

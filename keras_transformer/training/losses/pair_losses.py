@@ -1,4 +1,4 @@
-"""Losses of CLIP and SigLIP for batches of matching images and texts."""
+"""Losses of CLIP and SigLIP for batches of matching images or recordings and texts."""
 
 from typing import Any
 
@@ -16,8 +16,12 @@ _HIDDEN = -1e30
 class PairLoss(keras.losses.Loss):
     """Base class of losses of the logits of a batch of pairs, `(pairs, pairs)`, in float32.
 
-    The i-th image and the i-th text are a pair. Pairs of weight 0 are ignored.
+    The i-th image or recording and the i-th text are a pair. Pairs of weight 0 are ignored.
     """
+
+    # Whether logits `(pairs, pairs, 2)` may differ for the texts of an image and the images of a
+    # text.
+    takes_both = False
 
     def __init__(self, name: str | None = None):
         super().__init__(name=name, reduction=None, dtype="float32")
@@ -25,12 +29,16 @@ class PairLoss(keras.losses.Loss):
     def __call__(self, y_true, y_pred, sample_weight=None):
         logits = ops.convert_to_tensor(y_pred, dtype="float32")
         shape = known_shape(logits)
-        if shape is not None and not (len(shape) == 2 and agree(shape[:1], shape[1:])):
+        square = shape is None or (len(shape) >= 2 and agree(shape[:1], shape[1:2]))
+        if not square or (shape and shape[2:] not in ((), (2,) if self.takes_both else ())):
             raise ValueError(
                 f"{type(self).__name__} takes the logits of as many images as texts, `(pairs, "
                 f"pairs)`, received shape {shape}. Fit on both: fit((images, texts))."
             )
-        weights = ops.ones_like(logits[:, 0]) if sample_weight is None else sample_weight
+        if sample_weight is None:
+            weights = ops.ones_like(ops.reshape(logits, (ops.shape(logits)[0], -1))[:, 0])
+        else:
+            weights = sample_weight
         weights = ops.reshape(ops.convert_to_tensor(weights, dtype="float32"), (-1,))
         losses = self.of_pairs(logits, weights > 0)
         total = ops.sum(weights)
@@ -58,7 +66,8 @@ class ContrastiveLoss(PairLoss):
     """Mean of two cross-entropies: each image's text among all texts, and each text's image.
 
     Larger batches have more negatives. A text that occurs twice in a batch also counts as wrong for
-    its own image: let texts differ from row to row.
+    its own image: let texts differ from row to row. Logits `(pairs, pairs, 2)` have a scale of
+    their own in each of the two (CLAP).
 
     Args:
         name: see `keras.losses.Loss`.
@@ -82,9 +91,12 @@ class ContrastiveLoss(PairLoss):
     def __init__(self, name: str = "contrastive"):
         super().__init__(name)
 
+    takes_both = True
+
     def of_pairs(self, logits, there):
         total = 0.0
-        for scores in (logits, ops.transpose(logits)):
+        of_rows, of_columns = (logits, logits) if len(logits.shape) == 2 else split(logits)
+        for scores in (of_rows, ops.transpose(of_columns)):
             # The number of pairs may be unknown to a graph, so a pair's own score is the diagonal.
             scores = below_largest(ops.where(there[None], scores, _HIDDEN))
             total += ops.log(ops.sum(ops.exp(scores), axis=-1)) - ops.diagonal(scores)
@@ -127,7 +139,7 @@ class PairwiseSigmoidLoss(PairLoss):
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
 class PairAccuracy(keras.metrics.MeanMetricWrapper):
-    """Share of images whose own text is the likeliest of their batch, from logits.
+    """Share of images or recordings whose own text is the likeliest of their batch, from logits.
 
     Args:
         name, dtype: see `keras.metrics.Metric`.
@@ -153,21 +165,31 @@ class PairAccuracy(keras.metrics.MeanMetricWrapper):
 
 
 def pair_accuracy(y_true, y_pred):
-    """Return 1 for each image whose text is the likeliest, else 0, float32 `(pairs,)`."""
+    """Return 1 for each row whose own text is the likeliest, else 0, float32 `(pairs,)`."""
+    if len(y_pred.shape) == 3:
+        y_pred, _ = split(y_pred)
     places = ops.arange(ops.shape(y_pred)[0], dtype="int32")
     return ops.cast(ops.equal(ops.cast(ops.argmax(y_pred, axis=1), "int32"), places), "float32")
+
+
+def split(logits):
+    """Return the logits `(pairs, pairs)` of the rows and of the columns of `(pairs, pairs, 2)`."""
+    return logits[..., 0], logits[..., 1]
 
 
 _LOSSES = {"contrastive": ContrastiveLoss, "pairwise_sigmoid": PairwiseSigmoidLoss}
 
 
-def pair_loss(given: Any) -> Any:
-    """Return the loss with this name, or a given loss itself. Raises ValueError if unknown."""
+def pair_loss(given: Any, task: str) -> Any:
+    """Return the loss with this name, or a given loss itself.
+
+    Raises ValueError if it is unknown; `task` is the name of the task that has no such loss.
+    """
     if not isinstance(given, str) or given == "auto":
         return given
     if given not in _LOSSES:
         raise ValueError(
-            f"An ImageEmbedder has no loss {shorten(given)}.{nearest(given, _LOSSES)} It has "
+            f"An {task} has no loss {shorten(given)}.{nearest(given, _LOSSES)} It has "
             f"{', '.join(map(repr, _LOSSES))}; or give a loss of `keras_transformer.training`."
         )
     return _LOSSES[given]()

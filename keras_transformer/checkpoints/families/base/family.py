@@ -209,7 +209,7 @@ class Family:
             plain, stated = (config, {}) if self.parts is None else self.parts.write(config)
             if not plain.by_keywords:
                 raise Inexpressible(f"{cannot} the parts of this config.")
-            theirs = self._written(plain) | stated
+            theirs = _merged(self._written(plain), stated)
             back = self.config(theirs)
         except Inexpressible:
             raise

@@ -31,9 +31,12 @@ _CONSTANTS = {
 }
 
 
-def towers(images: Tower, texts: Tower) -> Conversion:
-    """Return the conversion of two nested configs; the text tower's fields are our flat values."""
-    both = {"encoder": ("vision", images), "decoder": ("text", texts)}
+def towers(images: Tower, texts: Tower, name: str = "vision") -> Conversion:
+    """Return the conversion of two nested configs; the text tower's fields are our flat values.
+
+    The config of the other tower, of images or of sound, is published as `name` with `_config`.
+    """
+    both = {"encoder": (name, images), "decoder": ("text", texts)}
 
     def read(values: Values) -> dict[str, Any]:
         encoder, decoder = (_read(values, *tower) for tower in both.values())

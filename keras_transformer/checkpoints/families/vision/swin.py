@@ -27,6 +27,7 @@ from keras_transformer.config import (
     Attention,
     ConcatenatedMerging,
     GridWindows,
+    PatchStemConfig,
     TransformerConfig,
     WindowBias,
 )
@@ -68,7 +69,7 @@ def _ratio(inner: int, width: int) -> float:
     return ratio if int(ratio * width) == inner else math.nextafter(ratio, math.inf)
 
 
-def _read(values: Values) -> dict[str, Any]:
+def keywords_of(values: Values) -> dict[str, Any]:
     """Return keywords of a model in which all layers are like the last."""
     stages = stages_of(values)
     _, heads, width = stages[-1]
@@ -140,7 +141,7 @@ def write_parts(
     blocks = () if side is None else side.layers
     mixers = [getattr(block, "mixer", None) for block in blocks]
     patterns = {type(getattr(mixer, "pattern", None)) for mixer in mixers}
-    if patterns != {GridWindows} or getattr(side.input, "kind", "") != "patches":
+    if patterns != {GridWindows} or not isinstance(side.input, PatchStemConfig):
         return config, {}
     starts = (0, *side.stage_ends)[:-1]
     stated: dict[str, Any] = {
@@ -153,7 +154,7 @@ def write_parts(
     }
     keywords = {
         **constants,
-        **_read(stated),
+        **keywords_of(stated),
         "stem": side.input.to_dict(),
         "activation": side.block.feed_forward.activation,
         "dropout": side.block.dropout,
@@ -183,6 +184,7 @@ def lines_of(
     config: TransformerConfig,
     layer: Mapping[str, str] = MappingProxyType(_LAYER),
     further: tuple[WeightLine, ...] = _BIASES,
+    stages: str = "encoder.layers.",
 ) -> tuple[WeightLine, ...]:
     """Return the lines of the layers, which are numbered within their stage there.
 
@@ -190,16 +192,17 @@ def lines_of(
         config: the config of a model.
         layer: names of the layers of a block.
         further: other lines of a block.
+        stages: the beginning of the published names.
     """
     ends = config.encoder.stage_ends
     lines: tuple[WeightLine, ...] = ()
     for stage, (first, end) in enumerate(zip((0, *ends), ends, strict=False)):
         if stage:
             merging = {"projection": "reduction", "norm": "norm"}
-            ours, theirs = f"encoder/layer_{first}/merging/", f"encoder.layers.{stage - 1}."
+            ours, theirs = f"encoder/layer_{first}/merging/", f"{stages}{stage - 1}."
             lines += layers(merging, ours, f"{theirs}downsample.")
         for i in range(first, end):
-            mine, its = f"encoder/layer_{i}/", f"encoder.layers.{stage}.blocks.{i - first}."
+            mine, its = f"encoder/layer_{i}/", f"{stages}{stage}.blocks.{i - first}."
             lines += layers(layer, mine, its)
             for line in further:
                 names = {"ours": f"{mine}{line.ours}", "theirs": f"{its}{line.theirs}"}
@@ -223,7 +226,7 @@ SWIN = Family(
         "embedding_normalization": True,
         "normalization_epsilon": 1e-5,
     },
-    conversions=(_PATCHES, Conversion(_read, lambda config: {})),
+    conversions=(_PATCHES, Conversion(keywords_of, lambda config: {})),
     parts=PartsWithoutKeywords(
         read_parts, lambda config: write_parts(config, SWIN.constants, lambda mixers: {})
     ),
