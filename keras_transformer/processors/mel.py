@@ -9,6 +9,8 @@ import numpy as np
 _LEAST_POWER = 1.192092955078125e-07
 # Share of the sample before that pre-emphasis subtracts from a sample.
 PREEMPHASIS = 0.97
+# Of Gemma 3n: samples of which recordings have a multiple, and the lowest and highest frequency.
+UNIT, BAND = 128, (125.0, 7600.0)
 # Samples of frames transformed at once (five minutes for Whisper), so that hours of audio need
 # little more memory than their samples.
 _BLOCK = 2**15 * 400
@@ -120,6 +122,44 @@ def magnitude_log_mel(
     return _by_blocks(levels_of, frames)
 
 
+def preemphasized_log_mel(
+    samples: np.ndarray, sampling_rate: int, num_bins: int, window_length: int, hop_length: int
+) -> np.ndarray:
+    """Return the logarithm of a mel spectrogram of magnitudes with pre-emphasis, as in Gemma 3n.
+
+    A frame is there if all of its samples, and the one behind it, are; zeros behind the last sample
+    make their number a multiple of 128.
+
+    Args:
+        samples: float32 `(samples,)`.
+        sampling_rate: int, samples per second.
+        num_bins: int, frequency bands, from 125 Hz to 7,600 Hz.
+        window_length: int, samples in a frame.
+        hop_length: int, samples from one frame to the next.
+
+    Returns:
+        Float32 `(frames, num_bins)`, the natural logarithm of the magnitude, at least that of
+        0.00001.
+
+    Source: Google DeepMind 2025, the published code of Gemma 3n.
+    """
+    size = 2 * power_of_two(window_length)
+    padded = np.pad(samples, (0, -len(samples) % UNIT))
+    frames = np.lib.stride_tricks.sliding_window_view(padded, window_length)[:-1:hop_length]
+    window = np.hanning(window_length + 1)[:-1].astype("float32")
+    filters = mel_filters(sampling_rate, num_bins, size, "htk", *BAND)
+
+    def levels_of(frames: np.ndarray) -> np.ndarray:
+        frames = np.concatenate(
+            [frames[:, :1] * (1 - PREEMPHASIS), frames[:, 1:] - PREEMPHASIS * frames[:, :-1]],
+            axis=1,
+        )
+        magnitudes = np.abs(np.fft.rfft(frames * window, n=size))
+        return np.log(np.maximum(magnitudes @ filters, 1e-5)).astype("float32")
+
+    return _by_blocks(levels_of, frames)
+
+
 def filter_bank(
     samples: np.ndarray,
     sampling_rate: int,
@@ -183,7 +223,14 @@ def power_of_two(count: int) -> int:
 
 
 @functools.lru_cache(maxsize=8)
-def mel_filters(sampling_rate: int, num_bins: int, size: int, scale: str) -> np.ndarray:
+def mel_filters(
+    sampling_rate: int,
+    num_bins: int,
+    size: int,
+    scale: str,
+    lowest: float = 0.0,
+    highest: float | None = None,
+) -> np.ndarray:
     """Return triangular filters over the frequencies of a Fourier transform, one for each band.
 
     Args:
@@ -191,8 +238,9 @@ def mel_filters(sampling_rate: int, num_bins: int, size: int, scale: str) -> np.
         num_bins: int, number of bands.
         size: int, samples in the transform.
         scale: `"slaney"`, linear below 1 kHz, with triangles of equal area, from 0 Hz; `"htk"`,
-            triangles of height 1, from 0 Hz; or `"kaldi"`, of height 1 in the mel scale, from 20
-            Hz.
+            triangles of height 1; or `"kaldi"`, of height 1 in the mel scale, from 20 Hz.
+        lowest, highest: float, Hertz at which the filters of `"htk"` begin and end. Default to 0
+            and half of the rate.
 
     Returns:
         Float64 `(size // 2 + 1, num_bins)`.
@@ -205,8 +253,9 @@ def mel_filters(sampling_rate: int, num_bins: int, size: int, scale: str) -> np.
         low, high = (1127 * np.log1p(hertz / 700) for hertz in (20, sampling_rate // 2))
         places, edges = 1127 * np.log1p(frequencies / 700), np.linspace(low, high, num_bins + 2)
     elif scale == "htk":
-        last = 2595 * np.log10(1 + sampling_rate / 2 / 700)
-        edges = 700 * (10 ** (np.linspace(0, last, num_bins + 2) / 2595) - 1)
+        highest = sampling_rate / 2 if highest is None else highest
+        first, last = (2595 * np.log10(1 + hertz / 700) for hertz in (lowest, highest))
+        edges = 700 * (10 ** (np.linspace(first, last, num_bins + 2) / 2595) - 1)
         places = frequencies
     else:
         step, above = 200 / 3, np.log(6.4) / 27

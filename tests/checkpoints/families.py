@@ -35,6 +35,7 @@ OF_OTHERS = {
     **family_placed.OF_ANY_SIZE,
     **family_placed.OF_ROWS,
     **family_placed.OF_BUDGETS,
+    **family_placed.OF_RECORDINGS,
     **family_placed.RETRIEVERS,
     **family_placed.IN_ENCODERS,
 }
@@ -84,6 +85,7 @@ LANGUAGE_MODELS = {
     "paligemma": "PaliGemmaForConditionalGeneration",
     "colpali": "ColPaliForRetrieval",
     "colqwen2": "ColQwen2ForRetrieval",
+    "gemma3n": "Gemma3nForConditionalGeneration",
     "gemma4": "Gemma4ForConditionalGeneration",
     "qwen2_vl": "Qwen2VLForConditionalGeneration",
     "qwen2_5_vl": "Qwen2_5_VLForConditionalGeneration",

@@ -299,5 +299,9 @@ GEMMA3N = Family(
             "vision_tower.*",
             "embed_vision.*",
         ),
+        told={
+            "vision_tower.*": "the weights of images, vision_tower and embed_vision, are not read: "
+            "the model reads texts and recordings."
+        },
     ),
 )
