@@ -177,6 +177,26 @@ def make(model_type, number, suffix, seed=0, **values):
     return model
 
 
+def without_timm():
+    """Let Transformers make Gemma 3n with one layer in place of its tower of images.
+
+    That tower, which is not read here, is a convolutional network of the package timm.
+    """
+    import torch
+    import transformers
+    from transformers.models.gemma3n.configuration_gemma3n import Gemma3nVisionConfig
+
+    class Tower(transformers.PreTrainedModel):
+        config_class = Gemma3nVisionConfig
+
+        def __init__(self, config):
+            super().__init__(config)
+            self.timm_model = torch.nn.Linear(3, config.hidden_size)
+            self.post_init()
+
+    transformers.AutoModel.register(Gemma3nVisionConfig, Tower, exist_ok=True)
+
+
 def batch(pad_id=0, rows=3, length=9, seed=1, words=61):
     """Ids `(rows, length)` without the padding's, of rows of several lengths, and their mask."""
     random = np.random.default_rng(seed)

@@ -6,6 +6,7 @@ import sys
 import numpy as np
 import tokenizers
 
+from tests.checkpoints import families
 from tests.checkpoints.family_placed import (
     OF_ANY_SIZE,
     OF_BUDGETS,
@@ -452,21 +453,12 @@ class Gemma3nInputs:
 def gemma3n(folder, states=20):
     """A Gemma 3n, whose recordings have so many states, fewer than in published models.
 
-    The weights of its tower of images are those of one layer: the tower is of another package.
+    The weights of its tower of images are those of one layer, see `families.without_timm`.
     """
     import torch
     import transformers
-    from transformers.models.gemma3n.configuration_gemma3n import Gemma3nVisionConfig
 
-    class Tower(transformers.PreTrainedModel):
-        config_class = Gemma3nVisionConfig
-
-        def __init__(self, config):
-            super().__init__(config)
-            self.timm_model = torch.nn.Linear(3, config.hidden_size)
-            self.post_init()
-
-    transformers.AutoModel.register(Gemma3nVisionConfig, Tower, exist_ok=True)
+    families.without_timm()
     tokenizer = tokenizer_of(
         boi_token="<start_of_image>", boa_token="<start_of_audio>", turn_token="<start_of_turn>",
         end_of_turn_token="<end_of_turn>",
