@@ -114,10 +114,6 @@ LOADED_TYPES: dict[str, str | None] = {
 }
 
 
-# What is covered of a type whose family does not read all of it.
-_PARTLY = {"gemma3n": "texts and sound"}
-
-
 def rows() -> list[tuple[str, str, str]]:
     """The rows of the table: a type, whether it is covered, and by which name or why not.
 
@@ -135,7 +131,7 @@ def rows() -> list[tuple[str, str, str]]:
                 else f"{name} has no family: state in LOADED_TYPES why not."
             )
         if name in FAMILIES:
-            found.append((f"`{name}`", _PARTLY.get(name, "yes"), f"`{name}`"))
+            found.append((f"`{name}`", "yes", f"`{name}`"))
         elif covered:
             found.append((f"`{name}`", "text alone", f"`{text}`, or as its config names it"))
         else:
