@@ -142,6 +142,8 @@ def make(model_type, number, suffix, seed=0, **values):
     import torch
     import transformers
 
+    if model_type == "gemma3n":
+        without_timm()
     prefix, configs = CONFIGS[model_type]
     config = getattr(transformers, f"{prefix}Config")(**{**configs[number], **values})
     model = class_of(model_type, suffix)(config).eval()
