@@ -49,8 +49,8 @@ class Projector(keras.layers.Layer):
     "Gemma 3", section 2.1; joining: Shi et al. 2016, "Real-Time Single Image and Video
     Super-Resolution", section 3.2, the other way round; merging: Wang et al. 2024, "Qwen2-VL",
     section 2.1, and Mistral AI 2025, "Mistral Small 3.1", by its checkpoint; means of merged
-    states, and a norm between layers: the published code of Gemma 4; norms around one layer: that
-    of Gemma 3n.
+    states, and a norm between layers: the published code of Gemma 4; norms around one layer: the
+    published code of Gemma 3n.
     """
 
     def __init__(
@@ -134,9 +134,7 @@ class Projector(keras.layers.Layer):
                 setattr(self, name, self.add_weight(self._widths[:1], first, **options))
         if self._hard_tokens:
             shape = (self._hard_tokens, self._widths[0])
-            self.hard_embeddings = self.add_weight(
-                shape, self._initializer, name="hard_embeddings"
-            )
+            self.hard_embeddings = self.add_weight(shape, self._initializer, name="hard_embeddings")
             self.hard_norm.build((None, self._widths[0]))
         if self.behind is not None:
             self.behind.build((None, None, self._widths[1]))

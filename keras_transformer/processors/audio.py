@@ -39,7 +39,7 @@ FEATURES = (
 _MASKED = (
     "normalized_log_mel", "magnitude_log_mel", "preemphasized_log_mel", "normalized_filter_bank",
 )  # fmt: skip
-# Those of conversations: magnitudes, with a frame only where all of its samples are.
+# Features of conversations: magnitudes, with a frame only where all of its samples are.
 _OF_MAGNITUDES = ("magnitude_log_mel", "preemphasized_log_mel")
 _CLASSES = {
     "WhisperFeatureExtractor": "log_mel",

@@ -465,7 +465,10 @@ class ImageProcessor(MediaProcessor):
     @classmethod
     def with_outer(cls, values: Mapping[str, Any], of_all: Mapping[str, Any]) -> Mapping[str, Any]:
         names = cls.subclasses.get(_named(values)[1], cls).outer_values
-        values = {**values, **{name: of_all[name] for name in names if of_all.get(name) is not None}}
+        values = {
+            **values,
+            **{name: of_all[name] for name in names if of_all.get(name) is not None},
+        }
         # The values of recordings are a part of their own, or among those of the images.
         for sounds in (of_all.get("feature_extractor"), values):
             named = sounds.get("feature_extractor_type") if isinstance(sounds, Mapping) else None

@@ -241,8 +241,8 @@ def mel_filters(
         size: int, samples in the transform.
         scale: `"slaney"`, linear below 1 kHz, with triangles of equal area, from 0 Hz; `"htk"`,
             triangles of height 1; or `"kaldi"`, of height 1 in the mel scale, from 20 Hz.
-        lowest, highest: float, Hertz at which the filters of `"htk"` begin and end. Default to 0
-            and half of the rate.
+        lowest: float, Hertz at which the filters of `"htk"` begin.
+        highest: float, Hertz at which they end. Defaults to half of the rate.
 
     Returns:
         Float64 `(size // 2 + 1, num_bins)`.

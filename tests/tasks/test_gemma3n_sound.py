@@ -12,10 +12,15 @@ import keras_transformer as kt
 from keras_transformer.checkpoints.weights.safetensors_io import to_numpy
 from keras_transformer.generation import BeamSearch, Rules
 from keras_transformer.processors import Sound
-from tests.checkpoints.conftest import assert_same_values
 from tests.checkpoints.test_families import _gradients, assert_gradients
 from tests.tasks import vision_chats
-from tests.tasks.test_gemma4_sound import recording, sound
+from tests.tasks.test_gemma4_sound import (
+    assert_back,
+    assert_planned,
+    assert_saved,
+    recording,
+    sound,
+)
 from tests.tasks.test_qwen_vl import said
 from tests.tasks.test_vision_chats import arrays_of, theirs_of
 from tests.tasks.vision_chats import user
@@ -225,33 +230,19 @@ def test_export_is_the_way_back(both, tmp_path):
     for name in ("vocab_offset", "vocab_size"):
         for part in ("audio_config", "vision_config"):
             assert getattr(getattr(theirs, part), name) == getattr(getattr(before, part), name)
-    back = kt.ImageToText.from_preset(tmp_path)
-    assert back.backbone.config == task.backbone.config
-    assert back.task_values() == task.task_values()
-    assert back.asked(conversations(), None)[1] == task.asked(conversations(), None)[1]
-    assert_same_values(back.backbone, task.backbone)
+    assert_back(task, conversations(), tmp_path)
 
 
 @pytest.mark.one_backend
 def test_presets_and_keras_files(both, tmp_path):
     *_, task = both
-    arrays, mask = arrays_of(task, conversations())
-    expected = to_numpy(task(arrays))
-    task.save_to_preset(tmp_path / "preset")
-    task.save(tmp_path / "model.keras")
-    for again in (
-        kt.Task.from_preset(tmp_path / "preset"),
-        keras.models.load_model(tmp_path / "model.keras"),
-    ):
-        mine, _ = arrays_of(again, conversations())
-        assert np.abs(to_numpy(again(mine)) - expected)[mask].max() <= 1e-6
+    assert_saved(task, conversations(), tmp_path)
 
 
 @pytest.mark.one_backend
 def test_plans_count_all_weights(both):
     *_, task = both
-    plan = kt.planning.make_plan(task.backbone.config, batch_size=2, length=40)
-    assert plan.parameters == task.backbone.count_params()
+    assert_planned(task)
 
 
 @pytest.mark.one_backend
@@ -345,7 +336,7 @@ def test_recordings_that_are_not_heard(both, part, told):
 
 @pytest.mark.backend_independent
 def test_recordings_are_not_cut():
-    """Of the 188 states of published models, 30 seconds are the most, as theirs cut them."""
+    """30 seconds are the most for the 188 states of published models, which cut what is longer."""
     processor = kt.processors.SoftTokenSoundProcessor(family="Gemma3n")
     assert processor.num_states(480_001) == 188
     with pytest.raises(ValueError, match="hears at most 30.0"):

@@ -424,7 +424,7 @@ OF_GEMMA3N = (
 
 
 class Gemma3nInputs:
-    """Inputs of Transformers' Gemma 3n: those of sound, tokenizer, and rows of tokens.
+    """Inputs of Transformers' Gemma 3n: sound and tokenizer, and rows of tokens.
 
     Its own class for all needs torchvision. What it writes for a recording is in the source of
     `Gemma3nProcessor.__init__`.
@@ -451,7 +451,7 @@ class Gemma3nInputs:
 
 
 def gemma3n(folder, states=20):
-    """A Gemma 3n, whose recordings have so many states, fewer than in published models.
+    """A Gemma 3n, whose recordings have this many states, fewer than in published models.
 
     The weights of its tower of images are those of one layer, see `families.without_timm`.
     """
