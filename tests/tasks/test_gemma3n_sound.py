@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import keras_transformer as kt
+from keras_transformer.checkpoints.families import FAMILIES
 from keras_transformer.checkpoints.weights.safetensors_io import to_numpy
 from keras_transformer.generation import BeamSearch, Rules
 from keras_transformer.processors import Sound
@@ -341,3 +342,68 @@ def test_recordings_are_not_cut():
     assert processor.num_states(480_001) == 188
     with pytest.raises(ValueError, match="hears at most 30.0"):
         processor.layout(Sound(np.zeros(480_001, "float32")))
+
+
+@pytest.mark.backend_independent
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"model_type": "gemma4_audio"}, "'gemma4_audio' is not supported"),
+        ({"vocab_offset": 262_271}, "must be the last of the vocabulary"),
+        ({"conf_attention_context_right": 1}, "conf_attention_context_right=1"),
+        ({"rms_norm_eps": 1e-5}, "rms_norm_eps=1e-05"),
+        ({"sscp_conv_kernel_size": [[3, 3], [5, 3]]}, "sscp_conv_kernel_size"),
+        ({"sscp_conv_channel_size": [4]}, "must be two positive integers"),
+        ({"conf_num_hidden_layers": 10**9}, "num_hidden_layers"),
+        ({"conf_reduction_factor": 10**6}, "stride"),
+        ({"hidden_size": 7}, "divisible by `num_heads`"),
+    ],
+)
+def test_wrong_values_are_refused(values, message):
+    given = {"text_config": {}, "audio_config": values}
+    with pytest.raises(ValueError, match=message):
+        FAMILIES["gemma3n"].config(given)
+
+
+@pytest.mark.backend_independent
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"preemphasis": 0.0}, "preemphasis=0.0 is not supported"),
+        ({"fft_length": 512}, "fft_length=512"),
+        ({"max_frequency": 8000.0}, "max_frequency"),
+        ({"audio_seq_length": "188"}, "max_soft_tokens"),
+        ({"feature_size": 2000}, "num_bins"),
+    ],
+)
+def test_wrong_files_are_refused(tmp_path, values, message):
+    """In the one file of images and recordings that published folders have."""
+    published = {
+        "image_processor_type": "SiglipImageProcessorFast",
+        "feature_extractor_type": "Gemma3nAudioFeatureExtractor",
+    }
+    path = tmp_path / "preprocessor_config.json"
+    path.write_text(json.dumps(published))
+    assert kt.ImageProcessor.from_files(tmp_path).sounds.max_soft_tokens == 188
+    path.write_text(json.dumps(published | values))
+    with pytest.raises(ValueError, match=f"preprocessor_config.json: .*{message}"):
+        kt.ImageProcessor.from_files(tmp_path)
+
+
+@pytest.mark.one_backend
+def test_processors_that_do_not_fit(both):
+    *_, task = both
+    backbone, tokenizer, sounds = (
+        task.backbone,
+        task.tokenizer,
+        kt.processors.SoftTokenSoundProcessor,
+    )
+    for given, message in (
+        (None, "hears recordings, and sees no images: give the processor `sounds`"),
+        (sounds(num_bins=16), "has a state for 16 frames, and the processor counts one for 4"),
+        (sounds(family="Gemma3n"), "reads frames of 16 bands"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            kt.ImageToText(backbone, kt.ImageProcessor(sounds=given), tokenizer)
+    with pytest.raises(ValueError, match="`sounds` must be a SoftTokenSoundProcessor"):
+        kt.ImageProcessor(sounds=5)
