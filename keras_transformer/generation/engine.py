@@ -192,7 +192,7 @@ class Decoding:
         cache = cache.fit(dict(slots))
         prompt = Prompt(tokens, mask, hidden)
         if copies > 1:
-            each = ops.repeat(ops.arange(rows, dtype="int32"), copies)
+            each = ops.repeat(ops.arange(rows, dtype="int32"), copies, axis=0)
             logits, *prompt = (ops.take(x, each, axis=0) for x in (logits, *prompt))
             prompt, rows = Prompt(*prompt), rows * copies
             cache = cache.take_rows(program.cache_rows(each))

@@ -9,6 +9,7 @@ import functools
 import itertools
 import logging
 import threading
+import warnings
 import weakref
 from collections.abc import Callable
 
@@ -34,15 +35,25 @@ def record(function: Callable[[], None]) -> Callable[[], None]:
     """Capture what `function` does on the device, without running it; return the replay."""
     graph = torch.cuda.CUDAGraph()
     # Other threads may use the device meanwhile, for example to send batches.
-    with torch.cuda.graph(graph, pool=_pool(), capture_error_mode="thread_local"):
+    with torch.cuda.graph(graph, pool=_keeper().pool(), capture_error_mode="thread_local"):
         function()
     return graph.replay
 
 
 @functools.cache
-def _pool():
-    """Return the memory pool of all graphs, shared since they run one after the other."""
-    return torch.cuda.graph_pool_handle()
+def _keeper() -> torch.cuda.CUDAGraph:
+    """Return an empty graph, whose memory pool all graphs share, since they run one after another.
+
+    PyTorch frees a pool with its last graph and refuses its handle from then on, which leaves
+    the random number generator as if a capture went on. This graph is never freed.
+    """
+    graph = torch.cuda.CUDAGraph()
+    with (
+        warnings.catch_warnings(),  # it is empty
+        torch.cuda.graph(graph, capture_error_mode="thread_local"),
+    ):
+        warnings.simplefilter("ignore")
+    return graph
 
 
 class CapturedLoop:
