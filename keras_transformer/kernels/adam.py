@@ -50,21 +50,21 @@ def takes_decay() -> bool:
 
 
 def takes_all(optimizer: keras.optimizers.Adam, tensors: list) -> bool:
-    """Return True if `update_all` takes these weights and gradients of PyTorch: in float32.
-
-    A compiled step does not need it: Inductor fuses the sums and products into one kernel itself.
-    """
+    """Return True if `update_all` takes these weights and gradients of PyTorch: in float32."""
     import torch
+    from torch._subclasses import FakeTensor
 
-    from keras_transformer.kernels.values import is_eager
+    from keras_transformer.kernels.values import is_eager, is_recorded
 
+    recorded = is_recorded()
+    kinds = (FakeTensor,) if recorded else (torch.Tensor, torch.nn.Parameter)
     return (
         not optimizer.amsgrad
-        and is_eager()
+        and (recorded or is_eager())
         and all(
             tensor.dtype == torch.float32
             and tensor.device.type in ("cpu", "cuda")
-            and type(tensor) in (torch.Tensor, torch.nn.Parameter)
+            and type(tensor) in kinds
             for tensor in tensors
         )
     )
@@ -84,14 +84,15 @@ def update_all(
     """
     import torch
 
+    from keras_transformer.kernels.values import is_recorded
+
     rows = [
         # Contiguous, since the operation processes all tensors in memory order.
         (v.value, gradient.contiguous(), *_moments(optimizer, v))
         for v, gradient in zip(variables, gradients, strict=True)
     ]
-    rate, step, epsilon = (_as_floats if _on_host(rows[0][0]) else _as_tensors)(
-        optimizer, learning_rate
-    )
+    numbers = _as_floats if _on_host(rows[0][0]) and not is_recorded() else _as_tensors
+    rate, step, epsilon = numbers(optimizer, learning_rate)
     if isinstance(rate, torch.Tensor):
         own = [v for v, decays in zip(variables, decayed, strict=True) if decays]
         decay_all(own, 1 - (optimizer.weight_decay or 0) * learning_rate)
@@ -130,7 +131,7 @@ def _as_floats(optimizer: keras.optimizers.Adam, learning_rate) -> tuple:
 
 
 def _as_tensors(optimizer: keras.optimizers.Adam, learning_rate) -> tuple:
-    """Return the same as tensors, for variables on a device that the host should not wait for.
+    """Return the same as tensors: for a device that the host should not wait for, or a recording.
 
     The bias corrections are part of the learning rate. The step is so large that the operation
     itself has nothing left to correct.

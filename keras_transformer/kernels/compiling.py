@@ -127,7 +127,7 @@ def _is_captured(state) -> bool:
 
 def _torch_loop(finished, body, then, models, packed, by_compiler) -> Callable:
     from keras_transformer.kernels.torch_tracing import captured
-    from keras_transformer.kernels.torch_tracing.step import by_inductor
+    from keras_transformer.kernels.torch_tracing.inductor import by_inductor
     from keras_transformer.kernels.torch_tracing.traced import TracedFunction
 
     step = TracedFunction(

@@ -9,7 +9,8 @@ import torch
 
 from keras_transformer.kernels.accumulation import batches_done, batches_of_update
 from keras_transformer.kernels.torch_tracing.any_shape import AnyShape
-from keras_transformer.kernels.torch_tracing.step import TracedStep, by_inductor
+from keras_transformer.kernels.torch_tracing.inductor import by_inductor
+from keras_transformer.kernels.torch_tracing.step import TracedStep
 from keras_transformer.support.signals import defer_signals
 
 _STEPS = {"train": "train_step", "test": "test_step"}

@@ -28,6 +28,7 @@ from tests.generation.common import (
     found_tokens,
     make_backbone,
     make_prompts,
+    on_cpu,
     on_one,
     uncached_greedy,
     uncached_logits,
@@ -114,6 +115,7 @@ def test_a_batch_gives_what_each_prompt_gives_alone(kind, sampler, request):
     assert len({tuple(row) for row in together}) > 1
 
 
+@on_cpu
 def test_rows_end_and_the_engine_stops(table):
     engine, prompts = Engine(table), make_prompts([3, 7, 1, 5])
     free = recorded(engine, prompts, 16).argmax(axis=-1)
@@ -135,6 +137,7 @@ def test_rows_end_and_the_engine_stops(table):
     assert found.counts[:, 0].tolist() == lengths
 
 
+@on_cpu
 @pytest.mark.one_backend("jax")
 def test_a_cache_that_is_small_for_a_gpu_is_made_at_once(decoder, monkeypatch):
     """There is one program for prompts and one for all steps, in place of one for each size."""
@@ -254,6 +257,7 @@ def test_a_window_shorter_than_the_output_keeps_the_cache_small():
     assert batch.state.cache.slots == 64 and end(batch) == 7
 
 
+@on_cpu
 def test_a_cache_grows_layer_by_layer_and_frees_each():
     backbone = make_backbone("decoder", num_layers=3)
     engine, inputs = Engine(backbone), engine_inputs(backbone, make_prompts([9, 5]))

@@ -23,7 +23,14 @@ from keras_transformer.generation import (
 from keras_transformer.generation.constraints.constraints import TokenAutomaton
 from keras_transformer.generation.scheduler import Scheduler
 from keras_transformer.kernels.programs import PROGRAMS
-from tests.generation.common import PAD, make_backbone, make_prompts, on_one, uncached_greedy
+from tests.generation.common import (
+    PAD,
+    make_backbone,
+    make_prompts,
+    on_cpu,
+    on_one,
+    uncached_greedy,
+)
 from tests.generation.tables import TableModel
 
 PROMPTS = make_prompts(np.random.default_rng(0).integers(1, 40, 12).tolist())
@@ -94,6 +101,7 @@ def test_programs_are_bounded_and_what_comes_back_is_the_same(backbone, greedy, 
     assert PROGRAMS.made > made + 2
 
 
+@on_cpu
 def test_another_constraint_is_no_other_program(table):
     engine, vocabulary = Engine(table), [None, None, None, *(b"%c" % x for x in range(97, 118))]
     texts, made = [], []
@@ -198,6 +206,7 @@ def test_room_grows_with_what_is_written(table, sampler, rules):
     assert max(itertools.chain(*seen), default=0) <= 256
 
 
+@on_cpu
 def test_more_tokens_than_there_was_room_for(table):
     """Random numbers too go on where they were."""
     settings = Settings(Random(), Rules(frequency_penalty=0.1), (), PAD)
@@ -231,6 +240,7 @@ def test_threads_share_an_engine(backbone, sampler, monkeypatch):
     assert together == [run(engine, settings, *job) for job in jobs]
 
 
+@on_cpu
 def test_predictions_are_the_same_at_sizes_at_hand():
     """Few programs for texts of any length and number, one at a time and many."""
     texts = ["never dull " * count for count in range(1, 41)]

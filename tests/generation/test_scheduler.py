@@ -23,6 +23,7 @@ from tests.generation.common import (
     found_tokens,
     make_backbone,
     make_prompts,
+    on_cpu,
     on_one,
     uncached_greedy,
     uncached_logits,
@@ -132,6 +133,7 @@ def test_a_translator(translator):
     assert run(scheduler(translator, batch_size=4), PROMPTS[:16], LIMITS[:16])[0] == expected
 
 
+@on_cpu
 @pytest.mark.one_backend
 def test_rows_are_filled_again_and_their_number_stays(engine):
     run(scheduler(engine, batch_size=4))

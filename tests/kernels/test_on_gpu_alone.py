@@ -80,6 +80,58 @@ def test_a_normalization_is_one_kernel(kind, dtype):
     assert len(calls) == 2, graph.code  # the norm, and the first of what it gives
 
 
+def test_no_casts_around_the_rms_norm_of_a_gpu():
+    """There PyTorch records its own kernel, in float32, where it records operations on a CPU."""
+    import operator
+
+    import torch
+    from torch import fx
+
+    from keras_transformer.kernels.torch_tracing.fused import fuse_normalizations
+
+    aten, cast = torch.ops.aten, torch.ops.aten._to_copy.default
+    given = [torch.randn(shape, dtype=torch.bfloat16) for shape in ((2, 3, 16), (16,))]
+    nodes = fx.Graph()
+    x, weight = (nodes.placeholder(name) for name in ("x", "weight"))
+    for node, tensor in zip((x, weight), given, strict=True):
+        node.meta["val"] = tensor
+    in_float = [nodes.call_function(cast, (y,), {"dtype": torch.float32}) for y in (x, weight)]
+    options = (in_float[0], [16], in_float[1], 1e-6)
+    norm = nodes.call_function(aten._fused_rms_norm.default, options)
+    first = nodes.call_function(operator.getitem, (norm, 0))
+    nodes.output(nodes.call_function(cast, (first,), {"dtype": torch.bfloat16}))
+    graph = fx.GraphModule({}, nodes)
+    with torch.inference_mode():
+        expected = graph(*given)
+        graph = fuse_normalizations(graph, on_gpu=True)
+        graph.recompile()
+        assert torch.equal(graph(*given), expected)
+    calls = [node for node in graph.graph.nodes if node.op == "call_function"]
+    assert len(calls) == 2, graph.code
+
+
+def test_layers_share_what_they_only_read():
+    """The place of a token in the cache is computed once, not for each layer's keys and values."""
+    import torch
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    from keras_transformer.kernels.torch_tracing.simplify import simplified
+
+    def written(place, keys, values, token):
+        for cache in (keys, values):
+            cache.index_copy_(1, place + torch.zeros(1, dtype=torch.int64), token)
+        return keys, values
+
+    tensors = torch.tensor(2), torch.zeros(3, 4), torch.zeros(3, 4), torch.ones(3, 1)
+    graph = simplified(make_fx(written)(*tensors))
+    graph.recompile()
+    names = [node.target for node in graph.graph.nodes if node.op == "call_function"]
+    assert names.count(torch.ops.aten.add.Tensor) == 1
+    assert names.count(torch.ops.aten.index_copy_.default) == 2
+    for cache in graph(*tensors):
+        assert cache[:, 2].eq(1).all() and cache.sum() == 3
+
+
 def test_equal_constants_of_layers_are_one():
     """The angles of all layers are made once in a step."""
     import torch

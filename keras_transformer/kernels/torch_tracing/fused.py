@@ -15,19 +15,19 @@ _SUMS = (_aten.add.Scalar, _aten.add_.Scalar, _aten.add.Tensor, _aten.add_.Tenso
 def fuse_normalizations(graph: fx.GraphModule, on_gpu: bool) -> fx.GraphModule:
     """Replace the norms of layers by PyTorch's kernels, which give the same numbers.
 
-    PyTorch's 16-bit LayerNorm computes in float32 itself, without casts before and after. On a GPU
+    PyTorch's 16-bit norms compute in float32 themselves, without casts before and after. On a GPU
     the RMS norm becomes one kernel instead of six to nine; a CPU has no such kernel.
     """
     for node in list(graph.graph.nodes):
-        if node.target is _aten.native_layer_norm.default:
-            _fuse_layer_norm(graph.graph, node)
+        if node.target in (_aten.native_layer_norm.default, _aten._fused_rms_norm.default):
+            _leave_out_casts(graph.graph, node)
         elif on_gpu and node.target is _aten.rsqrt.default:
             _fuse_rms_norm(graph.graph, node)
     graph.graph.eliminate_dead_code()
     return graph
 
 
-def _fuse_layer_norm(graph: fx.Graph, node: fx.Node) -> None:
+def _leave_out_casts(graph: fx.Graph, node: fx.Node) -> None:
     x, shape, *weights, epsilon = node.args
     users = [user for user in node.users if user.args[1] == 0]
     dtype = _cast_to(users[0]) if len(users) == len(node.users) == 1 else None

@@ -29,7 +29,7 @@ def record_operations(
         A graph with an input for each of `tensors`. Tensors from elsewhere, such as weights, are
         its attributes. A node has the fake tensor that is its result as `meta["val"]`.
     """
-    recorder = _Recorder(mode or FakeTensorMode(allow_non_fake_inputs=True))
+    recorder = Recorder(mode or FakeTensorMode(allow_non_fake_inputs=True))
     given = [recorder.input(place, x) for place, x in enumerate(tensors)]
     with recorder.mode, recorder:
         outputs = function(*given)
@@ -37,7 +37,7 @@ def record_operations(
     return fx.GraphModule(recorder.attributes, recorder.graph)
 
 
-class _Recorder(TorchDispatchMode):
+class Recorder(TorchDispatchMode):
     """Mode in which each operation becomes a node of a graph."""
 
     def __init__(self, mode: FakeTensorMode):

@@ -1,5 +1,7 @@
 """Simplification of a flat list of tensor operations: fewer operations, and faster calls."""
 
+import operator
+
 import torch
 from torch import fx
 
@@ -72,7 +74,7 @@ def _put_nothing_in_place(graph: fx.GraphModule) -> None:
             continue
         source, name = node.args[0], node.target.overloadpacket.__name__
         packet = getattr(_aten, name.removesuffix("_"), None)
-        new = _is_pure(source) and not _is_view(source) and set(source.users) == {node}
+        new = _is_pure(source) and not is_view(source) and set(source.users) == {node}
         alike = len({dtype_of(x) for x in node.all_input_nodes}) == 1
         if new and alike and name.endswith("_") and packet is not None:
             node.target = getattr(packet, node.target._overloadname)
@@ -135,11 +137,40 @@ def _leaving(graph: fx.GraphModule) -> set[fx.Node]:
     leaving: set[fx.Node] = set()
     for node in reversed(graph.graph.nodes):
         if any(
-            user.op == "output" or not _is_pure(user) or (user in leaving and _is_view(user))
+            user.op == "output"
+            or is_written(user, node)
+            or (user in leaving and _views(user, node))
             for user in node.users
         ):
             leaving.add(node)
     return leaving
+
+
+def is_written(user: fx.Node, node: fx.Node) -> bool:
+    """Return True unless an operation only reads `node`, one of its arguments."""
+    if _is_pure(user) or user.target is operator.getitem:
+        return False
+    return any(given is None or given.is_write for given in _aliases(user, node))
+
+
+def _views(user: fx.Node, node: fx.Node) -> bool:
+    """Return True if the result of an operation may share memory with `node`, its argument."""
+    return is_view(user) and (user.target in VIEWS or bool(_aliases(user, node)))
+
+
+def _aliases(user: fx.Node, node: fx.Node) -> list:
+    """Return what PyTorch declares of the memory of `node` as an argument: nothing if it is read.
+
+    It is `[None]` if nothing is known of the operation.
+    """
+    if not isinstance(user.target, torch._ops.OpOverload) or node in user.kwargs.values():
+        return [None]
+    return [
+        declared.alias_info
+        for value, declared in zip(user.args, user.target._schema.arguments, strict=False)
+        if declared.alias_info is not None
+        and node in (value if isinstance(value, list | tuple) else [value])
+    ]
 
 
 def _is_pure(node: fx.Node) -> bool:
@@ -151,8 +182,10 @@ def _is_pure(node: fx.Node) -> bool:
     )
 
 
-def _is_view(node: fx.Node) -> bool:
+def is_view(node: fx.Node) -> bool:
     """Return True if the result of an operation may share memory with its arguments."""
+    if not isinstance(node.target, torch._ops.OpOverload):
+        return False
     return node.target in VIEWS or any(x.alias_info for x in node.target._schema.returns)
 
 

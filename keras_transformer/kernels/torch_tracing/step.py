@@ -1,7 +1,6 @@
 """Training, evaluation or prediction step on PyTorch as one graph, compiled if that pays."""
 
 import dataclasses
-import logging
 import warnings
 from collections import OrderedDict
 from collections.abc import Callable
@@ -280,16 +279,3 @@ def flops_of(graph: torch.fx.GraphModule) -> int:
             rows = node.args[-2].meta["val"]
             total += 2 * rows.numel() * node.meta["val"].shape[-1]
     return int(total)
-
-
-def by_inductor(graph: torch.fx.GraphModule, given: list) -> Callable:
-    """Return a graph compiled by TorchInductor, or uncompiled if there is no compiler."""
-    try:
-        return torch._inductor.compile(graph, given)
-    except Exception as error:  # a missing compiler may raise any error
-        logging.getLogger("keras_transformer").warning(
-            "The steps of a shape run uncompiled, since TorchInductor failed: %s. "
-            "`compile(jit_compile=False)` turns it off.",
-            error,
-        )
-        return graph.forward
