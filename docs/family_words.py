@@ -391,9 +391,12 @@ def special(family: Family) -> list[str]:
             "merged_mean": "a norm without weights and a layer on the means of squares",
             "shuffled": "a layer on the joined states of squares",
             "shuffled_mlp": "a norm and two layers on the joined states of squares",
+            "norm_around": "a layer between two norms",
         }
         by = ways.get(config.flat["projector"], "one layer")
         kind = "states of images"
+        if config.hearing_side == "encoder":
+            kind = "states of sound, of Conformers that attend to the last few, some of them"
         if config.queries is not None:
             kind = "trained queries that attend to images in some layers"
         where = " of the encoder" * (config.placeholder_side == "encoder")
@@ -505,6 +508,7 @@ def special(family: Family) -> list[str]:
     theirs = family.published_config(config)
     turned = config.position == "rotary" or on_grid(config)
     said = {"rope_theta": turned, "conv_kernel_size": config.last_side.block.conformer is not None}
+    said["audio_config"] = config.hearing_side == "encoder"
     switches = {n: w for n, w in _SWITCHES.items() if not said.get(n)}
     parts += [words for name, words in switches.items() if name in theirs]
     if config.num_layer_groups * config.layers_per_group < config.num_layers:

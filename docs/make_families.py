@@ -126,9 +126,14 @@ NOT_COVERED = (
         ({"model_type": "gemma", "use_bidirectional_attention": True},),
     ),
     NotCovered(
-        "Images for Llama 4 (`llama4`), images and sound for Gemma 3n (`gemma3n`)",
-        "The text model in such a folder loads alone, as a `llama4_text` or `gemma3n_text`, and is "
-        "exported as one.",
+        "Images for Llama 4 (`llama4`)",
+        "The text model in such a folder loads alone, as a `llama4_text`, and is exported as one.",
+    ),
+    NotCovered(
+        "Images for Gemma 3n (`gemma3n`)",
+        "Its tower of images is a MobileNetV5, a convolutional network of the package timm, and no "
+        "stack of transformer blocks: a folder loads with texts and sound, its weights of images "
+        "are not read, and a message with an image is an error.",
     ),
     NotCovered(
         "RWKV-7 in Hugging Face's format",

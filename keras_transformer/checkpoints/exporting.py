@@ -113,11 +113,7 @@ def _exported_head(backbone: keras.Model) -> dict[str, Any] | None:
         return None  # a text decoder for embeddings
     kind = backbone.config.kind
     known = {n: t for n, t in TASKS.items() if hasattr(t, "generate") and kind in t.backbone_kinds}
-    names = (
-        name
-        for name, task in known.items()
-        if backbone.id_inputs[0] in task.processor_class.reads_arrays
-    )
+    names = (name for name, task in known.items() if task.takes_backbone(backbone))
     return next(({"name": name} for name in names), None)
 
 

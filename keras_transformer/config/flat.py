@@ -1011,7 +1011,9 @@ def values_of(config: Any) -> dict[str, Any]:
             continue
         own = {**values, **DEFAULTS, **_side_values(getattr(config, name))}
         shared = {**values, "encoder": None, "decoder": None}
-        values[name] = _differing(own, shared, (*_BELOW["side"], "layer_pattern")) or None
+        found = _differing(own, shared, (*_BELOW["side"], "layer_pattern"))
+        known = {n: each for n, each in found.items() if each is not dataclasses.MISSING}
+        values[name] = known or None
     return values
 
 

@@ -11,12 +11,12 @@ __all__ = ["LocalAttention"]
 class LocalAttention(Mixer, kind="local_attention"):
     """`layers.mixers.local_attention.LocalAttentionMixer`: attention to the last few states.
 
-    Each feature of a head's queries has a trained factor, `softplus(w) / ln 2`, and keys are
+    Each feature of a head's queries has a trained factor, `softplus(w) / ln 2`, and keys may be
     multiplied by `softplus(1) / ln 2`. To the product with a key that with a projected sinusoid of
     its distance is added. For encoders.
 
     Source: Zhang et al. 2023, "Google USM", section 2.2, https://arxiv.org/abs/2303.01037, in the
-    published code of Gemma 4.
+    published code of Gemma 3n and Gemma 4.
     """
 
     layer = "keras_transformer.layers.mixers.local_attention:LocalAttentionMixer"
@@ -28,6 +28,9 @@ class LocalAttention(Mixer, kind="local_attention"):
     )
     soft_cap: float = option(
         "scores are capped softly: `cap * tanh(scores / cap)`.", 50.0, positive=True
+    )
+    scale_keys: bool = option(
+        "multiply the keys by `softplus(1) / ln 2` (Gemma 4, not Gemma 3n).", True
     )
     clipped: bool = option(
         "clip the inputs and the outputs of each projection to ranges that no gradient trains.",

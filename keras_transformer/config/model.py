@@ -154,11 +154,13 @@ class TransformerConfig(Part):
             mixers = [block.mixer for block in self.decoder.every_block]
             shared = not all(getattr(mixer, "has_keys", True) for mixer in mixers)
             parts = (self.decoder.layer_inputs, self.decoder.altup)
-            placed = self.placeholders is not None and self.decoder.altup is None
+            placed = self.placeholders is not None and self.placeholders.side == "decoder"
+            if placed and self.decoder.altup is not None and self.placeholders.stacked_layers:
+                raise ValueError("`altup` cannot be combined with `stacked_layers`.")
             if (shared or any(part is not None for part in parts)) and not placed:
                 raise ValueError(
-                    "`layer_inputs`, `altup` and key_source='earlier' need kind='decoder', or the "
-                    "first and the last also kind='seq2seq' with a `placeholder_id`, received "
+                    "`layer_inputs`, `altup` and key_source='earlier' need kind='decoder', or "
+                    "kind='seq2seq' with a `placeholder_id` of the decoder, received "
                     f"kind={self.kind!r}."
                 )
         for name in self.side_names:
@@ -325,11 +327,27 @@ class TransformerConfig(Part):
                 "`sound` reads recordings of any length: give it a stem of frames with a mask, "
                 f"such as `ConvolvedFrameStemConfig`, received {shorten(self.sound.input)}."
             )
+        if self.sound_projector is not None and self.sound_projector.hard_tokens:
+            raise ValueError("`hard_tokens` are for a model whose encoder hears, without images.")
         self.of_sound  # noqa: B018  # which checks itself
+
+    @property
+    def hearing_side(self) -> str | None:
+        """Name of the side whose states of recordings replace placeholders of the decoder, if any.
+
+        It is `"sound"`, beside an encoder of images, or the `"encoder"` of a model without images.
+        """
+        if self.sound is not None:
+            return "sound"
+        placed = self.placeholders is not None and self.placeholders.side == "decoder"
+        masked = self.encoder is not None and getattr(self.encoder.input, "masked", False)
+        return "encoder" if placed and masked else None
 
     @functools.cached_property
     def of_sound(self) -> "TransformerConfig":
-        """The config of the model that has the states of `sound` alone, in place of images."""
+        """The config of the model that has the states of recordings alone, without images."""
+        if self.hearing_side == "encoder":
+            return self
         return type(self)(
             encoder=self.sound,
             decoder=self.decoder,
@@ -390,6 +408,13 @@ class TransformerConfig(Part):
         if of_any_size:
             self._check_sequences(encoder, decoder)
             return
+        if self.hearing_side == "encoder":
+            self._check_recordings(decoder)
+        elif kind == "norm_around":
+            raise ValueError(
+                "projector='norm_around' needs an encoder of sound whose stem has a mask, received "
+                f"{encoder.input.kind!r}."
+            )
         grid = getattr(encoder.input, "grid", lambda size: (1, 1))
         sides = grid(getattr(encoder.input, "image_size", None))
         tokens = self.placeholders.class_token and _tokens_of(encoder)
@@ -403,6 +428,25 @@ class TransformerConfig(Part):
             raise ValueError(
                 f"The encoder's states have width {encoder.hidden_dim}, the decoder's "
                 f"{decoder.hidden_dim}: give a `projector`."
+            )
+
+    def _check_recordings(self, decoder: Side):
+        if decoder.position is not None or self.placeholders.visibility != "causal":
+            raise ValueError(
+                "Recordings of any length need a decoder without positions that are added, and "
+                "placeholder_visibility='causal', received "
+                f"{shorten(decoder.position)} and {self.placeholders.visibility!r}."
+            )
+        hard = 0 if self.projector is None else self.projector.hard_tokens
+        if hard > decoder.input.vocabulary_size:
+            raise ValueError(
+                f"`hard_tokens` are the last of the vocabulary, which has "
+                f"{decoder.input.vocabulary_size:,} tokens, received {hard:,}."
+            )
+        if hard and decoder.embedding_projection is not None:
+            raise ValueError(
+                "`hard_tokens` cannot be combined with an `embedding_projection`: their embeddings "
+                "have the width of the states."
             )
 
     def _check_placed_in_encoder(self):
@@ -644,7 +688,7 @@ class TransformerConfig(Part):
             return self.queries.input.num_states
         encoder = getattr(self, self.placed_side)
         states = encoder.input.num_states
-        if states is None:
+        if states is None or getattr(encoder.input, "masked", False):
             return None
         states -= 0 if self.placeholders.class_token else _tokens_of(encoder)
         return states if self.projector is None else states // self.projector.pool**2

@@ -9,7 +9,7 @@ __all__ = ["Logits", "Placeholders", "Projector", "Similarity", "Vector"]
 POOLINGS = ("first", "end", "last", "attention", "mean")
 PROJECTORS = (
     "none", "linear", "normalized", "pooled", "shuffled", "merged", "mlp", "shuffled_mlp",
-    "merged_mlp", "merged_mean", "norm_between",
+    "merged_mlp", "merged_mean", "norm_between", "norm_around",
 )  # fmt: skip
 # Projectors of squares of patches.
 OF_SQUARES = ("pooled", "shuffled", "merged", "shuffled_mlp", "merged_mlp", "merged_mean")
@@ -235,8 +235,9 @@ class Projector(Part):
         '`"mlp"` (LLaVA), two on a norm of joined states, `"shuffled_mlp"` (InternVL), or on '
         'joined states that are normalized before, `"merged"` (Qwen2-VL), or three on these, of '
         'which the first joins them to one of the same width, `"merged_mlp"` (Mistral 3), one on a '
-        'norm without weights of the means of such states, `"merged_mean"` (Gemma 4), or two with '
-        'such a norm between them, `"norm_between"` (Gemma 4\'s sound).',
+        'norm without weights of the means of such states, `"merged_mean"` (Gemma 4), two with '
+        'such a norm between them, `"norm_between"` (Gemma 4\'s sound), or one with a norm before '
+        'it and such a norm behind it, `"norm_around"` (Gemma 3n\'s sound).',
         of="model",
         choices=PROJECTORS[1:],
     )
@@ -273,7 +274,33 @@ class Projector(Part):
         of="model",
     )
 
+    stride: int = option(
+        'with the type `"norm_around"`. Only every so many of the states are projected (Gemma 3n).',
+        1,
+        least=1,
+        most=1024,
+    )
+    hard_tokens: int = option(
+        'with the type `"norm_around"`. Number of tokens at the end of the vocabulary whose '
+        "embeddings have the encoder's width, and are normalized and projected too. The last of "
+        "them is also the state that is placed behind those of a short recording (Gemma 3n).",
+        0,
+        least=0,
+        most=2**16,
+    )
+
     def check(self):
+        around = self.type == "norm_around"
+        if not around and (self.stride > 1 or self.hard_tokens):
+            raise ValueError(
+                "`stride` and `hard_tokens` need the type 'norm_around' of a projector, received "
+                f"{self.type!r}."
+            )
+        if around and (self.bias or self.separator):
+            raise ValueError(
+                "A projector of the type 'norm_around' has neither biases nor a separator, "
+                f"received bias={self.bias} and separator={self.separator}."
+            )
         if (self.inner_dim is not None) != (self.type == "norm_between"):
             raise ValueError(
                 "The type 'norm_between' of a projector needs an `inner_dim`, and no other has "
@@ -331,6 +358,11 @@ class Projector(Part):
                 *dense_of("projector/inner", "source_dim", "inner_dim", self.bias),
                 *dense_of("projector/output", "inner_dim", "target_dim", bias=False),
             )
+        if self.type == "norm_around":
+            found += norm_of("projector/norm", "rms_norm", source)
+            if self.hard_tokens:
+                found += weight_of("projector/hard_embeddings", "hard_tokens", source)
+                found += norm_of("projector/hard_norm", "rms_norm", source)
         if self.standardized:
             for name in STANDARD:
                 found += weight_of(f"projector/{name}", source)

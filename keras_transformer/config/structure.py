@@ -446,6 +446,7 @@ def projector_weights(config: TransformerConfig) -> list[Weight]:
     sizes = {"source_dim": encoder.hidden_dim, "target_dim": decoder.hidden_dim}
     sizes["joined_dim"] = encoder.hidden_dim * config.projector.pool**2
     sizes["inner_dim"] = config.projector.inner_dim or 0
+    sizes["hard_tokens"] = config.projector.hard_tokens
     norms = (side.block.norm.type for side in (encoder, decoder))
     found = [*config.projector.weights(*norms)]
     if config.placeholders is not None:

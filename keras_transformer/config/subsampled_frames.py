@@ -94,6 +94,24 @@ class ConvolvedFrameStemConfig(HalvedFrameStemConfig, kind="convolved_frames"):
 
     num_bins: int = option("number of values in a frame, such as frequency bands.", 128, least=1)
     filters: tuple | list = option("features of each convolution.", (128, 32))
+    norm: str = option(
+        'norm behind each convolution: `"layer"`, of the features of a place, or '
+        '`"cumulative_group"`, of all features and bands of a frame and of those before it (Gemma '
+        "3n).",
+        "layer",
+        choices=("layer", "cumulative_group"),
+    )
+    norm_epsilon: float | None = option(
+        "added to the variance in these norms. Defaults to the value of the block's norms.",
+        None,
+        positive=True,
+    )
+    padding: str = option(
+        'where a convolution over frames pads them with zeros: `"same"`, one on each side, or '
+        '`"reverse_causal"`, two behind them (Gemma 3n). Bands have one on each side.',
+        "same",
+        choices=("same", "reverse_causal"),
+    )
 
     def check(self):
         known = all(type(n) is int and 1 <= n <= 2**15 for n in self.filters)

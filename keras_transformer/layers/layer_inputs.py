@@ -86,7 +86,8 @@ class LayerVectors(SavesArguments, keras.layers.Layer):
         ids = ops.where(known, token_ids, 0)  # a token without such vectors has those of the first
         own = ops.reshape(look_up(self.embeddings, ids), shape)
         if placed is not None:  # as published models do: it is their padding's vector
-            own = ops.where(placed[..., None, None], ops.stop_gradient(own), own)
+            known = ops.logical_and(known, ops.logical_not(placed))
+            own = ops.where(known[..., None, None], own, ops.stop_gradient(own))
         own = ops.cast(own, self.compute_dtype) * dim**0.5
         projected = ops.reshape(self.projection(embedded) * width**-0.5, shape)
         return (self.norm(projected) + own) * 2**-0.5

@@ -70,6 +70,58 @@ class BatchNormalization(keras.layers.BatchNormalization):
         return super().call(inputs, training=bool(training) and self.gamma.trainable, mask=mask)
 
 
+@keras.saving.register_keras_serializable(package="keras_transformer")
+class CumulativeGroupNormalization(keras.layers.Layer):
+    """Normalize each frame of a map by the mean and the variance of all frames up to it.
+
+    The mean is over the features and the bands of a frame and of those before it; the variance
+    counts how far each frame was from the mean at its own time. Each feature has a weight.
+
+    Args:
+        epsilon: float, added to the variance.
+        **kwargs: as in `keras.layers.Layer`.
+
+    Call arguments:
+        x: float `(batch, frames, bands, features)`.
+
+    Returns:
+        Float of the same shape. No frame depends on those behind it.
+
+    Example:
+    ```python
+    import numpy as np
+    from keras_transformer.layers.normalization import CumulativeGroupNormalization
+
+    x = np.random.rand(1, 5, 4, 2).astype("float32")
+    layer = CumulativeGroupNormalization()
+    assert np.allclose(layer(x)[:, :3], layer(x[:, :3]), atol=1e-5)
+    ```
+
+    Source: Google DeepMind 2025, the published code of Gemma 3n.
+    """
+
+    def __init__(self, epsilon: float = 1e-3, **kwargs):
+        super().__init__(**kwargs)
+        self.epsilon = epsilon
+
+    def build(self, input_shape):
+        self.gamma = self.add_weight(input_shape[-1:], "ones", name="gamma")
+
+    def call(self, x):
+        dtype, x = x.dtype, ops.cast(x, "float32")
+        numbers = ops.cumsum(ops.ones_like(x[:, :, :1, :1]), axis=1) * (x.shape[2] * x.shape[3])
+
+        def mean(values):
+            return ops.cumsum(ops.sum(values, axis=(2, 3), keepdims=True), axis=1) / numbers
+
+        x = x - mean(x)
+        x = x * ops.rsqrt(mean(ops.square(x)) + self.epsilon)
+        return ops.cast(x * ops.cast(self.gamma, "float32"), dtype)
+
+    def get_config(self):
+        return {**super().get_config(), "epsilon": self.epsilon}
+
+
 _KINDS = {
     "layer_norm": keras.layers.LayerNormalization,
     "layer_norm_no_bias": functools.partial(keras.layers.LayerNormalization, center=False),

@@ -25,6 +25,8 @@ class Projector(keras.layers.Layer):
     `"merged_mean"` averages them, multiplies the mean by the root of its width and, if the config
     says `standardized`, shifts and multiplies it by numbers of each feature, before the norm.
     `"norm_between"` is two layers and a norm without weights, which the second reads.
+    `"norm_around"` is a norm, a layer and a norm without weights, of every `stride`-th state, or of
+    the embeddings of `hard_tokens`.
 
     The attribute `separator` is the trained state that is placed between rows of patches, or None.
 
@@ -47,7 +49,8 @@ class Projector(keras.layers.Layer):
     "Gemma 3", section 2.1; joining: Shi et al. 2016, "Real-Time Single Image and Video
     Super-Resolution", section 3.2, the other way round; merging: Wang et al. 2024, "Qwen2-VL",
     section 2.1, and Mistral AI 2025, "Mistral Small 3.1", by its checkpoint; means of merged
-    states, and a norm between layers: the published code of Gemma 4.
+    states, and a norm between layers: the published code of Gemma 4; norms around one layer: the
+    published code of Gemma 3n.
     """
 
     def __init__(
@@ -69,8 +72,10 @@ class Projector(keras.layers.Layer):
             self._grid = encoder.stem.grid(encoder.stem.image_size)
         self._averages = kind == "merged_mean"
         self._standardized = config.projector.standardized
+        self._stride, self._hard_tokens = config.projector.stride, config.projector.hard_tokens
+        self._first_hard = decoder.vocabulary_size - self._hard_tokens
         self._joins = kind.startswith("shuffled") or (self._merges and not self._averages)
-        before = ("pooled", "shuffled_mlp", "merged_mean")
+        before = ("pooled", "shuffled_mlp", "merged_mean", "norm_around")
         self._norm_first = kind in before or self._normalizes_squares
         self._inner = self._widths[0] * (self._pool**2 if self._joins else 1)
         self.separator, self._separates = None, config.projector.separator
@@ -92,11 +97,12 @@ class Projector(keras.layers.Layer):
             else:
                 own = unbiased if self.inner is not None else options
                 self.dense = Dense(self._widths[1], name="output", **own)
-            names = ("normalized", "pooled", "shuffled_mlp", "norm_between")
+            names = ("normalized", "pooled", "shuffled_mlp", "norm_between", "norm_around")
             if kind in names or self._merges:
                 norms = {
                     "pooled": decoder.normalization, "shuffled_mlp": "layer_norm",
                     "merged_mean": "rms_norm_no_weight", "norm_between": "rms_norm_no_weight",
+                    "norm_around": "rms_norm",
                 }  # fmt: skip
                 epsilons = {
                     "shuffled_mlp": _EPSILON, "merged_mlp": decoder.normalization_epsilon,
@@ -108,6 +114,14 @@ class Projector(keras.layers.Layer):
                     # Means times the root of their width may exceed float16.
                     dtype="float32" if self._averages else self.dtype_policy,
                 )
+            self.hard_norm = self.behind = None
+            if kind == "norm_around":
+                makes = {"behind": "rms_norm_no_weight"}
+                makes |= {"hard_norm": "rms_norm"} if self._hard_tokens else {}
+                for name, norm in makes.items():
+                    epsilon = encoder.normalization_epsilon
+                    made = make_normalization(norm, epsilon, name=name, dtype=self.dtype_policy)
+                    setattr(self, name, made)
 
     def build(self, input_shape=None):
         if self._separates:
@@ -118,6 +132,12 @@ class Projector(keras.layers.Layer):
             for name, first in zip(STANDARD, ("zeros", "ones"), strict=True):
                 options = {"trainable": False, "autocast": False, "name": name}
                 setattr(self, name, self.add_weight(self._widths[:1], first, **options))
+        if self._hard_tokens:
+            shape = (self._hard_tokens, self._widths[0])
+            self.hard_embeddings = self.add_weight(shape, self._initializer, name="hard_embeddings")
+            self.hard_norm.build((None, self._widths[0]))
+        if self.behind is not None:
+            self.behind.build((None, None, self._widths[1]))
         if self.merge is not None:
             self.merge.build((None, None, self._inner))
         if self.inner is not None:
@@ -136,11 +156,35 @@ class Projector(keras.layers.Layer):
         if self._merges and not self._norm_first:
             x = self._squares(self.norm(inputs))
             return self.dense(x if self.merge is None else self.merge(x))
+        if self.behind is not None:
+            return self.behind(self.dense(self.norm(inputs[:, :: self._stride])))
         x = self._squares(inputs)
         if self._norm_first:
             return self.dense(self.norm(x))
         x = self.dense(x)
         return x if self.norm is None else self.norm(x)
+
+    @property
+    def further_state(self):
+        """The state that is placed beside those of images or sound, `(decoder width,)`, or None."""
+        return self._hard_states()[-1] if self._hard_tokens else self.separator
+
+    def with_hard_tokens(self, token_ids, states):
+        """Return the states of tokens, with those of the last of the vocabulary from here.
+
+        Args:
+            token_ids: int `(batch, length)`.
+            states: float `(batch, length, decoder width)`, the embeddings of all tokens.
+        """
+        if not self._hard_tokens:
+            return states
+        index = ops.cast(token_ids, "int32") - self._first_hard
+        hard = ops.take(self._hard_states(), ops.clip(index, 0, self._hard_tokens - 1), axis=0)
+        return ops.where(index[..., None] >= 0, ops.cast(hard, states.dtype), states)
+
+    def _hard_states(self):
+        embeddings = ops.cast(self.hard_embeddings, self.compute_dtype)
+        return self.behind(self.dense(self.hard_norm(embeddings)))
 
     def _squares(self, x):
         """Return the mean or the joined states of each square of patches, row by row."""

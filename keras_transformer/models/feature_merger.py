@@ -1,7 +1,7 @@
 """States of images merged into those of tokens, in place of the placeholders among them."""
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -133,11 +133,20 @@ class FeatureMerger:
             are added behind the first layers; None in a pass that places none, such as one that
             continues a cache, which holds them.
         separator: float `(hidden_dim,)`, a further state, whose number follows theirs; or None.
+        hard: function of token ids and their states, which returns the states with those of tokens
+            that have other embeddings; or None.
     """
 
-    def __init__(self, known: PlaceholderTokens, inputs: Mapping[str, Any], states, separator=None):
+    def __init__(
+        self,
+        known: PlaceholderTokens,
+        inputs: Mapping[str, Any],
+        states,
+        separator=None,
+        hard: Callable | None = None,
+    ):
         self.known, self.inputs, self.states = known, inputs, states
-        self.separator = separator
+        self.separator, self.hard = separator, hard
         self.places = self.counted = None
         if states is not None:
             places = ops.equal(inputs["token_ids"], known.token)
@@ -223,7 +232,10 @@ class FeatureMerger:
             inputs = {**inputs, "token_embeddings": x}
             return stem(inputs, **options), added
         embedded = stem(inputs, **options)
-        states, added = self.put(embedded.states)
+        states = embedded.states
+        if self.hard is not None:
+            states = self.hard(inputs["token_ids"], states)
+        states, added = self.put(states)
         return embedded._replace(states=states), added
 
     def put(self, x) -> tuple:

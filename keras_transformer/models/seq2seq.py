@@ -427,8 +427,11 @@ class Seq2Seq(Backbone):
                 f"An input has {states.shape[1]} states of the {places.images}, and {count} are "
                 "placed: the images of this model have one size, given by the `stem` in its config."
             )
-        separator = None if self.projector is None else self.projector.separator
-        return FeatureMerger(places, inputs, states, separator)
+        if self.projector is None:
+            return FeatureMerger(places, inputs, states)
+        hard = self.projector.with_hard_tokens if self.config.projector.hard_tokens else None
+        further = None if states is None else self.projector.further_state
+        return FeatureMerger(places, inputs, states, further, hard)
 
     def _with_placed(self, states, target, cache, collect, training):
         """Run the decoder on tokens some of which are replaced by encoder states."""

@@ -15,12 +15,14 @@ from keras_transformer.processors.audio_files import (
 from keras_transformer.processors.media import MediaProcessor
 from keras_transformer.processors.mel import (
     PREEMPHASIS,
+    UNIT,
     decibel_mel,
     filter_bank,
     log_mel,
     magnitude_log_mel,
     plain_log_mel,
     power_of_two,
+    preemphasized_log_mel,
     shrunk,
 )
 from keras_transformer.support.checking import (
@@ -32,11 +34,15 @@ from keras_transformer.support.checking import (
 )
 
 FEATURES = (
-    "log_mel", "normalized_log_mel", "magnitude_log_mel", "decibel_mel", "filter_bank",
-    "normalized_filter_bank", "waveform",
+    "log_mel", "normalized_log_mel", "magnitude_log_mel", "preemphasized_log_mel", "decibel_mel",
+    "filter_bank", "normalized_filter_bank", "waveform",
 )  # fmt: skip
 # Features of recordings of any length, whose padding is masked.
-_MASKED = ("normalized_log_mel", "magnitude_log_mel", "normalized_filter_bank")
+_MASKED = (
+    "normalized_log_mel", "magnitude_log_mel", "preemphasized_log_mel", "normalized_filter_bank",
+)  # fmt: skip
+# Features of conversations: magnitudes, with a frame only where all of its samples are.
+_OF_MAGNITUDES = ("magnitude_log_mel", "preemphasized_log_mel")
 # How recordings that are shorter than `length` fill it, with the names of ClapFeatureExtractor.
 PADDINGS = ("pad", "repeat", "repeatpad")
 _CLASSES = {
@@ -44,6 +50,7 @@ _CLASSES = {
     "ClapFeatureExtractor": "decibel_mel",
     "ParakeetFeatureExtractor": "normalized_log_mel",
     "Gemma4AudioFeatureExtractor": "magnitude_log_mel",
+    "Gemma3nAudioFeatureExtractor": "preemphasized_log_mel",
     "ASTFeatureExtractor": "filter_bank",
     "SeamlessM4TFeatureExtractor": "normalized_filter_bank",
     "Wav2Vec2FeatureExtractor": "waveform",
@@ -65,8 +72,9 @@ class AudioProcessor(MediaProcessor):
 
     Args:
         features: `"log_mel"`, frames as for Whisper; `"normalized_log_mel"`, with mean 0 and
-            variance 1 of each band over the recording, as for Parakeet; `"magnitude_log_mel"`, as
-            for Gemma 4, see `SoftTokenSoundProcessor`; `"decibel_mel"`, as for CLAP;
+            variance 1 of each band over the recording, as for Parakeet; `"magnitude_log_mel"` and
+            `"preemphasized_log_mel"`, as for Gemma 4 and Gemma 3n, see `SoftTokenSoundProcessor`;
+            `"decibel_mel"`, as for CLAP;
             `"filter_bank"`, as for the Audio Spectrogram Transformer; `"normalized_filter_bank"`,
             normalized in the same way, as for w2v-BERT 2.0; `"waveform"`, samples, as for wav2vec
             2.0.
@@ -341,8 +349,11 @@ class AudioProcessor(MediaProcessor):
         """Return how many frames the features have of a number of samples."""
         if self.features == "normalized_log_mel":
             return max(samples // self.hop_length, 2)
-        if self.features == "magnitude_log_mel":  # none of a recording that is too short
-            behind = samples - self.window_length + self.window_length // 2 - 1
+        if self.features in _OF_MAGNITUDES:  # none of a recording that is too short
+            before = self.window_length // 2
+            if self.features == "preemphasized_log_mel":
+                before = -samples % UNIT
+            behind = samples - self.window_length + before - 1
             return behind // self.hop_length + 1 if behind >= 0 else 0
         windows = max(samples - self.window_length, 0) // self.hop_length + 1
         return max(windows // self.stack, 1)
@@ -363,6 +374,8 @@ class AudioProcessor(MediaProcessor):
         """Return the frames of a recording; of normalized ones each band has variance 1."""
         if self.features == "magnitude_log_mel":
             return magnitude_log_mel(row, *options)
+        if self.features == "preemphasized_log_mel":
+            return preemphasized_log_mel(row, *options)
         if self.features == "normalized_log_mel":
             row = np.pad(row, (0, max(2 * self.hop_length - len(row), 0)))  # for a variance
             bands = np.ascontiguousarray(plain_log_mel(row, *options).T)
@@ -495,9 +508,10 @@ class AudioProcessor(MediaProcessor):
                 "padding": self.padding,
                 "truncation": "fusion" if self.fusion else "rand_trunc",
             }
-        if self.features == "magnitude_log_mel":
+        if self.features in _OF_MAGNITUDES:
             window = {"frame_length": self.window_length, "hop_length": self.hop_length}
-            window["fft_length"] = power_of_two(self.window_length)
+            doubled = 2 if self.features == "preemphasized_log_mel" else 1
+            window["fft_length"] = power_of_two(self.window_length) * doubled
             return {
                 **values,
                 **window,
@@ -559,8 +573,9 @@ class AudioProcessor(MediaProcessor):
         if features == "decibel_mel":
             return cls(features, **_values_of_clap(values))
         given["hop_length"] = values.get("hop_length", 160)
-        if features == "magnitude_log_mel":
-            bins, window = values.get("feature_size", 128), values.get("frame_length", 320)
+        if features in _OF_MAGNITUDES:
+            usual = 320 if features == "magnitude_log_mel" else 512
+            bins, window = values.get("feature_size", 128), values.get("frame_length", usual)
             return cls(features, num_bins=bins, window_length=window, **given)
         if features == "normalized_log_mel":
             window = check_int("win_length", values.get("win_length", 400), 2, _LONGEST_WINDOW)

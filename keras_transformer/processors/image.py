@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from keras_transformer.config import TransformerConfig
+from keras_transformer.processors.audio_files import Sound
 from keras_transformer.processors.image_files import image_size, is_one_image, open_image
 from keras_transformer.processors.media import MediaProcessor
 from keras_transformer.processors.packages import pillow
@@ -58,6 +59,8 @@ _TILINGS: dict[str, type[Tiling]] = {
 }
 
 
+# Key of the values of the recordings beside those of the images.
+_SOUNDS = "sounds"
 # Maximum pixels of an image after resizing and cropping, and in between: 4096 x 4096.
 MOST_PIXELS = 2**24
 
@@ -86,6 +89,8 @@ class ImageProcessor(MediaProcessor):
         multiple_of: int, round height and width after resizing to multiples of it.
         tiling: a `Tiling`, by which each image becomes one or several tiles of one size, such as
             `Splitting`; `size` is then the size of a tile. With None each image is one array.
+        sounds: `SoftTokenSoundProcessor`, which reads the recordings of conversations, or None if
+            they have none. It is saved in a file of its own, `processor_config.json`.
 
     Raises:
         ValueError: if a value is out of range, or `size` or `crop_size` do not go with the tiling.
@@ -104,6 +109,8 @@ class ImageProcessor(MediaProcessor):
     kind = "image processor"
     # Subclasses for images of other kinds, by the prefix of the Transformers class.
     subclasses: ClassVar[dict[str, type["ImageProcessor"]]] = {}
+    # Set by the module of `SoftTokenSoundProcessor`.
+    sound_class: ClassVar[Any] = None
     # Values of such a subclass that a `processor_config.json` holds beside those of the images.
     outer_values: ClassVar[tuple[str, ...]] = ()
     raw = "images"
@@ -125,7 +132,9 @@ class ImageProcessor(MediaProcessor):
         keep_aspect_ratio: bool = False,
         multiple_of: int = 1,
         tiling: Tiling | None = None,
+        sounds: Any = None,
     ):
+        self.sounds = self._checked_sounds(sounds)
         self.size = None if size is None else _size("size", size, shortest=True)
         self.crop_size = None if crop_size is None else _size("crop_size", crop_size)
         self.resample = check_int("resample", resample, 0, 5)
@@ -158,6 +167,14 @@ class ImageProcessor(MediaProcessor):
                 f"`size` must be that of a tile, {tiling.side}, and `crop_size` None, received "
                 f"{self.size} and {self.crop_size}."
             )
+
+    def _checked_sounds(self, sounds: Any) -> Any:
+        if sounds is not None and not isinstance(sounds, self.sound_class or ()):
+            raise ValueError(
+                f"`sounds` must be a {getattr(self.sound_class, '__name__', None)} or None, "
+                f"received {describe(sounds)}."
+            )
+        return sounds
 
     @staticmethod
     def is_one(x: Any) -> bool:
@@ -264,7 +281,7 @@ class ImageProcessor(MediaProcessor):
         Without a `tiling` no image is read; with one its size is read, before its pixels.
 
         Args:
-            images: the images of a row, in its order.
+            images: the images of a row, in its order; with `sounds` each may also be a `Sound`.
             states: rows and columns of the states of a tile, or of an image without a tiling.
             places: names of the images in errors. Defaults to `"image 1"`, `"image 2"`, ...
 
@@ -272,7 +289,11 @@ class ImageProcessor(MediaProcessor):
             ValueError: if one of them is not an image, or too large.
         """
         if self.tiling is None:
-            return [Layout((0, 0), 1, (np.arange(math.prod(states)),))] * len(images)
+            plain = Layout((0, 0), 1, (np.arange(math.prod(states)),))
+            return [
+                self.sounds.layout(each, f"sound {i}") if isinstance(each, Sound) else plain
+                for i, each in enumerate(images, 1)
+            ]
         places = [f"image {i}" for i in range(1, len(images) + 1)] if places is None else places
         sizes = [image_size(image, place) for image, place in zip(images, places, strict=True)]
         return self.tiling.layouts(sizes, states)
@@ -383,6 +404,14 @@ class ImageProcessor(MediaProcessor):
         return max(round(side / self.multiple_of), 1) * self.multiple_of
 
     def check(self, config: TransformerConfig) -> None:
+        if config.hearing_side == "encoder":
+            if self.sounds is None:
+                raise ValueError(
+                    "This model hears recordings, and sees no images: give the processor `sounds`, "
+                    "a `SoftTokenSoundProcessor`."
+                )
+            self.sounds.check(config)
+            return
         if getattr(config.sides[0].stem, "kind", None) == "patch_sequence":
             raise ValueError(
                 "This model reads images of any size: give it a "
@@ -436,7 +465,21 @@ class ImageProcessor(MediaProcessor):
     @classmethod
     def with_outer(cls, values: Mapping[str, Any], of_all: Mapping[str, Any]) -> Mapping[str, Any]:
         names = cls.subclasses.get(_named(values)[1], cls).outer_values
-        return {**values, **{name: of_all[name] for name in names if of_all.get(name) is not None}}
+        values = {
+            **values,
+            **{name: of_all[name] for name in names if of_all.get(name) is not None},
+        }
+        # The values of recordings are a part of their own, or among those of the images.
+        for sounds in (of_all.get("feature_extractor"), values):
+            named = sounds.get("feature_extractor_type") if isinstance(sounds, Mapping) else None
+            if cls.sound_class is not None and named in cls.sound_class.beside_images:
+                return {**values, _SOUNDS: cls.sound_class.with_outer(sounds, of_all)}
+        return values
+
+    def save(self, directory: str) -> None:
+        super().save(directory)
+        if self.sounds is not None:
+            self.sounds.save(directory)
 
     @classmethod
     def from_files(cls, directory: str) -> "ImageProcessor":
@@ -467,7 +510,7 @@ class ImageProcessor(MediaProcessor):
                 "to false, as published models do."
             )
         size, crop, resample, (mean, std) = _DEFAULTS[family]
-        tiling = None
+        tiling, sounds = None, values.get(_SOUNDS)
         if family in _PADDED and values.get("pad_size") is not None:
             raise ValueError(f"pad_size={shorten(values['pad_size'])} is not supported, only null.")
         if family in _TILINGS:
@@ -497,6 +540,7 @@ class ImageProcessor(MediaProcessor):
             keep_aspect_ratio=values.get("keep_aspect_ratio") or False,
             multiple_of=values.get("ensure_multiple_of") or 1,
             tiling=tiling,
+            sounds=cls.sound_class.from_values(sounds) if isinstance(sounds, Mapping) else None,
         )
 
 

@@ -9,6 +9,8 @@ import numpy as np
 _LEAST_POWER = 1.192092955078125e-07
 # Share of the sample before that pre-emphasis subtracts from a sample.
 PREEMPHASIS = 0.97
+# Of Gemma 3n: samples of which recordings have a multiple, and the lowest and highest frequency.
+UNIT, BAND = 128, (125.0, 7600.0)
 # Samples of frames transformed at once (five minutes for Whisper), so that hours of audio need
 # little more memory than their samples.
 _BLOCK = 2**15 * 400
@@ -179,6 +181,46 @@ def magnitude_log_mel(
     def levels_of(frames: np.ndarray) -> np.ndarray:
         magnitudes = np.abs(np.fft.rfft(frames * window, n=size))
         return np.log(magnitudes @ filters + 1e-3).astype("float32")
+
+    return _by_blocks(levels_of, frames)
+
+
+def preemphasized_log_mel(
+    samples: np.ndarray, sampling_rate: int, num_bins: int, window_length: int, hop_length: int
+) -> np.ndarray:
+    """Return the logarithm of a mel spectrogram of magnitudes with pre-emphasis, as in Gemma 3n.
+
+    A frame is there if all of its samples, and the one behind it, are; zeros behind the last sample
+    make their number a multiple of 128.
+
+    Args:
+        samples: float32 `(samples,)`.
+        sampling_rate: int, samples per second.
+        num_bins: int, frequency bands, from 125 Hz to 7,600 Hz.
+        window_length: int, samples in a frame.
+        hop_length: int, samples from one frame to the next.
+
+    Returns:
+        Float32 `(frames, num_bins)`, the natural logarithm of the magnitude, at least that of
+        0.00001.
+
+    Source: Google DeepMind 2025, the published code of Gemma 3n.
+    """
+    size = 2 * power_of_two(window_length)
+    padded = np.pad(samples, (0, -len(samples) % UNIT))
+    frames = np.lib.stride_tricks.sliding_window_view(padded, window_length)[:-1:hop_length]
+    # Hann's window in float32, as there: the logarithm of a quiet band shows each digit.
+    angles = 2 * np.pi * np.arange(window_length, dtype="float32") / window_length
+    window = 0.5 * (1 - np.cos(angles))
+    filters = mel_filters(sampling_rate, num_bins, size, "htk", *BAND)
+
+    def levels_of(frames: np.ndarray) -> np.ndarray:
+        frames = np.concatenate(
+            [frames[:, :1] * (1 - PREEMPHASIS), frames[:, 1:] - PREEMPHASIS * frames[:, :-1]],
+            axis=1,
+        )
+        magnitudes = np.abs(np.fft.rfft(frames * window, n=size))
+        return np.log(np.maximum(magnitudes @ filters, 1e-5)).astype("float32")
 
     return _by_blocks(levels_of, frames)
 

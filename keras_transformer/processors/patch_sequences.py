@@ -80,8 +80,6 @@ class PatchSequenceProcessor(ImageProcessor):
 
     # Set by the module of `PatchVideoProcessor`. None if images have no videos beside them.
     video_class: ClassVar[Any] = None
-    # A processor of the recordings beside images, of a subclass.
-    sounds: Any = None
 
     def __init__(
         self,

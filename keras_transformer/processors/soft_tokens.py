@@ -2,12 +2,12 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 from keras_transformer.config import TransformerConfig
 from keras_transformer.processors.image import ImageProcessor
 from keras_transformer.processors.patch_sequences import PatchSequenceProcessor
-from keras_transformer.support.checking import check_int, describe, shorten
+from keras_transformer.support.checking import check_int, shorten
 
 _BICUBIC, _HALF = 3, (0.5,) * 3
 
@@ -49,9 +49,6 @@ class SoftTokenProcessor(PatchSequenceProcessor):
     al. 2023, "Patch n' Pack: NaViT".
     """
 
-    # Set by the module of `SoftTokenSoundProcessor`.
-    sound_class: ClassVar[Any] = None
-
     def __init__(
         self,
         max_soft_tokens: int = 280,
@@ -64,11 +61,6 @@ class SoftTokenProcessor(PatchSequenceProcessor):
         videos: Any = None,
         sounds: Any = None,
     ):
-        if sounds is not None and not isinstance(sounds, self.sound_class or ()):
-            raise ValueError(
-                f"`sounds` must be a {getattr(self.sound_class, '__name__', None)} or None, "
-                f"received {describe(sounds)}."
-            )
         self.max_soft_tokens = check_int("max_soft_tokens", max_soft_tokens, 1, 2**16)
         square = check_int("patch_size", patch_size, 1, 4096) * check_int(
             "merge_size", merge_size, 1, 2**10
@@ -78,7 +70,7 @@ class SoftTokenProcessor(PatchSequenceProcessor):
             merge_size=merge_size, num_frames=1, resample=resample, rescale_factor=rescale_factor,
             mean=mean, std=std, family="Gemma4", videos=videos,
         )  # fmt: skip
-        self.sounds = sounds
+        self.sounds = self._checked_sounds(sounds)
 
     def _resized(self, height: int, width: int) -> tuple[int, int]:
         return within_budget(height, width, self.square, self.max_soft_tokens)
@@ -86,11 +78,6 @@ class SoftTokenProcessor(PatchSequenceProcessor):
     def token_values(self) -> dict[str, str]:
         parts = {"video_token_id": self.videos, "audio_token_id": self.sounds}
         return {name: part.token for name, part in parts.items() if part is not None}
-
-    def save(self, directory: str) -> None:
-        super().save(directory)
-        if self.sounds is not None:
-            self.sounds.save(directory)
 
     def with_files_of(self, directory: str) -> "SoftTokenProcessor":
         super().with_files_of(directory)

@@ -268,7 +268,11 @@ def read_chat(task: Any, given: Values, limits: Limits) -> Prompts:
     videos = any(isinstance(each, Video) for each in urls)
     if videos and getattr(task.processor.source, "videos", None) is None:
         raise wrong(f"{values['model']!r} reads images, and no videos.", "messages")
-    sounds = of_images and task.backbone.config.sound and task.processor.source.sounds
+    hears = of_images and task.backbone.config.hearing_side
+    sounds = hears and task.processor.source.sounds
+    seen = [each for each in urls if not isinstance(each, Sound)]
+    if hears == "encoder" and seen:
+        raise wrong(f"{values['model']!r} hears recordings, and sees no images.", "messages")
     if any(isinstance(each, Sound) for each in urls) and not sounds:
         raise wrong(f"{values['model']!r} reads images, and hears no sound.", "messages")
     messages = [_message(message, i, form) for i, message in enumerate(messages)]
@@ -317,7 +321,8 @@ def _check_images(task: Any, images: list[bytes | Video | Sound], limits: Limits
         )  # fmt: skip
     if task.backbone.placeholder_tokens.count is None:
         pairs = list(zip(images, layouts, strict=True))
-        check_padding(source, [one for image, one in pairs if not isinstance(image, Sound)])
+        if seen:
+            check_padding(source, [one for image, one in pairs if not isinstance(image, Sound)])
         check_silence(source, [one for image, one in pairs if isinstance(image, Sound)])
 
 

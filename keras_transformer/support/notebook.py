@@ -62,14 +62,12 @@ def model_rows(
             rows[label] = backbone[key]
     apart = backbone.get("source")
     sides = backbone["kind"] == "dual" or backbone.get("placeholder_id") is not None
-    of_images = apart or (sides and (backbone["encoder"] or {}))
-    medium = "images"
-    if ((of_images or {}).get("stem") or {}).get("kind") == "folded_frames":
-        medium = "sound"
-    for key in of_images or ():
+    beside = apart or (sides and (backbone["encoder"] or {})) or {}
+    what = "sound" if "frames" in (beside.get("stem") or {}).get("kind", "") else "images"
+    for key in beside:
         shown = key in _ROWS and _ROWS[key] in rows and key not in ("vocabulary_size", "position")
-        if shown and ("expert" not in key or of_images.get("num_experts")):
-            rows[f"{_ROWS[key]}, of {medium}"] = of_images[key]
+        if shown and beside[key] is not None and ("expert" not in key or beside.get("num_experts")):
+            rows[f"{_ROWS[key]}, of {what}"] = beside[key]
     if stem := backbone.get("stem"):
         del rows["longest sequence"], rows["vocabulary"]
     stem = (apart or backbone.get("encoder") or {}).get("stem") or stem

@@ -36,6 +36,7 @@ OF_OTHERS = {
     **family_placed.OF_ANY_SIZE,
     **family_placed.OF_ROWS,
     **family_placed.OF_BUDGETS,
+    **family_placed.OF_RECORDINGS,
     **family_placed.RETRIEVERS,
     **family_placed.IN_ENCODERS,
 }
@@ -85,6 +86,7 @@ LANGUAGE_MODELS = {
     "paligemma": "PaliGemmaForConditionalGeneration",
     "colpali": "ColPaliForRetrieval",
     "colqwen2": "ColQwen2ForRetrieval",
+    "gemma3n": "Gemma3nForConditionalGeneration",
     "gemma4": "Gemma4ForConditionalGeneration",
     "qwen2_vl": "Qwen2VLForConditionalGeneration",
     "qwen2_5_vl": "Qwen2_5_VLForConditionalGeneration",
@@ -141,6 +143,8 @@ def make(model_type, number, suffix, seed=0, **values):
     import torch
     import transformers
 
+    if model_type == "gemma3n":
+        without_timm()
     prefix, configs = CONFIGS[model_type]
     config = getattr(transformers, f"{prefix}Config")(**{**configs[number], **values})
     model = class_of(model_type, suffix)(config).eval()
@@ -174,6 +178,26 @@ def make(model_type, number, suffix, seed=0, **values):
     if hasattr(model, "final_logits_bias"):
         model.final_logits_bias.copy_(torch.randn(model.final_logits_bias.shape, generator=random))
     return model
+
+
+def without_timm():
+    """Let Transformers make Gemma 3n with one layer in place of its tower of images.
+
+    That tower, which is not read here, is a convolutional network of the package timm.
+    """
+    import torch
+    import transformers
+    from transformers.models.gemma3n.configuration_gemma3n import Gemma3nVisionConfig
+
+    class Tower(transformers.PreTrainedModel):
+        config_class = Gemma3nVisionConfig
+
+        def __init__(self, config):
+            super().__init__(config)
+            self.timm_model = torch.nn.Linear(3, config.hidden_size)
+            self.post_init()
+
+    transformers.AutoModel.register(Gemma3nVisionConfig, Tower, exist_ok=True)
 
 
 def batch(pad_id=0, rows=3, length=9, seed=1, words=61):

@@ -246,6 +246,34 @@ OF_BUDGETS = {
         ],
     ),
 }  # fmt: skip
+# A family that hears recordings, see `tests/tasks/test_gemma3n_sound.py`.
+OF_RECORDINGS = {
+    "gemma3n": (
+        "Gemma3n",
+        [
+            {
+                "text_config": {
+                    "vocab_size": 61, "vocab_size_per_layer_input": 55, "hidden_size": 24,
+                    "hidden_size_per_layer_input": 4, "intermediate_size": 32,
+                    "num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 2,
+                    "head_dim": 8, "num_kv_shared_layers": 2, "sliding_window": 16,
+                    "laurel_rank": 3, "layer_types": ["sliding_attention", "full_attention"] * 2,
+                    "activation_sparsity_pattern": [0.9, 0.0, 0.0, 0.0], "bos_token_id": 1,
+                    "eos_token_id": 2,
+                },
+                "audio_config": {
+                    "vocab_size": 3, "vocab_offset": 58, "input_feat_size": 16, "hidden_size": 16,
+                    "conf_num_attention_heads": 2, "conf_num_hidden_layers": 2,
+                    "sscp_conv_channel_size": [8, 4], "conf_attention_context_left": 5,
+                    "conf_attention_chunk_size": 4, "conf_attention_logit_cap": 2.0,
+                    "conf_conv_kernel_size": 3,
+                },
+                "vision_config": {"hidden_size": 8, "vocab_size": 3, "vocab_offset": 55},
+                "audio_token_id": 59, "image_token_id": 56, "eoa_token_id": 58,
+            },
+        ],
+    ),
+}  # fmt: skip
 PIXTRAL_LLAVA = {
     "vision_config": {**_PIXTRAL, "hidden_act": "silu"},
     "text_config": _MISTRAL,

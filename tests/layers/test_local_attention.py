@@ -9,6 +9,7 @@ from keras_transformer import config as parts
 from keras_transformer.checkpoints.weights.safetensors_io import to_numpy
 from keras_transformer.config.structure import variable_shapes
 from keras_transformer.layers.mixers.local_attention import LocalAttentionMixer
+from keras_transformer.layers.normalization import CumulativeGroupNormalization
 
 HEADS, WIDTH, CAP = 2, 8, 1.5
 
@@ -34,7 +35,8 @@ def by_pairs(layer, x, size):
             query = (x[place] @ kernels["query"])[own] * scale
             scores = []
             for other in seen:
-                key = (x[other] @ kernels["key"])[own] * softplus(1) / np.log(2)
+                key = (x[other] @ kernels["key"])[own]
+                key *= softplus(1) / np.log(2) if layer.part.scale_keys else 1
                 angles = (place - other) * waves
                 sinusoid = np.concatenate([np.sin(angles), np.cos(angles)])
                 score = query @ (key + (sinusoid @ kernels["position_key"])[own])
@@ -49,7 +51,9 @@ def by_pairs(layer, x, size):
 @pytest.mark.parametrize("length", [1, 4, 5, 23])
 @pytest.mark.parametrize("size", [1, 5])
 def test_each_pair(length, size):
-    layer = LocalAttentionMixer(parts.LocalAttention(num_heads=HEADS, size=size, soft_cap=CAP))
+    scales = {"scale_keys": length != 4}  # which Gemma 3n does not
+    part = parts.LocalAttention(num_heads=HEADS, size=size, soft_cap=CAP, **scales)
+    layer = LocalAttentionMixer(part)
     random = np.random.default_rng(length)
     x = random.normal(size=(2, length, WIDTH)).astype("float32")
     layer.build(x.shape)
@@ -78,7 +82,11 @@ def test_what_it_cannot_do_is_refused():
         LocalAttentionMixer(part)(x, visibility=visibility)
 
 
-def tower(**options):
+# The stem of Gemma 3n.
+CUMULATIVE = {"norm": "cumulative_group", "norm_epsilon": 1e-2, "padding": "reverse_causal"}
+
+
+def tower(of_stem=None, **options):
     block = parts.Block(
         mixer=parts.LocalAttention(num_heads=2, size=3, clipped=True),
         feed_forward=parts.Dense(dim=12, activation="silu", bias=False, clipped=True),
@@ -86,15 +94,36 @@ def tower(**options):
         residual=parts.Residual(order="sandwich"),
         conformer=parts.Conformer(size=3, causal=True),
     )
-    stem = parts.ConvolvedFrameStemConfig(num_bins=7, filters=(4, 3))
+    stem = parts.ConvolvedFrameStemConfig(num_bins=7, filters=(4, 3), **(of_stem or {}))
     side = parts.Side(input=stem, hidden_dim=WIDTH, num_layers=2, block=block, final_norm=False)
     return kt.TransformerConfig(encoder=side.replace(**options))
 
 
 @pytest.mark.each_backend
-def test_a_tower_of_them(tmp_path):
+def test_norms_of_all_frames_so_far():
+    """Against the formula in float64: the variance is around the mean that each frame had."""
+    random = np.random.default_rng(0)
+    x = random.normal(size=(2, 5, 3, 4)).astype("float32") + 2
+    layer = CumulativeGroupNormalization(epsilon=1e-2)
+    layer.build(x.shape)
+    layer.gamma.assign(gamma := random.normal(size=4))
+    expected = np.zeros(x.shape)
+    for row, made in zip(x.astype("float64"), expected, strict=True):
+        means = [row[: i + 1].mean() for i in range(5)]
+        squares = [((row[i] - means[i]) ** 2).mean() for i in range(5)]
+        for i in range(5):
+            scale = (np.mean(squares[: i + 1]) + 1e-2) ** -0.5
+            made[i] = (row[i] - means[i]) * scale * gamma
+    assert np.abs(to_numpy(layer(x)) - expected).max() <= 2e-6
+    again = CumulativeGroupNormalization.from_config(layer.get_config())
+    assert again.epsilon == 1e-2
+
+
+@pytest.mark.each_backend
+@pytest.mark.parametrize("of_stem", [{}, CUMULATIVE], ids=["gemma4", "gemma3n"])
+def test_a_tower_of_them(tmp_path, of_stem):
     """Its weights are described, padding changes nothing, it learns, and files give it back."""
-    backbone = kt.models.Encoder(tower())
+    backbone = kt.models.Encoder(tower(of_stem))
     shapes = {v.path.split("/", 1)[1]: tuple(v.shape) for v in backbone.variables}
     assert shapes == variable_shapes(backbone.config)
     random = np.random.default_rng(0)
@@ -112,7 +141,8 @@ def test_a_tower_of_them(tmp_path):
     changed = padded.copy()
     changed[:, 12] += 1
     difference = np.abs(to_numpy(backbone(given | {"frames": changed})) - to_numpy(backbone(given)))
-    assert difference[:, :3].max() <= 1e-6 < difference[:, 3].max()
+    first = 2 if of_stem else 3  # convolutions that look ahead see frames 8 to 14
+    assert difference[:, :first].max() <= 1e-6 < difference[:, first].max()
 
 
 @pytest.mark.backend_independent
@@ -123,6 +153,9 @@ def test_a_tower_of_them(tmp_path):
         ({"filters": (4, 0)}, "1 to 16 positive integers"),
         ({"filters": (4, "5")}, "1 to 16 positive integers"),
         ({"num_bins": 0}, "num_bins"),
+        ({"norm": "group"}, "norm"),
+        ({"norm_epsilon": 0.0}, "norm_epsilon"),
+        ({"padding": "causal"}, "padding"),
     ],
 )
 def test_stems_that_cannot_be(change, told):
@@ -143,6 +176,70 @@ def hearing(**changes):
     )  # fmt: skip
     between = parts.Projector(type="norm_between", inner_dim=6)
     return base.replace(**{"sound": tower().encoder, "sound_projector": between, **changes})
+
+
+def without_images(**changes):
+    """A config whose encoder hears, and whose last three tokens have embeddings of its width."""
+    around = parts.Projector(type="norm_around", bias=False, stride=2, hard_tokens=3)
+    given = {
+        "encoder": tower(CUMULATIVE).encoder, "decoder": hearing().decoder,
+        "placeholders": parts.Placeholders(token_id=18), "projector": around,
+    }  # fmt: skip
+    return kt.TransformerConfig(**{**given, **changes})
+
+
+@pytest.mark.backend_independent
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"encoder": tower(input=parts.PatchStemConfig()).encoder}, "an encoder of sound whose"),
+        ({"placeholders": parts.Placeholders(token_id=18, visibility="prompt")}, "'causal'"),
+        (
+            {"decoder": hearing().decoder.replace(position=parts.Sinusoidal())},
+            "without positions that are added",
+        ),
+        (
+            {"projector": parts.Projector(type="norm_around", bias=False, hard_tokens=21)},
+            "which has 20 tokens, received 21",
+        ),
+    ],
+)
+def test_recordings_that_have_no_place(changes, told):
+    assert without_images().hearing_side == "encoder" and hearing().hearing_side == "sound"
+    with pytest.raises(ValueError, match=told):
+        without_images(**changes)
+
+
+@pytest.mark.each_backend
+def test_hard_tokens_and_the_state_behind_a_recording():
+    """Both are what the projector makes of the table, and what is placed is every second state."""
+    backbone = kt.models.Seq2Seq(without_images())
+    shapes = {v.path.split("/", 1)[1]: tuple(v.shape) for v in backbone.variables}
+    assert shapes == variable_shapes(backbone.config)
+    projector, random = backbone.projector, np.random.default_rng(0)
+    frames = random.normal(size=(2, 9, 7)).astype("float32")
+    mask = np.arange(9) < np.array([[9], [4]])
+    heard = to_numpy(backbone.encode(frames=frames, padding_mask=mask))
+    assert heard.shape == (2, 2, 8)  # of three states
+    table = to_numpy(projector.hard_embeddings)
+    table = table / np.sqrt((table**2).mean(-1, keepdims=True) + 1e-6)
+    hard = table @ to_numpy(projector.dense.kernel)
+    hard = hard / np.sqrt((hard**2).mean(-1, keepdims=True) + 1e-6)
+    assert np.abs(to_numpy(projector.further_state) - hard[-1]).max() <= 1e-5
+    plain = random.normal(size=(1, 4, 8)).astype("float32")
+    found = to_numpy(projector.with_hard_tokens(np.array([[16, 17, 5, 19]]), plain))
+    expected = np.stack([plain[0, 0], hard[0], plain[0, 2], hard[2]])
+    assert np.abs(found[0] - expected).max() <= 1e-5
+
+    def states(ids, placed):
+        given = {"encoder_states": heard.astype("float32")}
+        given["decoder_placed_states"] = np.array([placed], "int32")
+        return to_numpy(backbone({"decoder_token_ids": np.array([ids]), **given}))
+
+    # Behind the four states of both recordings is that of the last token.
+    by_number, by_id = states([18, 18, 5], [0, 4]), states([18, 19, 5], [0])
+    assert np.abs(by_number - by_id).max() <= 1e-5
+    assert np.abs(states([18, 17, 5], [0]) - by_id).max() > 1e-3
 
 
 @pytest.mark.backend_independent
@@ -170,6 +267,12 @@ def test_projectors_that_cannot_be():
     for change in ({"type": "norm_between"}, {"type": "mlp", "inner_dim": 4}):
         with pytest.raises(ValueError, match="needs an `inner_dim`, and no other has"):
             parts.Projector(**change)
+    for change in ({"type": "mlp", "stride": 2}, {"type": "mlp", "hard_tokens": 3}):
+        with pytest.raises(ValueError, match="need the type 'norm_around'"):
+            parts.Projector(**change)
+    for change in ({}, {"bias": False, "separator": True}):
+        with pytest.raises(ValueError, match="has neither biases nor a separator"):
+            parts.Projector(type="norm_around", **change)
     with pytest.raises(ValueError, match="`sound` needs kind='seq2seq'"):
         kt.TransformerConfig(decoder=hearing().decoder, sound=tower().encoder)
 

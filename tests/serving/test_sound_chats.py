@@ -136,3 +136,26 @@ def test_a_model_of_images_hears_nothing(tmp_path):
     with limited(kt.ImageToText.from_preset(tmp_path)) as api:
         refused = posted(api, wav(recording(400)))
     assert refused.status_code == 400 and "reads images, and hears no sound" in refused.text
+
+
+@pytest.fixture(scope="module")
+def without_images(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("gemma3n")
+    vision_chats.gemma3n(folder)
+    return kt.ImageToText.from_preset(folder)
+
+
+def test_a_model_of_sound_alone(without_images):
+    """Its answers are those of the task; each recording takes its places; it sees no images."""
+    heard = recording(7777)
+    with started(make_api({"llava": ServedTask(without_images)})) as port:
+        url = f"http://127.0.0.1:{port}/v1"
+        client = openai.OpenAI(base_url=url, api_key="none", max_retries=0)
+        mine = [user({"type": "audio", "audio": wav(heard)}, "which ?")]
+        answer = asked(client, part_of(wav(heard)), "which ?")
+        assert answer == without_images.chat(mine, max_new_tokens=5)
+        with pytest.raises(openai.BadRequestError, match="hears recordings, and sees no images"):
+            asked(client, *vision_chats.pictures(1), "which ?")
+    with limited(without_images, tokens=50) as api:
+        refused = posted(api, *[wav(heard)] * 3)
+    assert refused.status_code == 400 and "0 images and 3 recordings take 60. " in refused.text

@@ -171,6 +171,35 @@ def test_same_gradients(both, tmp_path):
     assert_gradients(found, model, tmp_path / "gradients")
 
 
+def assert_saved(task, some, folder):
+    """A preset and a file of Keras give the logits of conversations as they are."""
+    arrays, mask = arrays_of(task, some)
+    expected = to_numpy(task(arrays))
+    task.save_to_preset(folder / "preset")
+    task.save(folder / "model.keras")
+    for again in (
+        kt.Task.from_preset(folder / "preset"),
+        keras.models.load_model(folder / "model.keras"),
+    ):
+        mine, _ = arrays_of(again, some)
+        assert np.abs(to_numpy(again(mine)) - expected)[mask].max() <= 1e-6
+
+
+def assert_back(task, some, folder):
+    """An exported folder gives the task again."""
+    back = kt.ImageToText.from_preset(folder)
+    assert back.backbone.config == task.backbone.config
+    assert back.task_values() == task.task_values()
+    assert back.asked(some, None)[1] == task.asked(some, None)[1]
+    assert_same_values(back.backbone, task.backbone)
+
+
+def assert_planned(task):
+    """A plan counts all weights."""
+    plan = kt.planning.make_plan(task.backbone.config, batch_size=2, length=40)
+    assert plan.parameters == task.backbone.count_params()
+
+
 @pytest.mark.one_backend
 def test_export_is_the_way_back(both, tmp_path):
     model, processor, task = both
@@ -187,33 +216,19 @@ def test_export_is_the_way_back(both, tmp_path):
     assert np.array_equal(
         sounds(given)["input_features"], processor.sounds(given)["input_features"]
     )
-    back = kt.ImageToText.from_preset(tmp_path)
-    assert back.backbone.config == task.backbone.config
-    assert back.task_values() == task.task_values()
-    assert back.asked(conversations(), None)[1] == task.asked(conversations(), None)[1]
-    assert_same_values(back.backbone, task.backbone)
+    assert_back(task, conversations(), tmp_path)
 
 
 @pytest.mark.one_backend
 def test_presets_and_keras_files(both, tmp_path):
     *_, task = both
-    arrays, mask = arrays_of(task, conversations())
-    expected = to_numpy(task(arrays))
-    task.save_to_preset(tmp_path / "preset")
-    task.save(tmp_path / "model.keras")
-    for again in (
-        kt.Task.from_preset(tmp_path / "preset"),
-        keras.models.load_model(tmp_path / "model.keras"),
-    ):
-        mine, _ = arrays_of(again, conversations())
-        assert np.abs(to_numpy(again(mine)) - expected)[mask].max() <= 1e-6
+    assert_saved(task, conversations(), tmp_path)
 
 
 @pytest.mark.one_backend
 def test_plans_count_all_weights(both):
     *_, task = both
-    plan = kt.planning.make_plan(task.backbone.config, batch_size=2, length=40)
-    assert plan.parameters == task.backbone.count_params()
+    assert_planned(task)
 
 
 @pytest.mark.one_backend

@@ -6,7 +6,14 @@ import sys
 import numpy as np
 import tokenizers
 
-from tests.checkpoints.family_placed import OF_ANY_SIZE, OF_BUDGETS, OF_ROWS, PIXTRAL_LLAVA
+from tests.checkpoints import families
+from tests.checkpoints.family_placed import (
+    OF_ANY_SIZE,
+    OF_BUDGETS,
+    OF_RECORDINGS,
+    OF_ROWS,
+    PIXTRAL_LLAVA,
+)
 
 WORDS = (
     "user", "assistant", "which", "is", "dark", "?", "the", "first", "second", "both", "cat", "a",
@@ -401,6 +408,103 @@ def gemma4(folder, number=0, sound=None, **of_videos):
         parts = {"feature_extractor": json.loads(sounds.to_json_string()), "audio_seq_length": 750}
         (folder / "processor_config.json").write_text(json.dumps(parts))
     return model, Gemma4Inputs(images, tokenizer, videos, sounds)
+
+
+# Gemma 3n's, of texts and recordings.
+OF_GEMMA3N = (
+    "{{ bos_token }}{% for m in messages %}{{ '<start_of_turn>' }}"
+    "{{ 'model' if m['role'] == 'assistant' else m['role'] }}{{ '\n' }}"
+    "{% if m['content'] is string %}{{ m['content'] | trim }}{% else %}{% for c in m['content'] %}"
+    "{% if c['type'] == 'audio' %}{{ '<audio_soft_token>' }}"
+    "{% elif c['type'] == 'image' %}{{ '<image_soft_token>' }}"
+    "{% elif c['type'] == 'text' %}{{ c['text'] | trim }}{% endif %}{% endfor %}{% endif %}"
+    "{{ '<end_of_turn>\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<start_of_turn>model\n' }}{% endif %}"
+)
+
+
+class Gemma3nInputs:
+    """Inputs of Transformers' Gemma 3n: sound and tokenizer, and rows of tokens.
+
+    Its own class for all needs torchvision. What it writes for a recording is in the source of
+    `Gemma3nProcessor.__init__`.
+    """
+
+    def __init__(self, tokenizer, sounds, states):
+        self.tokenizer, self.sounds, self.states = tokenizer, sounds, states
+
+    def apply_chat_template(self, conversation, **options):
+        text = self.tokenizer.apply_chat_template(
+            conversation, tokenize=False, add_generation_prompt=True
+        )
+        run = "<audio_soft_token>" * self.states
+        whole = f"\n\n<start_of_audio>{run}<end_of_audio>\n\n"
+        text = text.replace("<audio_soft_token>", whole)
+        found = self.tokenizer(text, add_special_tokens=False, return_tensors="pt")
+        return {"input_ids": found["input_ids"]}
+
+    def recordings(self, conversation):
+        """The features of each recording by itself, and their masks."""
+        content = [m["content"] for m in conversation if not isinstance(m["content"], str)]
+        parts = [c for each in content for c in each if c["type"] == "audio"]
+        return [self.sounds([c["audio"]], return_tensors="pt") for c in parts]
+
+
+def gemma3n(folder, states=20):
+    """A Gemma 3n, whose recordings have this many states, fewer than in published models.
+
+    The weights of its tower of images are those of one layer, see `families.without_timm`.
+    """
+    import torch
+    import transformers
+
+    families.without_timm()
+    tokenizer = tokenizer_of(
+        boi_token="<start_of_image>", boa_token="<start_of_audio>", turn_token="<start_of_turn>",
+        end_of_turn_token="<end_of_turn>",
+    )  # fmt: skip
+    first = len(tokenizer)
+    tokenizer.add_special_tokens(
+        {"extra_special_tokens": ["<end_of_image>", "<image_soft_token>", "<further>"]},
+        replace_extra_special_tokens=False,
+    )
+    of_sound = len(tokenizer)
+    tokenizer.add_special_tokens(
+        {"extra_special_tokens": ["<end_of_audio>", "<audio_soft_token>", "<last>"]},
+        replace_extra_special_tokens=False,
+    )
+    tokenizer.chat_template = OF_GEMMA3N
+    size, values = len(tokenizer), OF_RECORDINGS["gemma3n"][1][0]
+    parts = {  # the last tokens are those of images, and then those of sound
+        "text_config": {"vocab_size": size, "vocab_size_per_layer_input": first},
+        "vision_config": {"vocab_size": of_sound - first, "vocab_offset": first},
+        "audio_config": {"vocab_size": size - of_sound, "vocab_offset": of_sound},
+    }
+    ids = {"image_token_id": first + 1, "audio_token_id": of_sound + 1, "eoa_token_id": of_sound}
+    config = transformers.Gemma3nConfig(
+        **{name: {**values[name], **own} for name, own in parts.items()},
+        audio_soft_tokens_per_image=states,
+        **ids,
+    )
+    torch.manual_seed(0)
+    model = transformers.Gemma3nForConditionalGeneration(config).eval()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            norm = "norm" in name and name.endswith("weight")
+            parameter.normal_(mean=float(norm), std=0.15)
+    sounds = transformers.Gemma3nAudioFeatureExtractor(feature_size=16)
+    for part in (model, tokenizer):
+        part.save_pretrained(folder)
+    # As in published folders: one file with the values of images and of recordings.
+    values = {
+        **json.loads(sounds.to_json_string()), "image_processor_type": "SiglipImageProcessorFast",
+        "do_normalize": False, "do_rescale": True, "do_resize": True, "resample": 2,
+        "size": {"height": 768, "width": 768}, "processor_class": "Gemma3nProcessor",
+    }  # fmt: skip
+    (folder / "preprocessor_config.json").write_text(json.dumps(values))
+    outer = {"audio_seq_length": states, "image_seq_length": 256}
+    (folder / "processor_config.json").write_text(json.dumps(outer))
+    return model, Gemma3nInputs(tokenizer, sounds, states)
 
 
 # SmolVLM's.

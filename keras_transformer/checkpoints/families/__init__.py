@@ -144,6 +144,7 @@ from keras_transformer.checkpoints.families.vision.dinov2_with_registers import 
 from keras_transformer.checkpoints.families.vision.dinov3_vit import DINOV3_VIT
 from keras_transformer.checkpoints.families.vision.dpt import DPT
 from keras_transformer.checkpoints.families.vision.gemma3 import GEMMA3_VISION
+from keras_transformer.checkpoints.families.vision.gemma3n import GEMMA3N
 from keras_transformer.checkpoints.families.vision.gemma4 import GEMMA4
 from keras_transformer.checkpoints.families.vision.git import GIT
 from keras_transformer.checkpoints.families.vision.idefics3 import IDEFICS3, SMOLVLM
@@ -351,6 +352,7 @@ FAMILIES = {
         PALIGEMMA,
         COLPALI,
         GEMMA3_VISION,
+        GEMMA3N,
         GEMMA4,
         QWEN2_VL,
         COLQWEN2,

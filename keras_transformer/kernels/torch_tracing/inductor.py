@@ -29,8 +29,8 @@ def by_inductor(graph: fx.GraphModule, given: list) -> Callable:
 def _compiled(graph: fx.GraphModule, given: list) -> Callable:
     """Compile a graph; what an optimizer does with all weights in one operation runs as it is.
 
-    Inductor would make an operation for each weight of it, and on a GPU an assertion of PyTorch 2.11
-    failed on these.
+    Inductor would make an operation for each weight of it, and on a GPU an assertion of PyTorch
+    2.11 failed on these.
     """
     apart = _of_optimizer(graph)
     if not apart:

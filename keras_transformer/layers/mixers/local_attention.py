@@ -63,7 +63,7 @@ class LocalAttentionMixer(ChecksCall, SavesArguments, Rematerializable, keras.la
     ```
 
     Source: Zhang et al. 2023, "Google USM", section 2.2, https://arxiv.org/abs/2303.01037, in the
-    published code of Gemma 4.
+    published code of Gemma 3n and Gemma 4.
     """
 
     option_rules: ClassVar = {"causal": check_bool}
@@ -123,7 +123,8 @@ class LocalAttentionMixer(ChecksCall, SavesArguments, Rematerializable, keras.la
         # Of each query of a block, counted from 0, and each key, from the block before.
         distances = size + np.arange(size)[:, None] - np.arange(2 * size)
         near = (distances >= 0) & (distances < size)
-        scores = ops.einsum("bqnh,bknh->bnqk", queries, keys * _KEY_SCALE)
+        factor = _KEY_SCALE if self.part.scale_keys else 1.0
+        scores = ops.einsum("bqnh,bknh->bnqk", queries, keys * factor)
         of_distances = ops.take(self._position_keys(), np.clip(distances, 0, size - 1), axis=0)
         scores = scores + ops.einsum("bqnh,qknh->bnqk", queries, of_distances)
         cap = self.part.soft_cap

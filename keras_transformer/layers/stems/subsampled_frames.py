@@ -1,5 +1,7 @@
 """The stems of frames whose convolutions are over frequencies too."""
 
+import functools
+
 import keras
 from keras import ops
 
@@ -7,7 +9,10 @@ from keras_transformer.config import TransformerConfig
 from keras_transformer.layers.arguments import kernel_initializer
 from keras_transformer.layers.dense import Dense
 from keras_transformer.layers.mix_feed_forward import GridConvolution
-from keras_transformer.layers.normalization import make_normalization
+from keras_transformer.layers.normalization import (
+    CumulativeGroupNormalization,
+    make_normalization,
+)
 from keras_transformer.layers.remat import no_inner_remat
 from keras_transformer.layers.stems.frames import count_real, first_places
 from keras_transformer.layers.stems.stem import Embedded, Input, PositionedStem
@@ -132,8 +137,8 @@ class SubsampledFrameStem(HalvedFrameStem):
 class ConvolvedFrameStem(HalvedFrameStem):
     """Convolutions that halve the frames and the bands, each with a norm, and a projection.
 
-    The norm is over the features of a place, before the activation. No state of a recording depends
-    on its padding.
+    The norm is over the features of a place, or over all numbers of a frame and of those before it,
+    before the activation. No state of a recording depends on its padding.
 
     Args:
         config: `TransformerConfig` of a side whose `stem` is a `ConvolvedFrameStemConfig`.
@@ -163,7 +168,7 @@ class ConvolvedFrameStem(HalvedFrameStem):
     assert embedded.states.shape == (1, 3, 16)
     ```
 
-    Source: Google DeepMind 2026, the published code of Gemma 4.
+    Source: Google DeepMind 2025 and 2026, the published code of Gemma 3n and of Gemma 4.
     """
 
     def __init__(self, config: TransformerConfig, initializer=None, **kwargs):
@@ -185,13 +190,12 @@ class ConvolvedFrameStem(HalvedFrameStem):
                 )
                 for i, filters in enumerate(config.stem.filters)
             ]
+            epsilon = config.stem.norm_epsilon or config.normalization_epsilon
+            make = functools.partial(make_normalization, "layer_norm_no_bias")
+            if config.stem.norm == "cumulative_group":
+                make = CumulativeGroupNormalization
             self.norms = [
-                make_normalization(
-                    "layer_norm_no_bias",
-                    config.normalization_epsilon,
-                    name=f"input_norm_{i}",
-                    dtype=self.dtype_policy,
-                )
+                make(epsilon=epsilon, name=f"input_norm_{i}", dtype=self.dtype_policy)
                 for i in range(len(config.stem.filters))
             ]
             self.projection = Dense(config.embedding_dim, name="input_projection", **kernels)
@@ -212,9 +216,10 @@ class ConvolvedFrameStem(HalvedFrameStem):
         x = ops.cast(inputs["frames"], self.compute_dtype)[..., None]
         mask = inputs.get("padding_mask")
         real = None if mask is None else count_real(mask)
+        # Equal padding on both sides: Keras's "same" would differ for an even length.
+        around = (1, 1) if self.config.stem.padding == "same" else (0, 2)
         for convolution, norm in zip(self.convolutions, self.norms, strict=True):
-            # Equal padding on both sides: "same" would differ for an even length.
-            x = ops.pad(_masked(x, real), ((0, 0), (1, 1), (1, 1), (0, 0)))
+            x = ops.pad(_masked(x, real), ((0, 0), around, (1, 1), (0, 0)))
             x = ops.relu(norm(convolution(x)))
             real = _halved(real)
         batch, length, *width = ops.shape(x)

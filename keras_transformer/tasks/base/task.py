@@ -163,8 +163,13 @@ class Task(Runtime):
         """Shapes for `explain`, whose batches have one row and must not be padded to more rows."""
         return ShapeBuckets() if device().compiles_shapes else None
 
+    @classmethod
+    def takes_backbone(cls, backbone: Backbone) -> bool:
+        """Return whether the first input of a backbone is what the task makes of its data."""
+        return backbone.id_inputs[0] in cls.processor_class.reads_arrays
+
     def _check_reads_source(self, backbone: Backbone) -> None:
-        if backbone.id_inputs[0] not in self.processor_class.reads_arrays:
+        if not self.takes_backbone(backbone):
             raise ValueError(
                 f"{type(self).__name__} reads only texts, but the encoder of this backbone also "
                 f"attends to a `source`, {backbone.id_inputs[0]!r}. Its task is ImageToText."

@@ -61,7 +61,7 @@ class ImageConversations:
         if self.videos is not None and tokenizer.token_to_id(self.videos.token) is not None:
             markup |= {"video": self.videos.token, "around": self.videos.around}
         self.sounds = None
-        if task.backbone.config.sound is not None:
+        if task.backbone.config.hearing_side is not None:
             self.sounds = getattr(task.processor.source, "sounds", None)
         if self.sounds is not None and tokenizer.token_to_id(self.sounds.token) is not None:
             markup |= {"sound": self.sounds.token}
@@ -188,7 +188,7 @@ class ImageConversations:
     def _check_known(self, row: Pictured) -> None:
         """Raise ValueError if a row has a video or a recording that the model cannot read."""
         if self.markup.sound is None and any(isinstance(each, Sound) for each in row.images):
-            if self.task.backbone.config.sound is None:
+            if self.task.backbone.config.hearing_side is None:
                 raise ValueError("This model hears no sound: a part of a message is a recording.")
             raise ValueError(
                 "The processor has no `sounds`: give one that has, see `SoftTokenSoundProcessor`."
@@ -203,6 +203,12 @@ class ImageConversations:
                 else f"The tokenizer has no {self.videos.token!r}, which stands for a video."
             )
             raise ValueError(why)
+        if self.task.backbone.config.hearing_side == "encoder":
+            for each in row.images:
+                if not isinstance(each, Sound):
+                    raise ValueError(
+                        "This model sees no images: a part of a message is an image or a video."
+                    )
 
     def _images(self, rows: list[Pictured], place) -> list[RowImages]:
         """Return the images of each row. Raises ValueError if one cannot be read or is too large.

@@ -55,9 +55,10 @@ class ImageToText(SourceToText):
     Args:
         backbone: a `Seq2Seq` whose encoder has an image `stem`. The decoder attends to the
             encoder's states or, with a `placeholder_id`, gets them in its prompt in the place of
-            placeholder tokens. Or a `Seq2Seq` whose `source` has the image stem: the encoder then
-            reads the question, and attends to the image (BLIP) or gets its states in the place of
-            placeholder tokens (BLIP-2 with T5), and the decoder attends to the encoder.
+            placeholder tokens; such an encoder may also read recordings in place of images (Gemma
+            3n). Or a `Seq2Seq` whose `source` has the image stem: the encoder then reads the
+            question, and attends to the image (BLIP) or gets its states in the place of placeholder
+            tokens (BLIP-2 with T5), and the decoder attends to the encoder.
         processor: `processors.ImageProcessor`, or None if the task only takes arrays and ids.
         tokenizer: `Tokenizer`, or None if the task only takes arrays and ids.
         start_id: int, the id that the decoder starts from. Defaults to the tokenizer's start id,
@@ -137,6 +138,10 @@ class ImageToText(SourceToText):
         super().__init__(backbone, processor, tokenizer, start_id, end_ids, name=name)
         self.template = check_template(template)
         self.image_token, self.image_text = image_token, image_text
+
+    @classmethod
+    def takes_backbone(cls, backbone) -> bool:
+        return super().takes_backbone(backbone) or backbone.config.hearing_side == "encoder"
 
     @property
     def takes_conversations(self) -> bool:
@@ -232,6 +237,11 @@ class ImageToText(SourceToText):
     def prompted(self, sources, prompts, **options):
         processor = self._require_processor()
         places = self.backbone.placeholder_tokens
+        if self.backbone.config.hearing_side == "encoder":
+            raise ValueError(
+                "This model sees no images: give conversations with recordings, as `chat` takes "
+                "them."
+            )
         alike = places is None or places.count is not None
         if processor.source.tiling is None and alike:
             return super().prompted(sources, prompts, **options)

@@ -108,7 +108,8 @@ def image_arrays(
         float32, both `(rows, mixed, 4)`. For images of any size also `decoder_placed_offsets`, the
         positions of the states, see `FeatureMerger`, and the images are `encoder_patches` and
         `encoder_patch_positions`, see `PatchSequenceStem`. Recordings are `sound_frames` and
-        `sound_padding_mask`, and their states are counted after the states of all images.
+        `sound_padding_mask`, and their states are counted after the states of all images; or
+        `encoder_frames` and `encoder_padding_mask` for a model without images.
     """
     known, count = backbone.placeholder_tokens, backbone.placeholder_tokens.count
     places = range(len(rows)) if places is None else places
@@ -171,15 +172,19 @@ def _patch_arrays(
 
     The number of a recording in a row is negative: -1 for the first of the batch.
     """
-    stem, merge = backbone.config.side("encoder").stem, processor.merge_size
+    stem = backbone.config.side("encoder").stem
+    sees = backbone.config.hearing_side != "encoder"
+    merge = processor.merge_size if sees else 1
     compiles = device().compiles_shapes
     used = {_identity(image): layout for row in rows for image, layout in row.used}
     heard = {_identity(image) for row in rows for image in row.images if is_sound(image)}
-    check_padding(processor, [used[key] for key in used if key not in heard])
+    if sees:
+        check_padding(processor, [used[key] for key in used if key not in heard])
     check_silence(processor, [used[key] for key in used if key in heard])
     found: dict[Any, int] = {}  # the first of the images of a video
     images: list[Patches] = []
     sounds: list[np.ndarray] = []
+    layouts: dict[int, Layout] = {}  # of the recordings
     numbers, offsets = [], []
     for row, place in zip(rows, places, strict=True):
         ahead, of_row, added = 0, [], []
@@ -189,6 +194,7 @@ def _patch_arrays(
                 if key not in found:
                     sounds.append(_samples(processor, image, f"x[{place}]"))
                     found[key] = -len(sounds)
+                    layouts[found[key]] = layout
                 of_row.append(found[key])
                 added.append(np.full((len(layout.states), 4), ahead, "int32"))
                 continue
@@ -205,26 +211,27 @@ def _patch_arrays(
                 ahead = int(added[-1][-1, -1])
         numbers.append(of_row)
         offsets.append(added)
-    while len(images) < least:  # a blank one
+    while sees and len(images) < least:  # a blank one
         images.append(processor.patches(np.zeros((processor.square,) * 2 + (3,), "uint8")))
-    of_unit = merge**2 if stem.window is None else stem.window**2
+    window = stem.window if sees else None
+    of_unit = merge**2 if window is None else window**2
     units = max((-(-len(image.values) // of_unit) for image in images), default=0)
     count, most = len(images), max(1, *(row.states for row in rows)) if most is None else most
     if compiles:
-        units = round_size(units) if stem.window is None else round_rows(units)
+        units = round_size(units) if window is None else round_rows(units)
         count, most = round_rows(count) if count else 0, round_size(most)
     length = units * of_unit
-    given = _sound_arrays(backbone, processor, sounds, least_sounds, compiles)
+    given = _sound_arrays(processor, sounds, least_sounds, compiles)
     behind = count * (length // merge**2)  # the states of all images
-    of_sound = given["frames"].shape[1] if given else 0
-    if given:
-        of_sound = backbone.config.sound.input.count_states(of_sound)
+    made = len(given["frames"]) if given else 0
+    of_sound = _states_of_frames(backbone, given["frames"].shape[1]) if given else 0
 
     def states_of_number(n: int) -> np.ndarray:
         if n >= 0:
             return images[n].states + n * (length // merge**2)
-        samples = sounds[-1 - n]
-        return behind + (-1 - n) * of_sound + np.arange(processor.sounds.num_states(len(samples)))
+        own = layouts[n].states
+        # A further state of the model is behind those of all recordings.
+        return behind + np.where(own == SEPARATOR, made * of_sound, own + (-1 - n) * of_sound)
 
     placed = np.full((len(rows), most), -1, "int32")
     moved = np.zeros((len(rows), most, 4), "int32")
@@ -244,18 +251,26 @@ def _patch_arrays(
             values[i, : len(image.values)] = image.values
             positions[i, : len(image.values)] = image.positions
         arrays |= {"encoder_patches": values, "encoder_patch_positions": positions}
-    return arrays | {f"sound_{name}": array for name, array in given.items()}
+    side = backbone.config.hearing_side
+    return arrays | {f"{side}_{name}": array for name, array in given.items()}
+
+
+def _states_of_frames(backbone, frames: int) -> int:
+    """Return how many states that may be placed a model makes of a recording."""
+    own = backbone.config.of_sound
+    stride = 1 if own.projector is None else own.projector.stride
+    return -(-own.encoder.input.count_states(frames) // stride)
 
 
 def _sound_arrays(
-    backbone, processor, sounds: list[np.ndarray], least: int, compiles: bool
+    processor, sounds: list[np.ndarray], least: int, compiles: bool
 ) -> dict[str, np.ndarray]:
     """Return the arrays of the stem of sound; empty without recordings."""
     count = max(len(sounds), least)
     if not count:
         return {}
     count = round_rows(count) if compiles else count
-    blank = np.zeros(processor.sounds.window_length, "float32")
+    blank = np.zeros(2 * processor.sounds.window_length, "float32")
     samples = sounds + [blank] * (count - len(sounds))
     frames = max(processor.sounds.count_frames(len(row)) for row in samples)
     return processor.sounds.arrays(samples, round_size(frames) if compiles else frames)
@@ -280,7 +295,8 @@ def check_silence(processor: ImageProcessor, layouts: Sequence[Layout]) -> None:
     """
     counts = [len(each.states) for each in layouts]
     padded = len(counts) * max(counts, default=0)
-    values = padded * 4 * processor.sounds.num_bins if counts else 0  # four frames of a state
+    frames = padded * processor.sounds.frames_of_state if counts else 0
+    values = frames * processor.sounds.num_bins if counts else 0
     if values > MOST_PADDED and padded > 4 * sum(counts):
         raise ValueError(
             f"{len(counts)} recordings are padded to the longest of them, {max(counts):,} states, "

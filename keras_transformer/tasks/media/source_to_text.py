@@ -127,7 +127,7 @@ class SourceToText(Task):
     ):
         joined = self.processor_class.joined(processor, tokenizer)
         super().__init__(backbone, joined, name=name)
-        if backbone.id_inputs[0] not in self.processor_class.reads_arrays:
+        if not self.takes_backbone(backbone):
             raise ValueError(
                 f"{type(self).__name__} needs a backbone whose encoder reads "
                 f"{self.source_unit}s: "

@@ -138,6 +138,10 @@ class SpeechToText(SourceToText):
         )
         self.window_seconds = check_number("window_seconds", window_seconds, above=0, none=True)
 
+    @classmethod
+    def takes_backbone(cls, backbone) -> bool:
+        return super().takes_backbone(backbone) and backbone.config.hearing_side is None
+
     @property
     def speech_tokens(self) -> SpeechTokens | None:
         """Whisper's tokens of languages, tasks and times, or None if the vocabulary lacks them."""

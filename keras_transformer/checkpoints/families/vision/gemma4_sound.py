@@ -41,21 +41,12 @@ def read_sound(values: Values) -> tuple[Side, Projector]:
     Raises:
         ValueError: if a value is out of range, or not supported.
     """
-    kind = values.get("model_type", _KIND)
-    if kind != _KIND:
-        raise ValueError(f"The tower of sound {kind!r} is not supported, only {_KIND!r}.")
-    for name, supported in _CONSTANTS.items():
-        if values.get(name, supported) != supported:
-            raise ValueError(
-                f"{name}={shorten(values[name])} of the tower of sound is not supported, only "
-                f"{supported!r}."
-            )
-    filters = values.get("subsampling_conv_channels", (128, 32))
-    whole = isinstance(filters, (list, tuple)) and all(type(n) is int for n in filters)
-    if not whole or len(filters) != 2 or filters[0] < 4 or filters[0] % 4:
+    check_sound(values, _KIND, _CONSTANTS)
+    filters = two_filters(values, "subsampling_conv_channels")
+    if filters[0] < 4 or filters[0] % 4:
         raise ValueError(
-            "subsampling_conv_channels must be two integers, of which the first is also the number "
-            f"of frequency bands, a multiple of 4, received {shorten(filters)}."
+            "The first of subsampling_conv_channels is also the number of frequency bands, a "
+            f"multiple of 4, received {shorten(filters)}."
         )
     size = number(values, "attention_context_left", 13) - 1
     chunk = number(values, "attention_chunk_size", 12)
@@ -65,18 +56,13 @@ def read_sound(values: Values) -> tuple[Side, Projector]:
             f"{chunk} and {size + 1}."
         )
     width, clipped = number(values, "hidden_size", 1024), flag(values, "use_clipped_linears", True)
-    block = Block(
-        mixer=LocalAttention(
-            num_heads=number(values, "num_attention_heads", 8),
-            size=size,
-            soft_cap=number(values, "attention_logit_cap", 50.0, float),
-            clipped=clipped,
-        ),
-        feed_forward=Dense(dim=4 * width, activation="silu", bias=False, clipped=clipped),
-        norm=Norm(type="rms_norm", epsilon=_EPSILON),
-        residual=Residual(order="sandwich"),
-        conformer=Conformer(size=number(values, "conv_kernel_size", 5), causal=True),
+    mixer = LocalAttention(
+        num_heads=number(values, "num_attention_heads", 8),
+        size=size,
+        soft_cap=number(values, "attention_logit_cap", 50.0, float),
+        clipped=clipped,
     )
+    block = sound_block(mixer, width, number(values, "conv_kernel_size", 5))
     side = Side(
         input=ConvolvedFrameStemConfig(num_bins=filters[0], filters=tuple(filters)),
         hidden_dim=width,
@@ -86,6 +72,45 @@ def read_sound(values: Values) -> tuple[Side, Projector]:
     )
     inner = number(values, "output_proj_dims", 1536)
     return side, Projector(type="norm_between", inner_dim=inner)
+
+
+def check_sound(values: Values, kind: str, supported: Values) -> None:
+    """Raise ValueError unless an `audio_config` is of a kind, and has these values or none."""
+    given = values.get("model_type", kind)
+    if given != kind:
+        raise ValueError(f"The tower of sound {given!r} is not supported, only {kind!r}.")
+    for name, value in supported.items():
+        if values.get(name, value) != value:
+            raise ValueError(
+                f"{name}={shorten(values[name])} of the tower of sound is not supported, only "
+                f"{value!r}."
+            )
+
+
+def two_filters(values: Values, name: str) -> tuple[int, int]:
+    """Return the features of two convolutions. Raises ValueError if they are not two numbers."""
+    filters = values.get(name, (128, 32))
+    known = isinstance(filters, (list, tuple)) and all(type(n) is int and n > 0 for n in filters)
+    if not known or len(filters) != 2:
+        raise ValueError(f"{name} must be two positive integers, received {shorten(filters)}.")
+    return tuple(filters)
+
+
+def sound_block(mixer: LocalAttention, width: int, size: int) -> Block:
+    """Return the block of a tower of sound.
+
+    Args:
+        mixer: its attention; clipped if its other projections are.
+        width: int, of the states.
+        size: int, number of states that the convolution sees.
+    """
+    return Block(
+        mixer=mixer,
+        feed_forward=Dense(dim=4 * width, activation="silu", bias=False, clipped=mixer.clipped),
+        norm=Norm(type="rms_norm", epsilon=_EPSILON),
+        residual=Residual(order="sandwich"),
+        conformer=Conformer(size=size, causal=True),
+    )
 
 
 def write_sound(config: TransformerConfig) -> dict[str, Any]:
