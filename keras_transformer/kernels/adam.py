@@ -54,7 +54,8 @@ def takes_all(optimizer: keras.optimizers.Adam, tensors: list) -> bool:
     import torch
     from torch._subclasses import FakeTensor
 
-    from keras_transformer.kernels.values import is_eager, is_recorded
+    from keras_transformer.kernels.torch_tracing.recorder import is_recorded
+    from keras_transformer.kernels.values import is_eager
 
     recorded = is_recorded()
     kinds = (FakeTensor,) if recorded else (torch.Tensor, torch.nn.Parameter)
@@ -84,7 +85,7 @@ def update_all(
     """
     import torch
 
-    from keras_transformer.kernels.values import is_recorded
+    from keras_transformer.kernels.torch_tracing.recorder import is_recorded
 
     rows = [
         # Contiguous, since the operation processes all tensors in memory order.

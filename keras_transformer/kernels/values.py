@@ -150,13 +150,6 @@ def is_eager() -> bool:
     )
 
 
-def is_recorded() -> bool:
-    """Return True while `record_operations` notes PyTorch's operations."""
-    from keras_transformer.kernels.torch_tracing.recorder import Recorder
-
-    return isinstance(_get_current_dispatch_mode(), Recorder)
-
-
 @contextlib.contextmanager
 def not_traced() -> Iterator[None]:
     """Compute PyTorch's tensors within the scope for real and record nothing, even in a trace."""

@@ -7,7 +7,11 @@ import torch
 from torch import fx
 from torch._subclasses import FakeTensor, FakeTensorMode
 from torch.fx.node import map_aggregate
-from torch.utils._python_dispatch import TorchDispatchMode, autograd_would_have_decomposed
+from torch.utils._python_dispatch import (
+    TorchDispatchMode,
+    _get_current_dispatch_mode,
+    autograd_would_have_decomposed,
+)
 
 _aten = torch.ops.aten
 
@@ -29,7 +33,7 @@ def record_operations(
         A graph with an input for each of `tensors`. Tensors from elsewhere, such as weights, are
         its attributes. A node has the fake tensor that is its result as `meta["val"]`.
     """
-    recorder = Recorder(mode or FakeTensorMode(allow_non_fake_inputs=True))
+    recorder = _Recorder(mode or FakeTensorMode(allow_non_fake_inputs=True))
     given = [recorder.input(place, x) for place, x in enumerate(tensors)]
     with recorder.mode, recorder:
         outputs = function(*given)
@@ -37,7 +41,12 @@ def record_operations(
     return fx.GraphModule(recorder.attributes, recorder.graph)
 
 
-class Recorder(TorchDispatchMode):
+def is_recorded() -> bool:
+    """Return True while `record_operations` notes PyTorch's operations."""
+    return isinstance(_get_current_dispatch_mode(), _Recorder)
+
+
+class _Recorder(TorchDispatchMode):
     """Mode in which each operation becomes a node of a graph."""
 
     def __init__(self, mode: FakeTensorMode):

@@ -31,7 +31,7 @@ def update(weight, gradient, first, second, rate, step):
         maximize=False, **options,
     )  # fmt: skip
     step.add_(1)  # which the update reads
-    seen = weight.view(-1)[2:].sum()  # of what it has written
+    seen = weight.view(-1)[2:].sum()  # after the update
     torch._foreach_mul_([first, second], 0.5)
     return [before, gradient.sum(), seen, first.sum(), step * 2]
 
