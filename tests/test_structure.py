@@ -166,6 +166,8 @@ def small_parts(config):
     if config.placeholders is not None:
         stacked = tuple(range(len(config.placeholders.stacked_layers[:2])))
         sides["placeholders"] = config.placeholders.replace(token_id=3, stacked_layers=stacked)
+    if config.projector is not None and config.projector.hard_tokens:
+        sides["projector"] = config.projector.replace(hard_tokens=2)
     return config.replace(**sides)
 
 

@@ -324,7 +324,7 @@ def _by_side(task, added: Mapping[str, np.ndarray], sides: Mapping[str, Explaine
     kind = task.backbone.config.kind
     for name, values in added.items():
         of_encoder = name.startswith("encoder_") or task.input_adapter is not None
-        of_encoder = of_encoder or (kind == "dual" and name != "texts")
+        of_encoder = of_encoder or (kind == "dual" and not name.endswith("token_embeddings"))
         side = "encoder_" if of_encoder and "encoder_" in sides else ""
         if name.endswith("token_embeddings"):
             values = values.sum(axis=-1)[sides[side].real]
