@@ -275,7 +275,7 @@ class Projector(Part):
     )
 
     stride: int = option(
-        'with the type `"norm_around"`. Only every so many of the states are projected (Gemma 3n).',
+        'with the type `"norm_around"`. Distance between the states that are projected (Gemma 3n).',
         1,
         least=1,
         most=1024,

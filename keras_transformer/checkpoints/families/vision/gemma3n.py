@@ -1,9 +1,9 @@
 """Gemma3n: Google DeepMind 2025, https://ai.google.dev/gemma/docs/gemma-3n.
 
 With sound: Conformer blocks, whose attention sees the last few states, read a log-mel spectrogram
-that two convolutions have halved. Every fourth of their states is normalized, projected and put
-among the tokens of a Gemma 3n; behind those of a recording comes the embedding of the last token,
-until there are 188. The last tokens of the vocabulary have embeddings of the width of sound. Its
+that two convolutions have halved. Every fourth of their states is normalized, projected and placed
+among the text tokens. A recording always has 188 places: the embedding of the last token fills the
+rest. The last tokens of the vocabulary have embeddings of the width of sound. Its
 tower of images, a convolutional network, is not read.
 """
 
