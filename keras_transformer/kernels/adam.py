@@ -54,20 +54,20 @@ def takes_all(optimizer: keras.optimizers.Adam, tensors: list) -> bool:
     import torch
     from torch._subclasses import FakeTensor
 
-    from keras_transformer.kernels.torch_tracing.recorder import is_recorded
     from keras_transformer.kernels.values import is_eager
 
-    recorded = is_recorded()
-    kinds = (FakeTensor,) if recorded else (torch.Tensor, torch.nn.Parameter)
-    return (
-        not optimizer.amsgrad
-        and (recorded or is_eager())
-        and all(
-            tensor.dtype == torch.float32
-            and tensor.device.type in ("cpu", "cuda")
-            and type(tensor) in kinds
-            for tensor in tensors
-        )
+    kinds = (torch.Tensor, torch.nn.Parameter)
+    if not is_eager():
+        from keras_transformer.kernels.torch_tracing.recorder import is_recorded
+
+        if not is_recorded():
+            return False
+        kinds = (FakeTensor,)
+    return not optimizer.amsgrad and all(
+        tensor.dtype == torch.float32
+        and tensor.device.type in ("cpu", "cuda")
+        and type(tensor) in kinds
+        for tensor in tensors
     )
 
 
@@ -85,14 +85,14 @@ def update_all(
     """
     import torch
 
-    from keras_transformer.kernels.torch_tracing.recorder import is_recorded
+    from keras_transformer.kernels.values import is_eager
 
     rows = [
         # Contiguous, since the operation processes all tensors in memory order.
         (v.value, gradient.contiguous(), *_moments(optimizer, v))
         for v, gradient in zip(variables, gradients, strict=True)
     ]
-    numbers = _as_floats if _on_host(rows[0][0]) and not is_recorded() else _as_tensors
+    numbers = _as_floats if _on_host(rows[0][0]) and is_eager() else _as_tensors
     rate, step, epsilon = numbers(optimizer, learning_rate)
     if isinstance(rate, torch.Tensor):
         own = [v for v, decays in zip(variables, decayed, strict=True) if decays]

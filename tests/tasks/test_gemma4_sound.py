@@ -413,7 +413,7 @@ def test_models_that_do_not_hear(both, tmp_path, monkeypatch):
         ({"attention_chunk_size": 20}, "attention_chunk_size must be"),
         ({"attention_context_left": 1}, "attention_chunk_size must be"),
         ({"subsampling_conv_channels": [126, 32]}, "a multiple of 4"),
-        ({"subsampling_conv_channels": 128}, "must be two integers"),
+        ({"subsampling_conv_channels": 128}, "must be two positive integers"),
         ({"num_attention_heads": 7}, "divisible by `num_heads`"),
         ({"num_hidden_layers": 10**9}, "num_hidden_layers|num_layers"),
         ({"output_proj_dims": 0}, "inner_dim"),

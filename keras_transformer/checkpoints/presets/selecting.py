@@ -96,8 +96,8 @@ def _task_name(task: str) -> str:
     classes = {known.alias: name for name, known in TASKS.items()}
     if not isinstance(task, str) or task not in classes:
         raise ValueError(
-            f"`task` must be one of the tasks, received {shorten(task, 24)}. They are "
-            f"{', '.join(sorted(classes))}.{nearest(task, classes)}"
+            f"`task` must be one of {', '.join(sorted(classes))}, "
+            f"received {shorten(task, 24)}.{nearest(task, classes)}"
         )
     return classes[task]
 
