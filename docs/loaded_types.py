@@ -3,8 +3,7 @@
 from keras_transformer.checkpoints.families import FAMILIES
 from keras_transformer.checkpoints.text_models import TEXT_MODELS
 
-_BOXES = "Of detectors of objects, only DETR, RT-DETR and YOLOS are read."
-_MASKS = "There is no task for the masks of single objects."
+_BOXES = "Its detector reads texts."
 _SPEECH_OUT = "There is no task that writes sound."
 _CONVOLUTIONS = "A network of convolutions, without a mixer of tokens."
 _BELOW = "[See below](#what-is-not-covered-and-why)."
@@ -52,7 +51,7 @@ LOADED_TYPES: dict[str, str | None] = {
     "camembert": None,
     "audio-spectrogram-transformer": None,
     "segformer": None,
-    "table-transformer": _BOXES,
+    "table-transformer": None,
     "detr": None,
     "layoutlmv3": "Places of words on a page are embedded and are biases of the scores.",
     "blip": None,
@@ -81,8 +80,8 @@ LOADED_TYPES: dict[str, str | None] = {
     "owlv2": _BOXES,
     "yolos": None,
     "sam": None,
-    "sam2": _MASKS,
-    "mask2former": _MASKS,
+    "sam2": "Its encoder of images merges places between stages, and its masks follow from frame to frame.",
+    "mask2former": "Its decoder attends within the masks that the layer before predicted.",
     "depth_anything": None,
     "dpt": None,
     "florence2": "Its encoder of images is a DaViT, whose attention is also between channels.",

@@ -1,6 +1,6 @@
 """Small random models of families with a head alone, for depths and segments."""
 
-from tests.checkpoints.family_detr import detr
+from tests.checkpoints.family_detr import detr, table_transformer
 from tests.checkpoints.family_rt_detr import rt_detr, rt_detr_v2
 from tests.checkpoints.family_sam import sam
 
@@ -70,6 +70,7 @@ MODELS = {
     "sam": sam,
     "segformer": segformer,
     "detr": detr,
+    "table-transformer": table_transformer,
     "rt_detr": rt_detr,
     "rt_detr_v2": rt_detr_v2,
 }

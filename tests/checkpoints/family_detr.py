@@ -1,4 +1,4 @@
-"""A small random DETR."""
+"""A small random DETR, and a Table Transformer, whose ResNet has basic blocks."""
 
 VALUES = {
     "d_model": 16,
@@ -21,10 +21,21 @@ VALUES = {
 }
 
 
+TABLES = {**VALUES, "backbone_config": {**VALUES["backbone_config"], "layer_type": "basic"}}
+
+
 def detr(**values):
+    return _made("Detr", {**VALUES, **values})
+
+
+def table_transformer(**values):
+    return _made("TableTransformer", {**TABLES, **values})
+
+
+def _made(name, values):
     import transformers
 
-    values = {**VALUES, **values}
     network = {n: v for n, v in values["backbone_config"].items() if n != "model_type"}
     values["backbone_config"] = transformers.ResNetConfig(**network)
-    return transformers.DetrForObjectDetection(transformers.DetrConfig(**values))
+    config = getattr(transformers, f"{name}Config")(**values)
+    return getattr(transformers, f"{name}ForObjectDetection")(config)

@@ -13,7 +13,7 @@ from keras_transformer.checkpoints.families import FAMILIES
 from keras_transformer.checkpoints.weights.safetensors_io import to_numpy
 from keras_transformer.training import DetectionLoss
 from tests.checkpoints.family_detr import VALUES as DETR
-from tests.checkpoints.family_detr import detr
+from tests.checkpoints.family_detr import detr, table_transformer
 from tests.checkpoints.test_families import _gradients, assert_gradients
 
 torch = pytest.importorskip("torch")
@@ -37,7 +37,7 @@ def yolos(**values):
     return transformers.YolosForObjectDetection(transformers.YolosConfig(**VALUES, **values))
 
 
-@pytest.fixture(scope="module", params=[yolos, detr])
+@pytest.fixture(scope="module", params=[yolos, detr, table_transformer])
 def both(request, tmp_path_factory):
     """Their model with random weights, ours, and the folder that it was read from."""
     folder = tmp_path_factory.mktemp("theirs")
@@ -53,6 +53,7 @@ def both(request, tmp_path_factory):
                 tensor.abs_().add_(0.5)
     reference.save_pretrained(folder)
     family = type(reference).__name__.removesuffix("ForObjectDetection")
+    family = "Detr" if family == "TableTransformer" else family
     kt.ImageProcessor(size={"shortest_edge": 20, "longest_edge": 40}, family=family).save(folder)
     return reference, kt.Task.from_preset(folder), folder
 
@@ -78,9 +79,10 @@ def test_same_outputs(both):
 
 
 @pytest.mark.each_backend
-def test_same_outputs_of_padded_images(tmp_path):
+@pytest.mark.parametrize("make", [detr, table_transformer])
+def test_same_outputs_of_padded_images(tmp_path, make):
     """Images of several sizes in one batch, by DETR."""
-    reference = detr().eval()
+    reference = make().eval()
     reference.save_pretrained(tmp_path)
     task = kt.Task.from_preset(tmp_path)
     ours, _ = pixels(37, 52)
@@ -250,8 +252,8 @@ def test_wrong_values_are_refused(values, message):
         ({"backbone_config": None, "backbone": "swin"}, "backbone='swin' is not supported"),
         ({"backbone_config": {"model_type": "swin"}}, "of model_type 'swin' is not supported"),
         (
-            {"backbone_config": {"model_type": "resnet", "layer_type": "basic"}},
-            "layer_type='basic'",
+            {"backbone_config": {"model_type": "resnet", "layer_type": "wide"}},
+            "layer_type='wide' is not supported, only 'bottleneck' and 'basic'",
         ),
         ({"backbone_config": {"model_type": "resnet", "depths": 3}}, "depths must be a list"),
         ({"backbone_config": {"model_type": "resnet", "depths": [2, 0, 1, 1]}}, "`depths` of the"),

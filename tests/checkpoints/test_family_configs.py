@@ -211,6 +211,7 @@ _WITH_A_HEAD = {
     "depth_anything": "DepthAnything",
     "sam": "Sam",
     "detr": "Detr",
+    "table-transformer": "TableTransformer",
     "rt_detr": "RTDetr",
     "rt_detr_v2": "RTDetrV2",
     "segformer": "Segformer",

@@ -221,6 +221,8 @@ SAID = {
     "yolos_base": 127.8 - 2.4,
     "detr_resnet_50": 41.5,
     "detr_resnet_101": 60.4,
+    "table_transformer_detection": 28.8,
+    "table_transformer_structure_recognition": 28.8,
     # Without the decoder and the convolutions that join maps, see test_rt_detr.py.
     "rtdetr_r18vd": 20.2 - 8.1,
     "rtdetr_r50vd": 43.0 - 18.1,
@@ -408,6 +410,7 @@ def test_sizes_are_those_of_the_transformers_library(monkeypatch):
             chosen = own if of_another else {"name": next(iter(family.heads))}
         if metadata["family"] in (
             "detr",
+            "table-transformer",
             "rt_detr",
             "rt_detr_v2",
         ):  # the bare model, without a head

@@ -136,7 +136,7 @@ from keras_transformer.checkpoints.families.vision.clip import CLIP, CLIP_TEXT, 
 from keras_transformer.checkpoints.families.vision.colpali import COLPALI
 from keras_transformer.checkpoints.families.vision.colqwen2 import COLQWEN2
 from keras_transformer.checkpoints.families.vision.depth_anything import DEPTH_ANYTHING
-from keras_transformer.checkpoints.families.vision.detr import DETR
+from keras_transformer.checkpoints.families.vision.detr import DETR, TABLE_TRANSFORMER
 from keras_transformer.checkpoints.families.vision.dinov2 import DINOV2
 from keras_transformer.checkpoints.families.vision.dinov2_with_registers import (
     DINOV2_WITH_REGISTERS,
@@ -309,6 +309,7 @@ FAMILIES = {
         DPT,
         YOLOS,
         DETR,
+        TABLE_TRANSFORMER,
         RT_DETR,
         RT_DETR_V2,
         SAM,

@@ -1,8 +1,10 @@
 """DETR: Carion et al. 2020, https://arxiv.org/abs/2005.12872.
 
-A ResNet, an encoder of the places of its last map, and a decoder of object queries.
+A ResNet, an encoder of the places of its last map, and a decoder of object queries. Table
+Transformer is a DETR with norms before its sublayers: Smock et al. 2021, "PubTables-1M".
 """
 
+import dataclasses
 from typing import Any
 
 from keras_transformer.checkpoints.families.base.family import (
@@ -18,15 +20,22 @@ from keras_transformer.checkpoints.families.seq2seq.bart import BLOCKS
 from keras_transformer.checkpoints.families.vision.yolos import perceptron
 from keras_transformer.checkpoints.weights.tables import Names, WeightLine, layers
 from keras_transformer.config import TransformerConfig
+from keras_transformer.config.resnet import BLOCKS as BLOCK_KINDS
 from keras_transformer.support.checking import shorten
 
 _BACKBONE = "backbone_config"
-# Bottlenecks of each stage, by the names of timm's models.
-DEPTHS = {"resnet50": (3, 4, 6, 3), "resnet101": (3, 4, 23, 3), "resnet152": (3, 8, 36, 3)}
+# Blocks of each stage, by the names of timm's models. Those with fewer than 50 layers are basic.
+DEPTHS = {
+    "resnet18": (2, 2, 2, 2),
+    "resnet34": (3, 4, 6, 3),
+    "resnet50": (3, 4, 6, 3),
+    "resnet101": (3, 4, 23, 3),
+    "resnet152": (3, 8, 36, 3),
+}
 WIDTHS = (256, 512, 1024, 2048)
+_BASIC = {"block": "basic", "widths": (64, 128, 256, 512)}
 # Values of a ResNet that checkpoints of this family share.
 _SUPPORTED = {
-    "layer_type": "bottleneck",
     "hidden_act": "relu",
     "downsample_in_first_stage": False,
     "downsample_in_bottleneck": False,
@@ -40,7 +49,8 @@ def _read_timm(name: Any, channels: int) -> dict[str, Any]:
     if not isinstance(name, str) or name not in DEPTHS:
         known = ", ".join(map(repr, DEPTHS))
         raise ValueError(f"backbone={shorten(name)} is not supported, only {known}.")
-    return {"num_channels": channels, "depths": DEPTHS[name]}
+    basic = _BASIC if name in ("resnet18", "resnet34") else {}
+    return {"num_channels": channels, "depths": DEPTHS[name], **basic}
 
 
 def numbers(network: Values, name: str, usual: tuple[int, ...]) -> tuple:
@@ -67,6 +77,10 @@ def _read_stem(values: Values) -> dict[str, Any]:
             raise ValueError(
                 f"{_BACKBONE}.{name}={shorten(network[name])} is not supported, only {supported!r}."
             )
+    block = network.get("layer_type", "bottleneck")
+    if block not in BLOCK_KINDS:
+        known = " and ".join(map(repr, BLOCK_KINDS))
+        raise ValueError(f"{_BACKBONE}.layer_type={shorten(block)} is not supported, only {known}.")
     depths = numbers(network, "depths", DEPTHS["resnet50"])
     last = [f"stage{len(depths)}"]
     if network.get("out_features") not in (None, last):
@@ -79,6 +93,7 @@ def _read_stem(values: Values) -> dict[str, Any]:
         "filters": number(network, "embedding_size", 64),
         "widths": numbers(network, "hidden_sizes", WIDTHS),
         "depths": depths,
+        "block": block,
     }
 
 
@@ -107,6 +122,7 @@ def _write(config: TransformerConfig) -> dict[str, Any]:
         "embedding_size": encoder.filters,
         "hidden_sizes": list(encoder.widths),
         "depths": list(encoder.depths),
+        "layer_type": encoder.block,
         "out_features": [f"stage{len(encoder.depths)}"],
         **_SUPPORTED,
     }
@@ -241,4 +257,19 @@ DETR = Family(
             "backbone.conv_encoder.model.*.num_batches_tracked",
         ),
     ),
+)
+
+
+def _read_table(values: Values) -> dict[str, Any]:
+    ours = _read(values)
+    return {**ours, "encoder": {**ours["encoder"], "final_normalization": True}}
+
+
+TABLE_TRANSFORMER = dataclasses.replace(
+    DETR,
+    model_type="table-transformer",
+    architecture="TableTransformerModel",
+    constants={**DETR.constants, "normalize_first": True},
+    conversions=(Conversion(_read_table, _write),),
+    weights=(*DETR.weights, *layers({"encoder/final_norm": "encoder.layernorm"})),
 )
