@@ -80,7 +80,7 @@ LOADED_TYPES: dict[str, str | None] = {
     "owlv2": _BOXES,
     "yolos": None,
     "sam": None,
-    "sam2": "Its encoder of images merges places between stages, and its masks follow from frame to frame.",
+    "sam2": "Its encoder of images merges places between stages.",
     "mask2former": "Its decoder attends within the masks that the layer before predicted.",
     "depth_anything": None,
     "dpt": None,

@@ -49,7 +49,7 @@ NOT_COMPUTED: Mapping[str, str] = {
     "DFineBackbone": "each layer of its decoder refines a distribution of every edge of a box.",
     "EdRecBackbone": "its encoder-decoder has not been compared, and has no published weights.",
     "FluxBackbone": "diffusion of images is not a task here.",
-    "SAM3PromptableConceptBackbone": "finding all objects that a text describes is not a task here.",
+    "SAM3PromptableConceptBackbone": "finding what a text describes is not a task here.",
     "StableDiffusion3Backbone": "diffusion of images is not a task here.",
     "VideoPrismBackbone": "one encoder reads each frame, and a second one all frames.",
 }
