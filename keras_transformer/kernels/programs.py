@@ -397,7 +397,8 @@ def let_compile(model: keras.Model) -> list[str]:
     """Mark layers of Keras's image augmentation as those that JAX compiles, which most are.
 
     Keras marks them all as unfit for XLA, for TensorFlow's sake, and one such layer makes it run
-    whole training steps operation by operation on JAX.
+    whole training steps operation by operation on JAX: 17 s a step in place of 0.7 s for a small
+    classifier of 16 images of 48 x 48, on a quarter of a core.
 
     Args:
         model: model with these layers, changed in place.
