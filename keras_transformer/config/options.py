@@ -130,7 +130,8 @@ class Part:
             if not isinstance(kind, str) or kind not in cls.kinds:
                 raise ValueError(
                     f"{cls.__name__} must have a 'kind', one of "
-                    f"{', '.join(map(repr, cls.kinds))}, received {shorten(kind)}."
+                    f"{', '.join(map(repr, cls.kinds))}, received {shorten(kind)}. Import the "
+                    "module of a part of your own before it is read."
                 )
             found = cls.kinds[kind]
         elif cls.kinds and given.pop("kind", cls.kind) != cls.kind:

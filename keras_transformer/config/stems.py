@@ -290,9 +290,14 @@ class ConvolutionStemConfig(ImageStemConfig, kind="convolutions"):
             values, wanted = getattr(self, name), count - (name == "filters")
             fits = len(values) == wanted and all(type(n) is int and 1 <= n <= 2**15 for n in values)
             if not fits or count > 16:
+                each = (
+                    "one for each convolution but the last, which makes the states"
+                    if name == "filters"
+                    else "one for each of `filters`, and one for the last convolution"
+                )
                 raise ValueError(
-                    f"`{name}` of the stem must be {wanted} integers of at least 1, received "
-                    f"{shorten(values)}; at most 16 convolutions."
+                    f"`{name}` of the stem must be {wanted} integers of at least 1 ({each}), "
+                    f"received {shorten(values)}; at most 16 convolutions."
                 )
 
     def grid(self, image_size):

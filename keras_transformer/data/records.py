@@ -167,7 +167,7 @@ def read(
     """
     check_choice("format", format, dict.fromkeys(FORMATS.values()), none=True)
     if importlib.util.find_spec("pyarrow") is None:
-        raise ImportError("data.read needs pyarrow. Run `pip install 'keras_transformer[data]'`.")
+        raise ImportError('data.read needs pyarrow. Run `pip install "keras_transformer[data]"`.')
     if cache is not None:
         check_path("cache", cache)
     x = x if isinstance(x, tuple) else (x,)

@@ -26,7 +26,7 @@ class ShardedCheckpoints:
     there. It can be read by another number of processes or devices, or by one process, a tensor at
     a time.
 
-    The files are those of Orbax on JAX (`pip install keras_transformer[distributed]`), and the
+    The files are those of Orbax on JAX (`pip install "keras_transformer[distributed]"`), and the
     safetensors files of `torch.distributed.checkpoint` on PyTorch. Neither is unpickled.
 
     Args:

@@ -16,8 +16,8 @@ class OrbaxCheckpoints(CheckpointEngine):
             import orbax.checkpoint as orbax
         except ImportError as error:
             raise ImportError(
-                "Checkpoints of several devices need Orbax on JAX: "
-                "pip install keras_transformer[distributed]."
+                "Checkpoints of several devices need Orbax on JAX, which is not installed. Run "
+                '`pip install "keras_transformer[distributed]"`.'
             ) from error
         self._orbax, self._directory = orbax, directory
         options = orbax.CheckpointManagerOptions(max_to_keep=keep, create=True)

@@ -32,7 +32,7 @@ def make_figure(
         from matplotlib.figure import Figure
     except ImportError as error:
         raise ImportError(
-            "Plots need matplotlib. Install it with: pip install keras_transformer[plots]."
+            'Plots need matplotlib. Run `pip install "keras_transformer[plots]"`.'
         ) from error
     figure = Figure(layout="constrained", **options)
     FigureCanvasAgg(figure)

@@ -1,6 +1,5 @@
 """Conversion in a child process, on the CPU and on the backend that a format needs."""
 
-import importlib.util
 import json
 import os
 import subprocess
@@ -24,13 +23,8 @@ def convert_in_child(
 ) -> None:
     """Call `chosen.write` in a child process on the backend of the format.
 
-    The model is passed as a preset. Raises ImportError if the backend is not installed.
+    The model is passed as a preset; the backend is installed (`Format.check_packages`).
     """
-    if importlib.util.find_spec(chosen.backend) is None:
-        raise ImportError(
-            f"The format {chosen.name!r} needs the backend {chosen.backend!r}, which is "
-            f'not installed here. Run `pip install "keras_transformer[{chosen.backend}]"`.'
-        )
     with tempfile.TemporaryDirectory() as scratch:
         preset = Path(scratch, "preset")
         task.save_to_preset(preset)

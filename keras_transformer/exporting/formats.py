@@ -50,18 +50,22 @@ class Format:
         return tuple(inspect.signature(self.write).parameters)[2:]
 
     def check_packages(self, quantizes: bool = False) -> None:
-        """Raise ImportError if a package is missing; the message names the extra to install.
+        """Raise ImportError if a package is missing; the message names the extras to install.
 
         Args:
             quantizes: bool, whether packages for quantization are needed too.
         """
         needed = (*self.packages, *(self.quantizers if quantizes else ()))
         missing = [name for name in needed if importlib.util.find_spec(name) is None]
+        extras = [self.extra or self.backend] if missing else []
+        if self.backend and importlib.util.find_spec(self.backend) is None:
+            missing.append(f"the backend {self.backend!r}")
+            extras.append(self.backend)
         if missing:
-            extra = self.extra or self.backend
             raise ImportError(
-                f"The format {self.name!r} needs {' and '.join(missing)}, not installed here. Run "
-                f'`pip install "keras_transformer[{extra}]"`.'
+                f"The format {self.name!r} needs {' and '.join(dict.fromkeys(missing))}, not "
+                f'installed here. Run `pip install "keras_transformer'
+                f'[{",".join(dict.fromkeys(extras))}]"`.'
             )
 
 

@@ -31,6 +31,16 @@ LEAST_PROGRAMS = 24
 # XLA shares the memory of arrays that begin at a multiple of this number of bytes.
 _ALIGNED = 64
 
+# What Keras would run operation by operation. `RandomCrop` is not among them: it slices at a place
+# that is unknown until a step runs.
+_COMPILED_BY_JAX = (
+    keras.layers.RandomPerspective,
+    keras.layers.RandomRotation,
+    keras.layers.RandomShear,
+    keras.layers.RandomTranslation,
+    keras.layers.RandomZoom,
+)
+
 # Held while a function is traced. Keras, `make_fx` and TensorFlow's tracers keep their state in
 # objects that all threads share.
 TRACING = threading.RLock()
@@ -381,3 +391,26 @@ def compiles_by_default(default: bool) -> bool:
     """Return whether `jit_compile="auto"` compiles; `default` is Keras's answer."""
     # By default Keras does not compile on PyTorch.
     return device().kind == "cuda" if on("torch") else default
+
+
+def let_compile(model: keras.Model) -> list[str]:
+    """Mark layers of Keras's image augmentation as those that JAX compiles, which most are.
+
+    Keras marks them all as unfit for XLA, for TensorFlow's sake, and one such layer makes it run
+    whole training steps operation by operation on JAX: 17 s a step in place of 0.7 s for a small
+    classifier of 16 images of 48 x 48, on a quarter of a core.
+
+    Args:
+        model: model with these layers, changed in place.
+
+    Returns:
+        The classes of the other layers with which steps on JAX are not compiled, each once; none
+        on another backend, where they cost less.
+    """
+    if not on("jax"):
+        return []
+    layers = model._flatten_layers()
+    unfit = [layer for layer in layers if not layer.supports_jit]
+    for layer in unfit:
+        layer.supports_jit = type(layer) in _COMPILED_BY_JAX
+    return sorted({type(layer).__name__ for layer in unfit if not layer.supports_jit})

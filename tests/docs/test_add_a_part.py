@@ -13,6 +13,7 @@ ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "add_a_part.md").read_text(encoding="utf-8")
 CHANGES = re.findall(r"^```diff\n(\S+)\n(.*?)^```", PAGE, re.DOTALL | re.MULTILINE)
 FILES = re.findall(r"^```py\n# (keras_transformer/\S+)\n(.*?)^```", PAGE, re.DOTALL | re.MULTILINE)
+IMPORTS = re.findall(r"^```py\n(from keras_transformer.*?)^```", PAGE, re.DOTALL | re.MULTILINE)
 CHECK = re.findall(r"^```py\n(.*?)^```", PAGE, re.DOTALL | re.MULTILINE)[-1]
 
 
@@ -54,3 +55,27 @@ def test_the_page_checks_itself(changed, backend, tmp_path):
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[-1].startswith(str(changed))
+
+
+@pytest.mark.one_backend
+def test_in_a_module_of_ones_own(backend, tmp_path):
+    """The part and the layer of the page in one file beside the program, and the page's check."""
+    ((_, hunks),), ((_, layer),) = CHANGES, FILES
+    _, part = hunks.split("@@\n")
+    part = lines_of(part, "+").replace("keras_transformer.layers.token_shift:", "my_mixers:")
+    layer = layer.replace("from keras_transformer.config.mixers import TokenShift\n", "")
+    (tmp_path / "my_mixers.py").write_text("\n".join([*IMPORTS, layer, part]), encoding="utf-8")
+    code = "import my_mixers\n" + CHECK.replace("parts.TokenShift", "my_mixers.TokenShift")
+    path = os.pathsep.join([str(tmp_path), str(ROOT), os.environ.get("PYTHONPATH", "")])
+    environment = {**os.environ, "PYTHONPATH": path, "KERAS_BACKEND": backend}
+
+    def run(code):
+        return subprocess.run(
+            [sys.executable, "-c", code], cwd=tmp_path, env=environment,
+            capture_output=True, text=True,
+        )  # fmt: skip
+
+    done = run(code)
+    assert done.returncode == 0, done.stderr
+    forgotten = run("import keras_transformer as kt\nkt.CausalLM.from_preset('shifted')")
+    assert "received 'token_shift'. Import the module of a part of your own" in forgotten.stderr

@@ -47,7 +47,10 @@ def test_all_cells_run(page, tmp_path, monkeypatch):
 
 @pytest.mark.one_backend
 def test_pretraining_without_the_repository(tmp_path, monkeypatch):
-    """An installed package has no examples: a few sentences of the page are the text then."""
+    """An installed package has no examples: sentences of Python's manual are the text then.
+
+    What the page says of pretraining holds of them too: its assertions are the same.
+    """
     pytest.importorskip("matplotlib").use("Agg")
     monkeypatch.chdir(tmp_path)
     keras.utils.set_random_seed(0)

@@ -297,6 +297,9 @@ def test_a_package_that_is_missing_names_the_extra():
         without.check_packages()
         with pytest.raises(ImportError, match=rf"needs not_there, .*keras_transformer\[{extra}\]"):
             without.check_packages(quantizes=True)
+    lone = dataclasses.replace(FORMATS["onnx"], backend="not_here", packages=("not_there",))
+    with pytest.raises(ImportError, match=r"and the backend 'not_here', .*\[onnx,not_here\]"):
+        lone.check_packages()
 
 
 def test_a_folder_that_the_loop_cannot_read(decoders, loop, tmp_path):

@@ -118,8 +118,19 @@ def test_columns_by_their_usual_names(task):
 def test_rows_and_batches_that_are_dicts(task):
     expected = held(task, iter([(TEXTS, NAMES)]), seed=0)[0]
     rows = [{"text": text, "labels": name} for text, name in zip(TEXTS, NAMES, strict=True)]
-    for data in (iter(rows), iter([{"text": TEXTS, "labels": NAMES}])):
+    columns = {"id": [*range(8)], "text": TEXTS}
+    for data in (
+        iter(rows),
+        iter([{"text": TEXTS, "labels": NAMES}]),
+        iter([(columns, NAMES)]),  # as `tf.data.experimental.make_csv_dataset` yields
+        iter([({"text": text}, name) for text, name in zip(TEXTS, NAMES, strict=True)]),
+    ):
         assert_same(held(task, data, batch_size=8, seed=0)[0], expected)
+    weighted = held(task, iter([(columns, NAMES, [0.5] * len(TEXTS))]), seed=0)[0]
+    assert_same(weighted[:2], expected[:2])
+    assert (np.asarray(weighted[2]) == 0.5).all()
+    pairs = held(task, iter([({"text": TEXTS, "text_pair": TEXTS[::-1]}, NAMES)]), seed=0)[0]
+    assert_same(pairs, held(task, iter([((TEXTS, TEXTS[::-1]), NAMES)]), seed=0)[0])
 
 
 def test_loaders_of_arrays_with_labels(task):

@@ -8,6 +8,7 @@ import pytest
 from PIL import Image
 
 import keras_transformer as kt
+from keras_transformer.support.warned import forget_warnings
 from tests.tasks import images
 from tests.tasks.images import LABELS, classifier, pictures
 
@@ -120,6 +121,29 @@ def test_keras_augmentation():
     layers = [keras.layers.RandomFlip("horizontal"), keras.layers.RandomTranslation(0.1, 0.1)]
     task.compile(keras.optimizers.Adam(1e-3), augmentation=layers)
     task.fit(*pictures(), verbose=0)
+
+
+@pytest.mark.each_backend
+def test_steps_with_augmentation_are_compiled_on_jax(caplog):
+    """Keras marks these layers as unfit for XLA, and would run whole steps without it on JAX."""
+    on_jax = keras.backend.backend() == "jax"
+    task = classifier()
+    layers = [
+        keras.layers.RandomTranslation(0.2, 0.2, seed=1),
+        keras.layers.RandomZoom(0.2, seed=2),
+        keras.layers.RandomRotation(0.1, seed=3),
+        keras.layers.RandomShear(0.1, 0.1, seed=4),
+        keras.layers.RandomPerspective(0.5, 0.1, seed=5),
+    ]
+    task.compile(keras.optimizers.SGD(0.1), augmentation=layers)
+    assert task.jit_compile or not on_jax
+    losses = task.fit(*pictures(), batch_size=8, seed=1, verbose=0).history["loss"]
+    assert np.isfinite(losses).all() and not caplog.text
+    forget_warnings()
+    for _ in range(2):
+        task.compile(augmentation=[keras.layers.RandomCrop(12, 12), keras.layers.RandomZoom(0.2)])
+    said = [record.getMessage() for record in caplog.records]
+    assert len(said) == on_jax and all("steps with RandomCrop are not compiled" in x for x in said)
 
 
 @pytest.mark.one_backend

@@ -243,7 +243,7 @@ def _opened(task, data: Any, steps: int | None = None) -> tuple[Any, _Source | N
     else:
         parts = (lambda element: _parts(task, element)) if _has_text(first) else None
         if parts is not None and isinstance(first, tuple) and isinstance(first[0], Mapping):
-            raise _of_other_names(data, first[0])
+            parts = _parts_of_columns(task, data, first[0])
     if parts is None:
         return (element for element in elements) if once else data, None
     parts = _named_parts(task, data, first, parts)
@@ -352,6 +352,20 @@ def _parts_by_name(task, data: Any, first: Mapping) -> Callable | None:
         return x, np.maximum(y, 0), (y >= 0).astype("float32")
 
     return split
+
+
+def _parts_of_columns(task, data: Any, columns: Mapping) -> Callable:
+    """Return a function from `(columns, labels)`, as TensorFlow reads CSV files, to x, y, weights.
+
+    Raises ValueError if the columns have not the usual names of texts.
+    """
+    names, _ = _usual_columns(task, data, list(columns))
+
+    def parts(element: tuple) -> tuple:
+        x = _one_or_pair(element[0][name] for name in names)
+        return _parts(task, (x, *element[1:]), pair=len(names) > 1)
+
+    return parts
 
 
 def _answer(label: Any) -> Any:
