@@ -143,6 +143,8 @@ def test_wrong_values_are_refused():
         task.fit(scenes(1)[0], [objects], verbose=0)
     with pytest.raises(ValueError, match="`box_decoder` must be a dict with keys among"):
         detector(depth=3)
+    with pytest.raises(ValueError, match="`auxiliary_loss` must be True or None on maps"):
+        kt.ObjectDetector(task.backbone, labels=LABELS, auxiliary_loss=False)
     with pytest.raises(ValueError, match="`num_maps` must be below the number of stages, 3"):
         detector(stem={"num_maps": 3})
     with pytest.raises(ValueError, match="takes no 'padding_mask'"):

@@ -78,6 +78,8 @@ class Head(Mapping):
     first_only: bool = False  # whether it reads only the state of the first token
     # If it reads the outputs of several blocks in place of the last states: their numbers, from 1.
     layers: tuple[int, ...] | None = None
+    # The same in training alone, if the outputs of each of these blocks have a loss.
+    learned_layers: tuple[int, ...] | None = None
     # Whether it reads the maps of earlier stages of a convolutional network before the states.
     reads_maps: bool = False
 

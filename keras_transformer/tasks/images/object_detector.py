@@ -160,6 +160,9 @@ class ObjectDetector(LocatedTask):
         class_layers: int, linear layers from a state to its logits; one on maps.
         box_decoder: dict, for the maps of a ResNet: values that differ from those of
             `config.box_decoder.BoxDecoder`, such as `num_queries`.
+        auxiliary_loss: bool, whether `fit` sums the losses of all layers of a decoder of object
+            queries; `evaluate` has that of the last one. Defaults to False, and on maps to True,
+            where it is always so.
         name: str.
 
     Call arguments:
@@ -170,12 +173,13 @@ class ObjectDetector(LocatedTask):
     Returns:
         Float `(batch, predictions, 4 + num_classes + 1)`, one for each token or query: center x,
         center y, width and height of a box as shares of the image, then logits, the last one of
-        "no object", which there is not on maps. Training on maps computes `(batch, layers,
-        predictions, ...)`: outputs of the chosen places, and of each layer of the decoder.
+        "no object", which there is not on maps. Training with `auxiliary_loss` computes `(batch,
+        layers, predictions, ...)`: outputs of each layer of the decoder, on maps behind those of
+        the chosen places.
 
     Raises:
         ValueError: if the backbone has neither detection tokens nor queries, the number of classes
-            is missing, or a value is out of range.
+            is missing, a value is out of range, or `auxiliary_loss` does not fit the backbone.
 
     Example:
     ```python
@@ -216,6 +220,7 @@ class ObjectDetector(LocatedTask):
     labels: list[str] | None
     class_layers: int
     box_decoder: dict | None
+    auxiliary_loss: bool
 
     def __init__(
         self,
@@ -226,9 +231,10 @@ class ObjectDetector(LocatedTask):
         class_layers: int = 3,
         name: str | None = None,
         box_decoder: dict | None = None,
+        auxiliary_loss: bool | None = None,
     ):
         options = {"num_classes": num_classes, "labels": labels, "class_layers": class_layers}
-        options["box_decoder"] = box_decoder
+        options |= {"box_decoder": box_decoder, "auxiliary_loss": auxiliary_loss}
         super().__init__(backbone, processor, name=name, **options)
 
     @property
