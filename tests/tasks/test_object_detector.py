@@ -189,7 +189,7 @@ def test_a_decoder_of_queries_learns_boxes(tmp_path):
 
 @pytest.mark.each_backend
 def test_each_layer_of_a_decoder_learns(tmp_path):
-    """`fit` sums the losses of all layers, `evaluate` has that of the last; files keep the choice."""
+    """`fit` sums the losses of all layers, `evaluate` has that of the last one."""
     keras.utils.set_random_seed(0)
     task = query_detector(num_layers=2, auxiliary_loss=True)
     images, objects = scenes(4)

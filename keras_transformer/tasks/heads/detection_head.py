@@ -20,6 +20,9 @@ from keras_transformer.training import FineTuningAdamW
 from keras_transformer.training.losses.detection_loss import DetectionLoss, VarifocalDetectionLoss
 
 _BOX_LAYERS = 3
+OF_TRAINING = ("decoder/denoising_classes/*",)
+# Further inputs in training on maps: the targets, of which the decoder makes noisy objects.
+BOXES, CLASSES = "object_boxes", "object_classes"
 
 
 def _read_labels(values: Values) -> dict[str, Any]:
@@ -50,12 +53,19 @@ class DetectionHead(ClassHead):
 
     options = ("num_classes", "labels", "class_layers", "box_decoder", "auxiliary_loss")
     compile_options = ()
-    of_classes = ("class_*", "decoder/classes_*", "decoder/proposal_classes/*")
+    of_classes = (
+        "class_*",
+        "decoder/classes_*",
+        "decoder/proposal_classes/*",
+        *OF_TRAINING,
+    )
+    of_training = OF_TRAINING
     published_as = ("ForObjectDetection",)
     published_head = (Conversion(_read_labels, LABELS.write),)
     learned = ("objects", "annotations")
     fewest_classes = 1
     takes_records = False
+    num_denoising = 0
 
     def __init__(
         self,
@@ -75,7 +85,8 @@ class DetectionHead(ClassHead):
         self.box_decoder = values and values.values()
         self.auxiliary_loss = _auxiliary_loss_of(config, auxiliary_loss)
         if values is not None:
-            self.count = values.num_queries
+            self.count, self.num_denoising = values.num_queries, values.num_denoising
+            self.further_inputs = (BOXES, CLASSES) if self.num_denoising else ()
             self._make_decoder(values)
             return
         self.count = _tokens_of(config)
@@ -134,7 +145,10 @@ class DetectionHead(ClassHead):
         stem = self.task.backbone.stem
         grid = stem.config.stem.grid(stem.image_size(inputs["images"]))
         maps = self.pyramid_layer([*maps[:-1], as_map(maps[-1], grid)], training=training)
-        return self.decoder_layer(maps, training=training)
+        objects = None
+        if training and self.num_denoising and inputs.get(CLASSES) is not None:
+            objects = inputs[BOXES], inputs[CLASSES]
+        return self.decoder_layer(maps, objects=objects, training=training)
 
     def usual(self) -> dict[str, Any]:
         loss = VarifocalDetectionLoss() if self.reads_maps else DetectionLoss()
@@ -148,7 +162,7 @@ class DetectionHead(ClassHead):
     def weight_values(cls, config: TransformerConfig, values: Mapping[str, Any]) -> dict[str, Any]:
         decoder = _decoder_of(config, values)
         if decoder is not None:
-            return {"box_decoder": decoder.values()}
+            return {"box_decoder": decoder.lasting_values()}
         return {"class_layers": values.get("class_layers", 3)}
 
     @classmethod
