@@ -106,13 +106,14 @@ def main(_):
     images, questions = easy_vqa()
     told = captions_of(images, questions)  # such as "a red circle"
     numbers = sorted(told)
+    count = min(FLAGS.seen, max(len(numbers) - FLAGS.held_out, 0))
+    numbers = [*numbers[:count], *numbers[-FLAGS.held_out :]]
     pixels = [kt.processors.read_image(images[i]) for i in numbers]
     objects = [
         {"boxes": [box_of(x)], "labels": [told[i].split()[-1]]}
         for x, i in zip(pixels, numbers, strict=True)
     ]
-    new = slice(len(pixels) - FLAGS.held_out, None)
-    known = slice(0, min(FLAGS.seen, len(pixels) - FLAGS.held_out))
+    known, new = slice(count), slice(count, None)
 
     task = make_task()
     flips = [keras.layers.RandomFlip()]  # of images and boxes alike

@@ -106,27 +106,30 @@ def test_other_classes_keep_all_that_does_not_depend_on_them(tmp_path, caplog):
 def test_noisy_objects_are_of_training_alone():
     """Their loss is added in `fit`; a batch without any object has none."""
     images, objects = scenes(3)
-    empty = [{"boxes": [], "labels": []}] * 3
     task = detector(num_denoising=5, stem={"num_maps": 1}, num_layers=1)
-    task.compile(keras.optimizers.Adam(0.0), augmentation=[keras.layers.RandomFlip(seed=1)])
     without = detector(num_denoising=0, stem={"num_maps": 1}, num_layers=1)
     assert len(without.weights) == len(task.weights) - 1
     without.set_weights([w for w in task.get_weights() if w.shape != (3, 16)])
-    without.compile(keras.optimizers.Adam(0.0), augmentation=[keras.layers.RandomFlip(seed=1)])
-
     x, y = task.make_dataset(images, objects)[0]
-    found = [to_numpy(each.evaluate(x, y, verbose=0)) for each in (task, without)]
-    assert found[0] == pytest.approx(found[1], abs=1e-4)
+    weights = np.array([0.0, 1.0, 0.5], "float32")
+    for each in (task, without):
+        each.compile(augmentation=[keras.layers.RandomFlip(seed=1)])
 
-    def losses(*given, **options):
-        fitted = [t.fit(*given, batch_size=3, verbose=0, **options) for t in (task, without)]
-        return [each.history["loss"][0] for each in fitted]
+    def losses(y, training):
+        found = []
+        for each in (task, without):
+            step = each.step_loss()
+            batch = step.batch(x, y, weights, training)
+            states = step.states(batch[0], batch[2], training)
+            found.append(float(to_numpy(step.loss(states, *batch, training))))
+        return found
 
-    more, less = losses(images, objects)
+    more, less = losses(y, training=False)
+    assert more == pytest.approx(less, abs=1e-4)
+    more, less = losses(y, training=True)
     assert np.isfinite(more) and more > less + 0.5
-    assert np.diff(losses(images, empty)) == pytest.approx([0], abs=1e-3)
-    weighted = losses(images, objects, sample_weight=np.array([0.0, 1.0, 0.0]))
-    assert np.isfinite(weighted).all() and weighted[0] > weighted[1] + 0.5
+    more, less = losses(np.full_like(y, -1), training=True)
+    assert np.isfinite(more) and more == pytest.approx(less, abs=1e-3)
     # A loss of one's own gets the outputs that it would get without them.
     task.compile(loss=lambda y, outputs: keras.ops.mean(outputs, axis=(1, 2, 3)))
     assert type(task.step_loss().states(x, None, training=True)) is not dict
