@@ -1,11 +1,14 @@
 """Find the shape in an image: its box and its name.
 
 python examples/detection.py --output runs/shapes
+python examples/detection.py --detector=queries --auxiliary_loss
+python examples/detection.py --detector=maps --num_denoising=100
 
-A small vision transformer with detection tokens (YOLOS, Fang et al. 2021) learns to find circles,
-rectangles and triangles. The boxes are made from the images of easy-VQA: they hold the pixels whose
-color is not that of the ground. The score is COCO's average precision on images that the model has
-not seen, and a picture shows one of them.
+A small vision transformer with detection tokens (YOLOS, Fang et al. 2021), a decoder of object
+queries (DETR, Carion et al. 2020), or one that refines boxes of the maps of a convolutional network
+(RT-DETR, Zhao et al. 2023), learns to find circles, rectangles and triangles. The boxes are made
+from the images of easy-VQA: they hold the pixels whose color is not that of the ground. The score
+is COCO's average precision on images that the model has not seen, and a picture shows one of them.
 """
 
 import pathlib
@@ -22,9 +25,12 @@ from absl import flags
 FLAGS = flags.FLAGS
 flags.DEFINE_string("output", None, "Folder for the preset. Defaults to none.")
 flags.DEFINE_string("picture", "detection.png", "Path of the picture of an unseen image.")
+flags.DEFINE_enum("detector", "tokens", ["tokens", "queries", "maps"], "What finds objects.")
+flags.DEFINE_bool("auxiliary_loss", False, "With queries: a loss of each layer of the decoder.")
+flags.DEFINE_integer("num_denoising", 100, "With maps: queries of noisy objects.", lower_bound=0)
 flags.DEFINE_integer("layers", 3, "Layers of the transformer.", lower_bound=1)
 flags.DEFINE_integer("width", 48, "Width of the states.", lower_bound=16)
-flags.DEFINE_integer("tokens", 5, "Detection tokens.", lower_bound=1)
+flags.DEFINE_integer("tokens", 5, "Detection tokens, or queries.", lower_bound=1)
 flags.DEFINE_integer("epochs", 20, "Passes over the images.", lower_bound=1)
 flags.DEFINE_integer("batch_size", 16, "Images in a training step.", lower_bound=1)
 flags.DEFINE_float("learning_rate", 3e-3, "Peak, after 10 % of the steps; then decays to 0.")
@@ -45,22 +51,53 @@ def box_of(pixels: np.ndarray) -> list[int]:
 
 
 def make_task() -> kt.ObjectDetector:
-    """Build a small vision transformer with detection tokens and a head for boxes and classes."""
-    stem = {"kind": "patches", "image_size": (32, 32), "patch_size": 4}
+    """Build a small detector, with a head for boxes and classes."""
+    values = {
+        "vocabulary_size": 0,
+        "hidden_dim": FLAGS.width,
+        "num_layers": FLAGS.layers,
+        "num_heads": max(FLAGS.width // 16, 1),
+        "intermediate_dim": 2 * FLAGS.width,
+    }
+    labels = list(SHAPES)
+    if FLAGS.detector == "tokens":
+        stem = {"kind": "patches", "image_size": (32, 32), "patch_size": 4}
+        config = kt.TransformerConfig(
+            kind="encoder",
+            **values,
+            position="learned",
+            normalize_first=True,
+            activation="gelu",
+            stem={**stem, "num_detection_tokens": FLAGS.tokens},
+        )
+        return kt.ObjectDetector(
+            kt.models.Encoder(config), kt.ImageProcessor(size=32), labels=labels
+        )
+    network = {"kind": "resnet", "block": "basic", "filters": 16, "depths": [1, 1, 1]}
+    network["widths"] = [16, 32, FLAGS.width]
+    if FLAGS.detector == "queries":
+        config = kt.TransformerConfig(
+            kind="seq2seq",
+            **values,
+            position="none",
+            stem={"kind": "queries", "num_queries": FLAGS.tokens},
+            encoder={"stem": network},
+            decoder={"final_normalization": True},
+        )
+        processor = kt.ImageProcessor(size=(64, 64), family="Detr")
+        return kt.ObjectDetector(
+            kt.models.Seq2Seq(config), processor, labels=labels, auxiliary_loss=FLAGS.auxiliary_loss
+        )
+    further = {"variant": "d", "num_maps": 1, "projection_norm": True, "positions": "counts"}
     config = kt.TransformerConfig(
-        kind="encoder",
-        vocabulary_size=0,
-        hidden_dim=FLAGS.width,
-        num_layers=FLAGS.layers,
-        num_heads=max(FLAGS.width // 16, 1),
-        intermediate_dim=2 * FLAGS.width,
-        position="learned",
-        normalize_first=True,
-        activation="gelu",
-        stem={**stem, "num_detection_tokens": FLAGS.tokens},
+        kind="encoder", **{**values, "num_layers": 1}, position="none", stem=network | further
     )
+    decoder = {name: values[name] for name in ("num_layers", "num_heads", "intermediate_dim")}
+    decoder |= {"num_queries": FLAGS.tokens, "width": FLAGS.width}
+    decoder |= {"num_denoising": FLAGS.num_denoising}
+    processor = kt.ImageProcessor(size=(64, 64), family="RTDetr", mean=None, std=None)
     return kt.ObjectDetector(
-        kt.models.Encoder(config), kt.ImageProcessor(size=32), labels=list(SHAPES)
+        kt.models.Encoder(config), processor, labels=labels, box_decoder=decoder
     )
 
 
@@ -69,13 +106,14 @@ def main(_):
     images, questions = easy_vqa()
     told = captions_of(images, questions)  # such as "a red circle"
     numbers = sorted(told)
+    count = min(FLAGS.seen, max(len(numbers) - FLAGS.held_out, 0))
+    numbers = [*numbers[:count], *numbers[-FLAGS.held_out :]]
     pixels = [kt.processors.read_image(images[i]) for i in numbers]
     objects = [
         {"boxes": [box_of(x)], "labels": [told[i].split()[-1]]}
         for x, i in zip(pixels, numbers, strict=True)
     ]
-    new = slice(len(pixels) - FLAGS.held_out, None)
-    known = slice(0, min(FLAGS.seen, len(pixels) - FLAGS.held_out))
+    known, new = slice(count), slice(count, None)
 
     task = make_task()
     flips = [keras.layers.RandomFlip()]  # of images and boxes alike

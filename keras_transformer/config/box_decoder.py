@@ -19,6 +19,10 @@ from keras_transformer.support.checking import (
 BLOCKS = 3
 # More layers than published models have: their tensors have lines in a family's table.
 MOST_LAYERS = 16
+# Values of training alone.
+NOISE = ("num_denoising", "label_noise_ratio", "box_noise_scale")
+# Queries with noise, all of which a mask compares with each other.
+MOST_NOISY = 2**12
 SAMPLINGS = ("linear", "nearest")
 
 
@@ -40,12 +44,19 @@ class BoxDecoder:
             half of its width and height.
         sampling: str, how a map is read between the centers of its places: `"linear"`, or the
             `"nearest"` place (RT-DETRv2's discrete sampling).
+        num_denoising: int, further queries in training, which are objects with noise, each once
+            near to its place and once far from it; 0 for none. They are divided into groups of
+            all objects of an image, of which there is at least one.
+        label_noise_ratio: float, twice the share of them with a random class.
+        box_noise_scale: float, how far their corners are moved at most: 1 is half the width and
+            height of the box, and the far ones are moved by as much again.
 
     Raises:
         ValueError: if a value is out of range.
 
     Source: Zhao et al. 2023, "DETRs Beat YOLOs on Real-time Object Detection", section 4; Lv et al.
-    2024, "RT-DETRv2", section 3, https://arxiv.org/abs/2407.17140.
+    2024, "RT-DETRv2", section 3, https://arxiv.org/abs/2407.17140; noise: Zhang et al. 2022,
+    "DINO", section 3.3.
     """
 
     num_queries: int = 300
@@ -59,6 +70,9 @@ class BoxDecoder:
     map_activation: str = "silu"
     offset_scale: float = 0.5
     sampling: str = "linear"
+    num_denoising: int = 100
+    label_noise_ratio: float = 0.5
+    box_noise_scale: float = 1.0
 
     def __post_init__(self):
         for name in ("num_queries", "width", "num_heads", "intermediate_dim"):
@@ -70,6 +84,9 @@ class BoxDecoder:
             check_choice(name, getattr(self, name), ACTIVATIONS)
         check_number("offset_scale", self.offset_scale, above=0, at_most=16)
         check_choice("sampling", self.sampling, SAMPLINGS)
+        check_int("num_denoising", self.num_denoising, 0, MOST_NOISY)
+        check_number("label_noise_ratio", self.label_noise_ratio, at_least=0, at_most=2)
+        check_number("box_noise_scale", self.box_noise_scale, at_least=0, at_most=16)
         if self.width % self.num_heads:
             raise ValueError(
                 "`width` of the `box_decoder` must be a multiple of `num_heads`, received "
@@ -94,6 +111,10 @@ class BoxDecoder:
     def values(self) -> dict[str, Any]:
         """Return the values as a dict for files."""
         return dataclasses.asdict(self)
+
+    def lasting_values(self) -> dict[str, Any]:
+        """Return the values that a trained decoder depends on: all but those of noise."""
+        return {name: value for name, value in self.values().items() if name not in NOISE}
 
     def inner(self, features: int) -> int:
         """Return the inner features of the layers that join two maps of `features`."""
@@ -150,6 +171,8 @@ class BoxDecoder:
             **linear_layers("proposal_boxes", boxes),
             **linear_layers("query_positions", [4, 2 * width, width]),
         }
+        if self.num_denoising:
+            made["denoising_classes/embeddings"] = (classes + 1, width)
         points = self.num_heads * levels * self.num_points
         for i in range(self.num_layers):
             name = f"layer_{i}"

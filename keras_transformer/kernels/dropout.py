@@ -56,6 +56,12 @@ def random_bits(shape, seed):
     return _mixed(_mixed(_wrapped(ops.cast(places, _INTEGER) + drawn)) ^ key)
 
 
+def random_shares(shape, seed):
+    """Return random-looking float32 numbers from 0 to below 1, as `random_bits` does."""
+    bits = ops.right_shift(random_bits(shape, seed), _int(8))  # as many as float32 keeps
+    return ops.cast(bits, "float32") * 2.0**-24
+
+
 def _mixed(x):
     x = _wrapped((x ^ ops.right_shift(x, _int(16))) * _int(0x85EBCA6B))
     x = _wrapped((x ^ ops.right_shift(x, _int(13))) * _int(0xC2B2AE35))

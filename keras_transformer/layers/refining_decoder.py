@@ -10,7 +10,9 @@ from keras import ops
 from keras_transformer.config.box_decoder import BoxDecoder
 from keras_transformer.kernels.indexing import of_rows
 from keras_transformer.layers.attention.deformable import DeformableAttention
+from keras_transformer.layers.attention.masking import AttentionMask
 from keras_transformer.layers.attention.multi_head_attention import MultiHeadAttention
+from keras_transformer.layers.denoising import NoisyObjects
 from keras_transformer.layers.dense import Dense
 from keras_transformer.layers.dropout import Dropout
 from keras_transformer.layers.feed_forward import get_activation
@@ -74,10 +76,12 @@ class _Layer(HeadLayer):
             norm.build(shape)
         self.built = True
 
-    def call(self, x, states, boxes, positions, grids, training: bool = False):
+    def call(self, x, states, boxes, positions, grids, seen=None, training: bool = False):
+        visibility = None if seen is None else AttentionMask(explicit=seen)
+
         def attend(x):
             query = x + positions
-            return self.self_attention(query, value=x, key=query)
+            return self.self_attention(query, value=x, key=query, visibility=visibility)
 
         def read(x):
             return self.cross_attention(x + positions, states, boxes, grids=grids)
@@ -107,12 +111,16 @@ class RefiningDecoder(HeadLayer):
 
     Call arguments:
         maps: list of float arrays `(batch, rows, columns, features)`, the largest first.
+        objects: in training, boxes `(batch, objects, 4)` and classes `(batch, objects)` that
+            `NoisyObjects` makes further queries of.
         training: bool.
 
     Returns:
         Float32 `(batch, num_queries, 4 + classes)`: center x, center y, width and height of a box
         as shares of the image, and logits. With `training` `(batch, 1 + num_layers, num_queries, 4
-        + classes)`: the proposals and the outputs of each layer.
+        + classes)`: the proposals and the outputs of each layer; with `objects` a dict of these,
+        `found`, and those of the further queries, `denoised`, `(batch, num_layers, queries, 4 +
+        classes)`.
 
     Raises:
         ValueError: if the maps have fewer places than there are queries.
@@ -154,6 +162,9 @@ class RefiningDecoder(HeadLayer):
         self.query_positions = LinearLayers(
             [4, 2 * width, width], name="query_positions", dtype=dtype
         )
+        self.denoising = None
+        if values.num_denoising:
+            self.denoising = NoisyObjects(values, classes, name="denoising_classes", dtype=dtype)
         self.blocks = [
             _Layer(values, levels, dropout, name=f"layer_{i}", dtype=dtype)
             for i in range(values.num_layers)
@@ -171,9 +182,11 @@ class RefiningDecoder(HeadLayer):
         for dense in (self.proposal, self.proposal_classes, *self.classes):
             dense.build((None, None, width))
         self.proposal_norm.build((None, None, width))
+        if self.denoising is not None:
+            self.denoising.build()
         self.built = True
 
-    def call(self, maps, training: bool = False):
+    def call(self, maps, objects=None, training: bool = False):
         grids = tuple(tuple(each.shape[1:3]) for each in maps)
         places, count = sum(math.prod(grid) for grid in grids), self.values.num_queries
         if places < count:
@@ -192,16 +205,26 @@ class RefiningDecoder(HeadLayer):
         logits, offsets = of_rows(logits, chosen), of_rows(offsets, chosen)
         boxes = ops.sigmoid(offsets)
         found = [ops.concatenate([boxes, logits], axis=-1)]
-        x = ops.stop_gradient(of_rows(proposed, chosen))
+        x, seen = ops.stop_gradient(of_rows(proposed, chosen)), None
+        if objects is not None:
+            noisy, near, seen = self.denoising(*objects, others=count)
+            x = ops.concatenate([x, ops.cast(noisy, x.dtype)], axis=1)
+            boxes = ops.concatenate([boxes, ops.sigmoid(_logit(near))], axis=1)
         for i, layer in enumerate(self.blocks):
             boxes = ops.stop_gradient(boxes)
             positions = self.query_positions(ops.cast(boxes, x.dtype))
-            x = layer(x, states, boxes, positions, grids=grids, training=training)
+            x = layer(x, states, boxes, positions, grids=grids, seen=seen, training=training)
             boxes = ops.sigmoid(ops.cast(self.boxes[i](x), "float32") + _logit(boxes))
             if training or i == self.values.num_layers - 1:
                 logits = ops.cast(self.classes[i](x), "float32")
                 found.append(ops.concatenate([boxes, logits], axis=-1))
-        return ops.stack(found, axis=1) if training else found[-1]
+        if not training:
+            return found[-1]
+        of_queries = ops.stack([each[:, :count] for each in found], axis=1)
+        if seen is None:
+            return of_queries
+        denoised = ops.stack([each[:, count:] for each in found[1:]], axis=1)
+        return {"found": of_queries, "denoised": denoised}
 
 
 def _logit(boxes):

@@ -10,11 +10,12 @@ from PIL import Image
 
 import keras_transformer as kt
 from keras_transformer.checkpoints.families import FAMILIES
+from keras_transformer.checkpoints.presets.assignment import backbone_variables
 from keras_transformer.checkpoints.weights.safetensors_io import to_numpy
 from keras_transformer.training import DetectionLoss
 from tests.checkpoints.family_detr import VALUES as DETR
 from tests.checkpoints.family_detr import detr, table_transformer
-from tests.checkpoints.test_families import _gradients, assert_gradients
+from tests.checkpoints.test_families import _gradients, assert_gradients, gradients_of
 
 torch = pytest.importorskip("torch")
 safetensors = pytest.importorskip("safetensors.numpy")
@@ -162,6 +163,95 @@ def test_same_gradients_of_the_loss(both, tmp_path):
     assert_gradients(found, reference, tmp_path / "gradients")
 
 
+@pytest.mark.each_backend
+def test_same_gradients_of_the_losses_of_all_layers(tmp_path):
+    """Transformers' heads and loss on the normalized states of each layer, as in the paper.
+
+    Its own `auxiliary_loss` also gives these to the next layer, which makes another model unless
+    they are normalized already: as they are before the norms have learned.
+    """
+    reference = detr(decoder_layers=3, dropout=0.0).eval()
+    random = torch.Generator().manual_seed(2)
+    decoder = reference.model.decoder
+    with torch.no_grad():
+        for tensor in reference.parameters():
+            tensor.add_(torch.randn(tensor.shape, generator=random) * 0.2)
+        norms = [decoder.layernorm, *(layer.final_layer_norm for layer in decoder.layers)]
+        for norm in norms:
+            norm.weight.fill_(1)
+            norm.bias.zero_()
+    reference.requires_grad_(True)
+    reference.save_pretrained(tmp_path / "theirs")
+    task = kt.ObjectDetector.from_preset(tmp_path / "theirs", auxiliary_loss=True)
+    assert task.auxiliary_loss and not kt.Task.from_preset(tmp_path / "theirs").auxiliary_loss
+    ours, theirs = pixels(16, 24)
+    targets = np.array([[[0.3, 0.4, 0.2, 0.3, 1]], [[0.6, 0.5, 0.3, 0.2, 2]]], "float32")
+    labels = [
+        {"boxes": torch.tensor(row[:, :4]), "class_labels": torch.tensor(row[:, 4]).long()}
+        for row in targets
+    ]
+
+    def theirs_of():
+        config = copy.deepcopy(reference.config)
+        config.auxiliary_loss = True
+        states = []
+        hooks = [
+            layer.register_forward_hook(lambda module, args, x: states.append(x))
+            for layer in decoder.layers
+        ]
+        reference(theirs)
+        for hook in hooks:
+            hook.remove()
+        states = decoder.layernorm(torch.stack(states))
+        logits = reference.class_labels_classifier(states)
+        boxes = reference.bbox_predictor(states).sigmoid()
+        last = logits[-1], labels, "cpu", boxes[-1]
+        return reference.loss_function(*last, config, logits, boxes)[0]
+
+    loss = DetectionLoss()
+
+    def computed():
+        return loss(targets, task({"images": ours}, training=True))
+
+    assert task({"images": ours}, training=True).shape == (2, 3, 6, 4 + 4)
+    assert task({"images": ours}).shape == (2, 6, 4 + 4)
+    for config in (reference.config, decoder.config):
+        config.auxiliary_loss = True
+    expected = float(reference(theirs, labels=labels).loss.detach())
+    assert abs(float(computed()) - expected) <= 1e-3 * expected
+    for config in (reference.config, decoder.config):
+        config.auxiliary_loss = False
+
+    with torch.no_grad():
+        for norm in norms:
+            for tensor in norm.parameters():
+                tensor.add_(torch.randn(tensor.shape, generator=random) * 0.3)
+    reference.save_pretrained(tmp_path / "theirs")
+    task = kt.ObjectDetector.from_preset(tmp_path / "theirs", auxiliary_loss=True)
+    expected = theirs_of()
+    expected.backward()
+    assert abs(float(computed()) - float(expected.detach())) <= 1e-4
+    variables = {**backbone_variables(task.backbone), **task.head}
+    trained = {id(v) for v in task.trainable_variables}
+    found = gradients_of({p: v for p, v in variables.items() if id(v) in trained}, computed)
+    with torch.no_grad():
+        for parameter in reference.parameters():
+            parameter.copy_(parameter.grad)
+    reference.save_pretrained(tmp_path / "gradients")
+    gradients = kt.Task.from_preset(tmp_path / "gradients")
+    gradients = {**backbone_variables(gradients.backbone), **gradients.head}
+    assert len(found) > 80 and "decoder/final_norm/gamma" in found
+    for path, value in found.items():
+        wanted = to_numpy(gradients[path])
+        assert np.abs(value - wanted).max() <= 1e-4 * max(np.abs(wanted).max(), 1), path
+    kt.export_to_huggingface(task, tmp_path / "ours")
+    back = type(reference).from_pretrained(tmp_path / "ours").eval()
+    assert not back.config.auxiliary_loss  # with which it would compute something else
+    with torch.no_grad():
+        logits = back(theirs).logits.numpy()
+    assert np.abs(to_numpy(task({"images": ours}))[..., 4:] - logits).max() <= 1e-4
+
+
 @pytest.mark.one_backend
 def test_export_is_the_way_back(both, tmp_path):
     reference, task, folder = both
@@ -247,6 +337,7 @@ def test_wrong_values_are_refused(values, message):
     [
         ({"num_queries": 0}, "`num_queries` must be at least 1"),
         ({"dilation": True}, "dilation=True is not supported"),
+        ({"auxiliary_loss": True}, "auxiliary_loss=True is not supported"),
         ({"position_embedding_type": "learned"}, "position_embedding_type='learned' is not"),
         ({"d_model": 18, "encoder_attention_heads": 2}, "whose width is a multiple of 4"),
         ({"backbone_config": None, "backbone": "swin"}, "backbone='swin' is not supported"),

@@ -3,6 +3,7 @@
 import json
 import math
 
+import keras
 import numpy as np
 import pytest
 from PIL import Image
@@ -147,6 +148,88 @@ def test_same_loss_and_gradients(tmp_path):
     for path, value in found.items():
         wanted = to_numpy(gradients[path])
         assert np.abs(value - wanted).max() <= 1e-4 * max(np.abs(wanted).max(), 1), path
+
+
+DENOISING = {
+    # Two groups of two places of each kind, and a place that no group has.
+    "first": {"num_denoising": 5, "counts": [2, 1], "noise": {}},
+    # One group, although there are more objects than queries; an image without objects.
+    "second": {
+        "version": "V2",
+        "num_denoising": 2,
+        "counts": [3, 0],
+        "noise": {"label_noise_ratio": 1.0, "box_noise_scale": 0.4, "decoder_n_levels": 2},
+    },
+}
+
+
+@pytest.mark.each_backend
+@pytest.mark.parametrize("name", DENOISING)
+def test_same_loss_and_gradients_of_noisy_objects(tmp_path, monkeypatch, name):
+    """Both get the same random numbers, in the order of their queries: ours are near, then far."""
+    given = DENOISING[name]
+    counts, wanted, version = given["counts"], given["num_denoising"], given.get("version", "")
+    values = CONFIGS["basic"] | {"activation_function": "silu"} | given["noise"]
+    theirs_of = rt_detr(**values, version=version, num_denoising=wanted)
+    reference = shaken(theirs_of, 0.2)
+    reference.save_pretrained(tmp_path / "theirs")
+    task = kt.Task.from_preset(tmp_path / "theirs")
+    assert task.box_decoder["num_denoising"] == wanted
+    random = np.random.default_rng(3)
+    most, width = max(counts), 4
+    targets = np.zeros((2, width, 5), "float32")
+    targets[..., 4] = -1
+    for row, count in zip(targets, counts, strict=True):
+        places = random.permutation(width)[:count]  # padding may stand anywhere
+        row[places, :4] = random.uniform(0.2, 0.5, (count, 4))
+        row[places, 4] = random.integers(0, 5, count)
+    known = [row[row[:, 4] >= 0] for row in targets]
+    labels = [
+        {"boxes": torch.tensor(row[:, :4]), "class_labels": torch.tensor(row[:, 4]).long()}
+        for row in known
+    ]
+
+    groups, slots = max(wanted // most, 1), max(wanted, width)
+    noise = random.uniform(size=(2, 2 * slots, 10)).astype("float32")
+    task.decoder_layer.denoising.noise = lambda shape: keras.ops.convert_to_tensor(noise)
+    near = np.arange(groups * most).reshape(groups, 1, most)
+    drawn = torch.tensor(noise)[:, np.concatenate([near, near + slots], axis=1).reshape(-1)]
+    shares = iter([drawn[..., 0], drawn[..., 6:]])
+    integers = iter([(drawn[..., 1] * 5).int(), (drawn[..., 2:6] >= 0.5).float()])
+    monkeypatch.setattr(torch, "rand_like", lambda *args, **options: next(shares))
+    monkeypatch.setattr(torch, "randint_like", lambda *args, **options: next(integers))
+    ours, theirs = pixels(96, 128)
+    reference.requires_grad_(True).train()
+    expected = reference(theirs, labels=labels)
+    expected.loss.backward()
+    parts = {name: float(part.detach()) for name, part in expected.loss_dict.items()}
+    assert sum(value for name, value in parts.items() if "_dn_" in name) > 1
+    monkeypatch.undo()
+
+    step = task.step_loss()
+    x, y, _ = step.batch({"images": ours}, targets, None, training=True)
+
+    def computed():
+        return step.loss(step.states(x, None, training=True), x, y, None, training=True)
+
+    value = float(to_numpy(computed()))
+    assert abs(value - float(expected.loss.detach())) <= 1e-4 * value
+    variables = {**backbone_variables(task.backbone), **task.head}
+    trained = {id(v) for v in task.trainable_variables}
+    found = gradients_of({p: v for p, v in variables.items() if id(v) in trained}, computed)
+    assert "decoder/denoising_classes/embeddings" in found
+    with torch.no_grad():
+        for parameter in reference.parameters():
+            parameter.copy_(parameter.grad)
+    reference.save_pretrained(tmp_path / "gradients")
+    gradients = kt.Task.from_preset(tmp_path / "gradients")
+    gradients = {**backbone_variables(gradients.backbone), **gradients.head}
+    for path, value in found.items():
+        wanted = to_numpy(gradients[path])
+        assert np.abs(value - wanted).max() <= 1e-4 * max(np.abs(wanted).max(), 1), path
+    # Evaluation, and outputs without targets, have no noisy objects.
+    x, y, _ = step.batch({"images": ours}, targets, None, training=False)
+    assert x.keys() == {"images"} and task(x, training=True).shape[2] == task.head.count
 
 
 @pytest.mark.backend_independent

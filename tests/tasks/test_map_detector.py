@@ -1,15 +1,21 @@
 """Objects in the maps of a ResNet, with boxes that a decoder refines: fit, files, other classes."""
 
+import json
 import logging
+import zipfile
 
+import h5py
 import keras
 import numpy as np
 import pytest
 
 import keras_transformer as kt
 from keras_transformer.checkpoints.weights.safetensors_io import to_numpy
+from keras_transformer.config.box_decoder import NOISE
 from keras_transformer.training import DetectionLoss, VarifocalDetectionLoss
 from tests.tasks.test_object_detector import LABELS, scenes
+
+safetensors = pytest.importorskip("safetensors.numpy")
 
 DECODER = {
     "num_queries": 6,
@@ -96,6 +102,93 @@ def test_other_classes_keep_all_that_does_not_depend_on_them(tmp_path, caplog):
             )
 
 
+@pytest.mark.each_backend
+def test_noisy_objects_are_of_training_alone():
+    """Their loss is added in `fit`; a batch without any object has none."""
+    images, objects = scenes(3)
+    task = detector(num_denoising=5, stem={"num_maps": 1}, num_layers=1)
+    without = detector(num_denoising=0, stem={"num_maps": 1}, num_layers=1)
+    assert len(without.weights) == len(task.weights) - 1
+    without.set_weights([w for w in task.get_weights() if w.shape != (3, 16)])
+    x, y = task.make_dataset(images, objects)[0]
+    weights = np.array([0.0, 1.0, 0.5], "float32")
+    for each in (task, without):
+        each.compile(augmentation=[keras.layers.RandomFlip(seed=1)])
+
+    def losses(y, training):
+        found = []
+        for each in (task, without):
+            step = each.step_loss()
+            batch = step.batch(x, y, weights, training)
+            states = step.states(batch[0], batch[2], training)
+            found.append(float(to_numpy(step.loss(states, *batch, training))))
+        return found
+
+    more, less = losses(y, training=False)
+    assert more == pytest.approx(less, abs=1e-4)
+    more, less = losses(y, training=True)
+    assert np.isfinite(more) and more > less + 0.5
+    more, less = losses(np.full_like(y, -1), training=True)
+    assert np.isfinite(more) and more == pytest.approx(less, abs=1e-3)
+    # A loss of one's own gets the outputs that it would get without them.
+    task.compile(loss=lambda y, outputs: keras.ops.mean(outputs, axis=(1, 2, 3)))
+    assert type(task.step_loss().states(x, None, training=True)) is not dict
+
+
+@pytest.mark.one_backend
+def test_files_without_the_classes_of_noisy_objects(tmp_path, caplog):
+    """Files that were saved before lack them: they are new. A task without them leaves them out."""
+    task = detector(num_denoising=5)
+    images, objects = scenes(2)
+    expected = task.detect(images[0], threshold=0.0)
+    name = "decoder/denoising_classes/embeddings"
+    task.save_to_preset(tmp_path / "ours")
+    kt.export_to_huggingface(task, tmp_path / "theirs")
+    task.save(tmp_path / "task.keras")
+    for folder in ("ours", "theirs"):
+        path = tmp_path / folder
+        assert np.array_equal(
+            to_numpy(kt.Task.from_preset(path).head[name]), to_numpy(task.head[name])
+        )
+        values = {**task.box_decoder, "num_denoising": 0, "label_noise_ratio": 0.1}
+        other = kt.ObjectDetector.from_preset(path, box_decoder=values)
+        assert name not in other.head and other.box_decoder["label_noise_ratio"] == 0.1
+        assert np.allclose(other.detect(images[0], threshold=0.0).boxes, expected.boxes, atol=1e-3)
+        arrays = safetensors.load_file(path / "model.safetensors")
+        kept = {n: x for n, x in arrays.items() if x.shape != (3, 16)}
+        assert len(kept) == len(arrays) - 1
+        safetensors.save_file(kept, path / "model.safetensors")
+        caplog.clear()
+        with caplog.at_level(logging.WARNING):
+            again = kt.Task.from_preset(path)
+        assert not caplog.records and again.head[name].shape == (3, 16)
+        assert np.allclose(again.detect(images[0], threshold=0.0).boxes, expected.boxes, atol=1e-3)
+        assert np.isfinite(again.fit(images, objects, verbose=0).history["loss"][0])
+
+    def without(given):
+        if isinstance(given, dict):
+            given = {n: without(x) for n, x in given.items() if n not in NOISE}
+        return [without(x) for x in given] if isinstance(given, list) else given
+
+    with zipfile.ZipFile(tmp_path / "task.keras") as before:
+        files = {each: before.read(each) for each in before.namelist()}
+    files["config.json"] = json.dumps(without(json.loads(files["config.json"]))).encode()
+    (tmp_path / "model.weights.h5").write_bytes(files["model.weights.h5"])
+    with h5py.File(tmp_path / "model.weights.h5", "r+") as weights:
+        found = []
+        weights.visit(lambda each: found.append(each) if each.endswith("denoising") else None)
+        assert len(found) == 1
+        del weights[found[0]]
+    files["model.weights.h5"] = (tmp_path / "model.weights.h5").read_bytes()
+    with zipfile.ZipFile(tmp_path / "old.keras", "w") as after:
+        for each, content in files.items():
+            after.writestr(each, content)
+    old = keras.models.load_model(tmp_path / "old.keras")
+    assert old.box_decoder["num_denoising"] == 100 and old.head[name].shape == (3, 16)
+    assert np.allclose(old.detect(images[0], threshold=0.0).boxes, expected.boxes, atol=1e-3)
+    assert np.isfinite(old.fit(images, objects, verbose=0).history["loss"][0])
+
+
 @pytest.mark.one_backend
 def test_files(tmp_path):
     task = detector(stem={"block": "bottleneck", "variant": "b", "num_maps": 1})
@@ -143,6 +236,20 @@ def test_wrong_values_are_refused():
         task.fit(scenes(1)[0], [objects], verbose=0)
     with pytest.raises(ValueError, match="`box_decoder` must be a dict with keys among"):
         detector(depth=3)
+    with pytest.raises(ValueError, match="`auxiliary_loss` must be True or None on maps"):
+        kt.ObjectDetector(task.backbone, labels=LABELS, auxiliary_loss=False)
+    with pytest.raises(ValueError, match="`num_denoising` must be an integer"):
+        detector(num_denoising=2**20)
+    with pytest.raises(ValueError, match="`label_noise_ratio` must be"):
+        detector(label_noise_ratio=-1)
+    images = np.zeros((2, *SIZE, 3), "float32")
+    for boxes, classes in (((2, 3, 4), None), ((2, 3, 4), (2, 4)), ((2, 3), (2, 3))):
+        given = {"object_boxes": np.zeros(boxes, "float32"), "images": images}
+        given |= {} if classes is None else {"object_classes": np.zeros(classes, "int32")}
+        with pytest.raises(ValueError, match="`object_boxes` and `object_classes` go together"):
+            task(given, training=True)
+    with pytest.raises(ValueError, match="takes no 'object_boxes'"):
+        detector(num_denoising=0)({"images": images, "object_boxes": images}, training=True)
     with pytest.raises(ValueError, match="`num_maps` must be below the number of stages, 3"):
         detector(stem={"num_maps": 3})
     with pytest.raises(ValueError, match="takes no 'padding_mask'"):

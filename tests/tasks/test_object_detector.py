@@ -141,13 +141,13 @@ def test_a_detector_learns_boxes(tmp_path):
     assert np.allclose(again.detect(images[1], threshold=0.0).boxes, result.boxes, atol=1e-3)
 
 
-def query_detector(size=(24, 32), **options):
+def query_detector(size=(24, 32), num_layers=1, **options):
     """A ResNet and a decoder of object queries."""
     config = kt.TransformerConfig(
         kind="seq2seq",
         vocabulary_size=0,
         hidden_dim=16,
-        num_layers=1,
+        num_layers=num_layers,
         num_heads=2,
         intermediate_dim=24,
         position="none",
@@ -185,6 +185,37 @@ def test_a_decoder_of_queries_learns_boxes(tmp_path):
     task.compile(augmentation=[keras.layers.RandomFlip()])
     with pytest.raises(ValueError, match="`augmentation` needs images of one size"):
         task.fit(images, objects, batch_size=4, verbose=0)
+
+
+@pytest.mark.each_backend
+def test_each_layer_of_a_decoder_learns(tmp_path):
+    """`fit` sums the losses of all layers, `evaluate` has that of the last one."""
+    keras.utils.set_random_seed(0)
+    task = query_detector(num_layers=2, auxiliary_loss=True)
+    images, objects = scenes(4)
+    task.compile(keras.optimizers.Adam(0.0))  # the weights stay as they are
+    task.backbone.trainable = False
+    first = task.fit(images, objects, batch_size=4, verbose=0).history["loss"][0]
+    x, y = task.make_dataset(images, objects)[0]
+    both = task(x, training=True)
+    assert both.shape == (4, 2, TOKENS, 4 + 3)
+    both = keras.ops.convert_to_numpy(both)
+    losses = [float(task.loss(y, both[:, i])) for i in range(2)]
+    assert first == pytest.approx(sum(losses), abs=1e-3)
+    assert task.evaluate(images, objects, verbose=0) == pytest.approx(losses[1], abs=1e-3)
+    assert np.allclose(keras.ops.convert_to_numpy(task(x)), both[:, 1], atol=1e-5)
+    task.save_to_preset(tmp_path / "saved")
+    task.save(tmp_path / "task.keras")
+    for again in (
+        kt.Task.from_preset(tmp_path / "saved"),
+        keras.models.load_model(tmp_path / "task.keras"),
+    ):
+        assert again.auxiliary_loss
+    assert not kt.Task.from_preset(tmp_path / "saved", auxiliary_loss=False).auxiliary_loss
+    with pytest.raises(ValueError, match="detection tokens are states of an encoder"):
+        detector(auxiliary_loss=True)
+    with pytest.raises(ValueError, match="`auxiliary_loss` must be True or False"):
+        query_detector(auxiliary_loss="all")
 
 
 @pytest.mark.one_backend

@@ -219,7 +219,8 @@ def fill(
         layers.release()
     elif many:
         release_memory()
-    missing = tuple(path for path in head or () if path not in head_plan)
+    fresh = (path for path in head or () if path not in head_plan)
+    missing = tuple(path for path in fresh if not matches(path, _of_training(task)))
     return LoadReport((*plan, *(HEAD_PREFIX + path for path in head_plan)), missing)
 
 
@@ -310,6 +311,7 @@ def _plan(
     checkpoint, weights = preset.checkpoint, preset.weights
     where, whole = str(checkpoint.folder), preset.describe(True)[0]
     of_two = whole.kind == "dual" != config.kind  # one side of it as a model
+    of_training = _of_training(task)
     if weights.is_published:
         family = weights.family
         lines, names = family.lines(config), family.names
@@ -319,19 +321,20 @@ def _plan(
         further = (name for line in others for name in line.names)
         names = dataclasses.replace(names, ignored=(*names.ignored, "[1-9]_Dense/*", *further))
         known = None if task is None else family.heads.get(head_name(task))
-        head_lines = known.weights if known is not None else ()
+        head_lines = [*(known.weights if known is not None else ())]
         required = task == sentence_transformers.TASK
         if required:
-            head_lines = sentence_transformers.dense_lines(checkpoint)
+            head_lines = [*sentence_transformers.dense_lines(checkpoint)]
     else:
         lines = [WeightLine(path, BACKBONE_PREFIX + path, also=_of_two(path)) for path in shapes]
         others = (BACKBONE_PREFIX + path for path in (variable_shapes(whole) if of_two else ()))
-        names = Names(ignored=(HEAD_PREFIX + "*", *others))
+        paths = [n.removeprefix(HEAD_PREFIX) for n in checkpoint if n.startswith(HEAD_PREFIX)]
+        in_vain = (HEAD_PREFIX + path for path in paths if matches(path, of_training))
+        names = Names(ignored=(HEAD_PREFIX + "*", *others, *in_vain))
         # Written by save_preset, which never leaves out the head of a task.
         saved = (weights.config.get("task") or {}).get("name")
         required = task is not None and saved is not None and head_name(saved) == head_name(task)
         head_lines = [WeightLine(path, HEAD_PREFIX + path) for path in head or () if required]
-        paths = [n.removeprefix(HEAD_PREFIX) for n in checkpoint if n.startswith(HEAD_PREFIX)]
         head_lines += [WeightLine(n, HEAD_PREFIX + n) for n in paths if matches(n, fresh)]
     plan = match(lines, shapes, checkpoint, names, where)
     theirs = {names.canonical(name) for name in checkpoint}
@@ -342,9 +345,19 @@ def _plan(
     if not head or not (required or seen):
         return plan, {}
     head_shapes = {path: tuple(getattr(v, "shape", v)) for path, v in head.items()}
+    for line in [line for line in head_lines if matches(line.ours, of_training)]:
+        if line.ours not in head or theirs.isdisjoint(line.names):
+            head_lines.remove(line)
+            head_shapes.pop(line.ours, None)
     lines = [*lines, *(line for line in head_lines if matches(line.ours, fresh))]
     head_lines = [line for line in head_lines if not matches(line.ours, fresh)]
     return plan, match(head_lines, head_shapes, checkpoint, names, where, around=lines)
+
+
+def _of_training(task: str | None) -> tuple[str, ...]:
+    """Return the patterns of variables of a task's head that files may lack."""
+    known = TASKS.get(task or "")
+    return known.head_class.of_training if known is not None else ()
 
 
 def head_name(task: str) -> str:

@@ -52,6 +52,8 @@ class Head(Mapping):
     # Patterns of the paths of variables that depend on the classes, if all others do not: these are
     # loaded for other classes too.
     of_classes: ClassVar[tuple[str, ...]] = ()
+    # Patterns of those that only training reads: files may lack them, or have them in vain.
+    of_training: ClassVar[tuple[str, ...]] = ()
     reads_pooler: ClassVar[bool] = False  # whether it reads the pooler's output, if any
     predicts_tokens: ClassVar[bool] = False  # whether its outputs are vocabulary logits
 
@@ -70,7 +72,7 @@ class Head(Mapping):
     needs_beside: ClassVar[bool] = False  # whether training needs the accompanying texts
 
     # For forward passes.
-    further_inputs: ClassVar[tuple[str, ...]] = ()  # inputs in addition to the backbone's
+    further_inputs: tuple[str, ...] = ()  # inputs in addition to the backbone's
     reads_padding: ClassVar[bool] = True  # whether it needs the states of padding
     # Whether outputs are small enough to predict large batches of tokens at a time.
     predicts_by_tokens: ClassVar[bool] = False
@@ -78,6 +80,8 @@ class Head(Mapping):
     first_only: bool = False  # whether it reads only the state of the first token
     # If it reads the outputs of several blocks in place of the last states: their numbers, from 1.
     layers: tuple[int, ...] | None = None
+    # The same in training alone, if the outputs of each of these blocks have a loss.
+    learned_layers: tuple[int, ...] | None = None
     # Whether it reads the maps of earlier stages of a convolutional network before the states.
     reads_maps: bool = False
 

@@ -292,11 +292,12 @@ class Task(Runtime):
             inputs = inputs if places is None else {**inputs, "global_positions": places}
         if self.input_adapter is not None:
             inputs = self.input_adapter(inputs)
-        if self.head.layers is not None:
+        layers = self.head.layers or (self.head.learned_layers if training else None)
+        if layers is not None:
             collect = (*collect, "block_outputs")
             _, collected = self.backbone(inputs, collect=collect, training=training)
             outputs = collected.pop("block_outputs")
-            return [outputs[i - 1] for i in self.head.layers], collected
+            return [outputs[i - 1] for i in layers], collected
         if self.head.reads_maps:
             collect = (*collect, "maps")
             states, collected = self.backbone(inputs, collect=collect, training=training)

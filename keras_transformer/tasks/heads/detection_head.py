@@ -14,12 +14,15 @@ from keras_transformer.config.weight import Weight, dense_of
 from keras_transformer.layers.merging import as_map
 from keras_transformer.layers.pyramid import MapPyramid
 from keras_transformer.layers.refining_decoder import RefiningDecoder
-from keras_transformer.support.checking import check_int, shorten
+from keras_transformer.support.checking import check_bool, check_int, shorten
 from keras_transformer.tasks.heads.class_head import ClassHead
 from keras_transformer.training import FineTuningAdamW
 from keras_transformer.training.losses.detection_loss import DetectionLoss, VarifocalDetectionLoss
 
 _BOX_LAYERS = 3
+OF_TRAINING = ("decoder/denoising_classes/*",)
+# Further inputs in training on maps: the targets, of which the decoder makes noisy objects.
+BOXES, CLASSES = "object_boxes", "object_classes"
 
 
 def _read_labels(values: Values) -> dict[str, Any]:
@@ -43,16 +46,26 @@ class DetectionHead(ClassHead):
         class_layers: int, linear layers from a state to its logits, with a ReLU between two. One
             on maps.
         box_decoder: dict of the values of `config.box_decoder.BoxDecoder`, for maps.
+        auxiliary_loss: bool, whether in training the outputs of each layer of a decoder of object
+            queries have a loss, by the same perceptrons on its normalized states. On maps each
+            layer has one.
     """
 
-    options = ("num_classes", "labels", "class_layers", "box_decoder")
+    options = ("num_classes", "labels", "class_layers", "box_decoder", "auxiliary_loss")
     compile_options = ()
-    of_classes = ("class_*", "decoder/classes_*", "decoder/proposal_classes/*")
+    of_classes = (
+        "class_*",
+        "decoder/classes_*",
+        "decoder/proposal_classes/*",
+        *OF_TRAINING,
+    )
+    of_training = OF_TRAINING
     published_as = ("ForObjectDetection",)
     published_head = (Conversion(_read_labels, LABELS.write),)
     learned = ("objects", "annotations")
     fewest_classes = 1
     takes_records = False
+    num_denoising = 0
 
     def __init__(
         self,
@@ -61,6 +74,7 @@ class DetectionHead(ClassHead):
         labels: list[str] | None = None,
         class_layers: int = 3,
         box_decoder: Mapping[str, Any] | None = None,
+        auxiliary_loss: bool | None = None,
     ):
         several = isinstance(labels, (list, tuple)) and num_classes is None
         super().__init__(task, len(labels) if several else num_classes, labels, dropout=0.0)
@@ -69,12 +83,16 @@ class DetectionHead(ClassHead):
         values = _decoder_of(config, {"box_decoder": box_decoder})
         self.reads_maps = values is not None
         self.box_decoder = values and values.values()
+        self.auxiliary_loss = _auxiliary_loss_of(config, auxiliary_loss)
         if values is not None:
-            self.count = values.num_queries
+            self.count, self.num_denoising = values.num_queries, values.num_denoising
+            self.further_inputs = (BOXES, CLASSES) if self.num_denoising else ()
             self._make_decoder(values)
             return
         self.count = _tokens_of(config)
         width = config.hidden_dim
+        if self.auxiliary_loss:
+            self.learned_layers = tuple(range(1, config.sides[-1].num_layers + 1))
         for name, depth, outputs in self._perceptrons():
             units = [width] * (depth - 1) + [outputs]
             layers = [self.make_dense(n, f"{name}_{i}") for i, n in enumerate(units)]
@@ -110,9 +128,12 @@ class DetectionHead(ClassHead):
     def __call__(self, states, inputs, training: bool = False):
         if self.reads_maps:
             return self._found_in_maps(states, inputs, training)
+        if isinstance(states, list):  # of all layers
+            norm = self.task.backbone.decoder.final_norm
+            states = ops.stack([x if norm is None else norm(x) for x in states], axis=1)
         found = {}
         for name, depth, _ in self._perceptrons():
-            x = states[:, -self.count :]
+            x = states[..., -self.count :, :]
             for i in range(depth):
                 x = getattr(self, f"{name}_{i}")(x)
                 x = ops.relu(x) if i < depth - 1 else x
@@ -124,7 +145,10 @@ class DetectionHead(ClassHead):
         stem = self.task.backbone.stem
         grid = stem.config.stem.grid(stem.image_size(inputs["images"]))
         maps = self.pyramid_layer([*maps[:-1], as_map(maps[-1], grid)], training=training)
-        return self.decoder_layer(maps, training=training)
+        objects = None
+        if training and self.num_denoising and inputs.get(CLASSES) is not None:
+            objects = inputs[BOXES], inputs[CLASSES]
+        return self.decoder_layer(maps, objects=objects, training=training)
 
     def usual(self) -> dict[str, Any]:
         loss = VarifocalDetectionLoss() if self.reads_maps else DetectionLoss()
@@ -138,7 +162,7 @@ class DetectionHead(ClassHead):
     def weight_values(cls, config: TransformerConfig, values: Mapping[str, Any]) -> dict[str, Any]:
         decoder = _decoder_of(config, values)
         if decoder is not None:
-            return {"box_decoder": decoder.values()}
+            return {"box_decoder": decoder.lasting_values()}
         return {"class_layers": values.get("class_layers", 3)}
 
     @classmethod
@@ -173,6 +197,25 @@ def _decoder_of(config: TransformerConfig, values: Mapping[str, Any]) -> BoxDeco
             f"received {shorten(given)}."
         )
     return None
+
+
+def _auxiliary_loss_of(config: TransformerConfig, given: bool | None) -> bool:
+    """Return whether each layer has a loss. Raises ValueError if the backbone does not allow it."""
+    on_maps = config.kind == "encoder" and getattr(config.stem, "kind", None) == "resnet"
+    if given is None:
+        return on_maps
+    given = check_bool("auxiliary_loss", given)
+    if on_maps and not given:
+        raise ValueError(
+            "`auxiliary_loss` must be True or None on maps, where each layer of the decoder learns "
+            "to refine boxes, received False."
+        )
+    if given and config.kind == "encoder" and not on_maps:
+        raise ValueError(
+            "`auxiliary_loss` is for the layers of a decoder, but detection tokens are states of "
+            "an encoder: leave it out."
+        )
+    return given
 
 
 def _tokens_of(config: TransformerConfig) -> int:

@@ -21,10 +21,10 @@ from keras_transformer.tasks.media.input_classifier import rows_to_predict
 
 
 class MovedTargets(OutputLoss):
-    """Keras's loss and metrics of an augmented batch, whose targets move with the images."""
+    """Keras's loss and metrics of a batch; an augmentation moves targets with the images."""
 
     def batch(self, x, y, sample_weight, training):
-        if training:
+        if training and self.model.augmentation is not None:
             if x.get("padding_mask") is not None:
                 raise ValueError(
                     "`augmentation` needs images of one size: give the processor a `size` of "

@@ -1,7 +1,7 @@
 """Object detection: boxes with classes in images."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import keras
@@ -9,17 +9,19 @@ import numpy as np
 from keras import ops
 
 from keras_transformer.kernels import assignment
+from keras_transformer.layers.arguments import agree, known_shape, show_shape
+from keras_transformer.layers.denoising import repeated
 from keras_transformer.models.backbone import Backbone
 from keras_transformer.models.runtime.read_write_lock import reads
 from keras_transformer.processors import ImageProcessor
 from keras_transformer.processors.image_files import image_size
 from keras_transformer.support.checking import check_number
-from keras_transformer.tasks.heads.detection_head import DetectionHead
-from keras_transformer.tasks.images.located import LocatedTask, Targets
+from keras_transformer.tasks.heads.detection_head import BOXES, CLASSES, DetectionHead
+from keras_transformer.tasks.images.located import LocatedTask, MovedTargets, Targets
 from keras_transformer.tasks.images.map_plots import draw_objects
 from keras_transformer.tasks.images.objects import read_objects
 from keras_transformer.tasks.media.augmentation import augmentation_of
-from keras_transformer.training.losses.detection_loss import corners
+from keras_transformer.training.losses.detection_loss import DetectionLoss, corners
 
 # Targets of a batch are padded to a multiple of this, so that few shapes are compiled.
 _STEP = 8
@@ -128,6 +130,31 @@ class Objects(Targets):
         return images, ops.concatenate([centers, lengths, classes[..., None]], axis=-1)
 
 
+class DenoisedTargets(MovedTargets):
+    """The loss of predictions, and that of noisy objects that the decoder makes of the targets."""
+
+    def batch(self, x, y, sample_weight, training):
+        x, y, sample_weight = super().batch(x, y, sample_weight, training)
+        if training:
+            y = ops.convert_to_tensor(y)
+            x = {**x, BOXES: y[..., :4], CLASSES: ops.cast(y[..., 4], "int32")}
+        return x, y, sample_weight
+
+    def loss(self, states, x, y, sample_weight, training):
+        if not training:
+            return super().loss(states, x, y, sample_weight, training)
+        value = super().loss(states["found"], x, y, sample_weight, training)
+        boxes, classes, _ = repeated(x[BOXES], x[CLASSES], self.model.head.num_denoising)
+        targets = ops.concatenate([boxes, ops.cast(classes, boxes.dtype)[..., None]], axis=-1)
+        of_noise = self.model.loss.of_known_pairs(targets, states["denoised"], sample_weight)
+        # As Keras adds losses of layers: each of several replicas has its share.
+        return value + self.model._aggregate_additional_loss(of_noise)
+
+    def logs(self, states, x, y, sample_weight):
+        states = states["found"] if isinstance(states, dict) else states
+        return super().logs(states, x, y, sample_weight)
+
+
 @keras.saving.register_keras_serializable(package="keras_transformer")
 class ObjectDetector(LocatedTask):
     """A vision transformer with detection tokens (YOLOS) or object queries (DETR, RT-DETR).
@@ -142,6 +169,9 @@ class ObjectDetector(LocatedTask):
     (x_min, y_min, width, height), as in COCO, and the classes may be named `category`. An image may
     have no object. `processors.read_coco` and `processors.read_voc` read folders, and a table of
     `datasets` needs the columns `image` and `objects`.
+
+    On maps `fit` adds queries of noisy objects, `num_denoising` of the `box_decoder`, and their
+    loss, if the loss is a `training.DetectionLoss`.
 
     Compiled with AdamW (5e-5) and `training.DetectionLoss`, for maps
     `training.VarifocalDetectionLoss`; SciPy pairs predictions with objects.
@@ -160,6 +190,9 @@ class ObjectDetector(LocatedTask):
         class_layers: int, linear layers from a state to its logits; one on maps.
         box_decoder: dict, for the maps of a ResNet: values that differ from those of
             `config.box_decoder.BoxDecoder`, such as `num_queries`.
+        auxiliary_loss: bool, whether `fit` sums the losses of all layers of a decoder of object
+            queries; `evaluate` has that of the last one. Defaults to False, and on maps to True,
+            where it is always so.
         name: str.
 
     Call arguments:
@@ -170,12 +203,13 @@ class ObjectDetector(LocatedTask):
     Returns:
         Float `(batch, predictions, 4 + num_classes + 1)`, one for each token or query: center x,
         center y, width and height of a box as shares of the image, then logits, the last one of
-        "no object", which there is not on maps. Training on maps computes `(batch, layers,
-        predictions, ...)`: outputs of the chosen places, and of each layer of the decoder.
+        "no object", which there is not on maps. Training with `auxiliary_loss` computes `(batch,
+        layers, predictions, ...)`: outputs of each layer of the decoder, on maps behind those of
+        the chosen places.
 
     Raises:
         ValueError: if the backbone has neither detection tokens nor queries, the number of classes
-            is missing, or a value is out of range.
+            is missing, a value is out of range, or `auxiliary_loss` does not fit the backbone.
 
     Example:
     ```python
@@ -216,6 +250,7 @@ class ObjectDetector(LocatedTask):
     labels: list[str] | None
     class_layers: int
     box_decoder: dict | None
+    auxiliary_loss: bool
 
     def __init__(
         self,
@@ -226,9 +261,10 @@ class ObjectDetector(LocatedTask):
         class_layers: int = 3,
         name: str | None = None,
         box_decoder: dict | None = None,
+        auxiliary_loss: bool | None = None,
     ):
         options = {"num_classes": num_classes, "labels": labels, "class_layers": class_layers}
-        options["box_decoder"] = box_decoder
+        options |= {"box_decoder": box_decoder, "auxiliary_loss": auxiliary_loss}
         super().__init__(backbone, processor, name=name, **options)
 
     @property
@@ -243,6 +279,25 @@ class ObjectDetector(LocatedTask):
     def label_names(self) -> list[str]:
         """The name of each class; the number as a string if there are no `labels`."""
         return self.head.label_names
+
+    def training_loss(self):
+        if self.head.num_denoising and isinstance(self.loss, DetectionLoss):
+            return DenoisedTargets(self)
+        return super().training_loss()
+
+    def _named(self, inputs):
+        further = self.head.further_inputs
+        if not isinstance(inputs, Mapping) or not inputs.keys() & set(further):
+            return super()._named(inputs)
+        named = super()._named({n: x for n, x in inputs.items() if n not in further})
+        found = {name: inputs.get(name) for name in further}
+        shapes = [() if each is None else known_shape(each) for each in found.values()]
+        if None not in shapes and not agree(shapes[0], (*shapes[1], 4)):
+            raise ValueError(
+                f"`{BOXES}` and `{CLASSES}` go together, of shapes (batch, objects, 4) and (batch, "
+                f"objects), received {' and '.join(map(show_shape, shapes))}."
+            )
+        return {**named, **found}
 
     def compile(self, *args, augmentation=None, **kwargs):
         if augmentation is not None:

@@ -4,6 +4,7 @@ import keras
 from keras import ops
 
 from keras_transformer.kernels.assignment import assign
+from keras_transformer.layers.denoising import NO_QUERY
 from keras_transformer.support.checking import check_number
 
 
@@ -59,6 +60,21 @@ class DetectionLoss(keras.losses.Loss):
         self.no_object = check_number("no_object", no_object, at_least=0)
 
     def __call__(self, y_true, y_pred, sample_weight=None):
+        return self._sum(y_true, y_pred, sample_weight, known=False)
+
+    def of_known_pairs(self, y_true, y_pred, sample_weight=None):
+        """Return the loss of predictions that belong to the targets in their order.
+
+        Args:
+            y_true: float `(batch, targets, 5)`, as for a call; the class -1 is no object, and -2
+                means that predictions do not count.
+            y_pred: float `(batch, 2 * targets, ...)`, or with an axis of layers. The first half are
+                to find the targets, the second half nothing.
+            sample_weight: float `(batch,)`, or None.
+        """
+        return self._sum(y_true, y_pred, sample_weight, known=True)
+
+    def _sum(self, y_true, y_pred, sample_weight, known: bool):
         targets, outputs = (ops.cast(ops.convert_to_tensor(x), "float32") for x in (y_true, y_pred))
         count = 1
         if len(outputs.shape) == 4:  # the layers of an image become rows with the same targets
@@ -73,10 +89,14 @@ class DetectionLoss(keras.losses.Loss):
         objects = ops.where(real[..., None], objects, 0.5)
 
         own = ops.one_hot(ops.where(real, classes, 0), logits.shape[-1], dtype="float32")
-        pairs = objects[:, :, None], boxes[:, None]
-        costs = self.l1 * ops.sum(ops.abs(pairs[0] - pairs[1]), axis=-1)
-        costs = costs + self.class_costs(logits, own) - self.giou * generalized_iou(*pairs)
-        matched = assign(costs, real)
+        if known:
+            matched = ops.broadcast_to(ops.arange(classes.shape[1]), ops.shape(classes))
+            counted = ops.tile(ops.cast(classes > NO_QUERY, "float32"), (1, 2))
+        else:
+            pairs = objects[:, :, None], boxes[:, None]
+            costs = self.l1 * ops.sum(ops.abs(pairs[0] - pairs[1]), axis=-1)
+            costs = costs + self.class_costs(logits, own) - self.giou * generalized_iou(*pairs)
+            matched, counted = assign(costs, real), 1.0
 
         # (rows, targets, predictions)
         paired = ops.one_hot(matched, boxes.shape[1], dtype="float32") * present[..., None]
@@ -95,8 +115,11 @@ class DetectionLoss(keras.losses.Loss):
         wanted = ops.einsum("bnq,bnc->bqc", paired, own)
         scores = ops.einsum("bnq,bn->bq", paired, self.class_scores(taken, objects))
         sums = [
-            ops.sum(ops.reshape(weights[:, None] * each, (-1, count, each.shape[1])), axis=(0, 2))
-            for each in self.class_terms(logits, wanted, scores)
+            ops.sum(ops.reshape(each, (-1, count, each.shape[1])), axis=(0, 2))
+            for each in (
+                weights[:, None] * counted * each
+                for each in self.class_terms(logits, wanted, scores)
+            )
         ]
         # Each layer by itself.
         loss = ops.sum(sums[0] / (ops.maximum(sums[1], 1e-12) if sums[1:] else number))

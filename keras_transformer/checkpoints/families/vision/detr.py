@@ -229,7 +229,9 @@ DETR = Family(
         "normalization_epsilon": 1e-5,
     },
     conversions=(Conversion(_read, _write),),
-    required={"position_embedding_type": "sine", "dilation": False},
+    # With its `auxiliary_loss` Transformers normalizes the states between the layers, which makes
+    # another model; the losses of all layers are an option of our task.
+    required={"position_embedding_type": "sine", "dilation": False, "auxiliary_loss": False},
     weights=(
         WeightLine(
             "encoder/input_projection/kernel", "input_projection.weight", transpose=True, column=2

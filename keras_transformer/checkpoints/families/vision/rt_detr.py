@@ -32,7 +32,7 @@ from keras_transformer.checkpoints.families.vision.detr import (
 from keras_transformer.checkpoints.families.vision.dpt import norm_lines
 from keras_transformer.checkpoints.weights.tables import Names, WeightLine, attention, layers
 from keras_transformer.config import TransformerConfig
-from keras_transformer.config.box_decoder import BLOCKS, MOST_LAYERS, BoxDecoder
+from keras_transformer.config.box_decoder import BLOCKS, MOST_LAYERS, NOISE, BoxDecoder
 from keras_transformer.config.prompted import names_of_linear
 from keras_transformer.support.checking import shorten
 
@@ -184,6 +184,9 @@ def _read_task(values: Values) -> dict[str, Any]:
         "activation": _activation(values, "decoder_activation_function", "relu"),
         "expansion": number(values, "hidden_expansion", 1.0, float),
         "map_activation": _activation(values, "activation_function", "silu"),
+        "num_denoising": number(values, "num_denoising", 100),
+        "label_noise_ratio": number(values, "label_noise_ratio", 0.5, float),
+        "box_noise_scale": number(values, "box_noise_scale", 1.0, float),
     }
     return {"box_decoder": decoder}
 
@@ -203,7 +206,7 @@ def _written(task: Values) -> dict[str, Any]:
         "decoder_activation_function": names[decoder["activation"]],
         "hidden_expansion": decoder["expansion"],
         "activation_function": names[decoder["map_activation"]],
-        "num_denoising": 0,  # its queries, and the embedding of their classes, are not kept
+        **{name: decoder[name] for name in NOISE},
     }
 
 
@@ -313,6 +316,7 @@ def _decoder() -> tuple[WeightLine, ...]:
         *_norm("decoder/proposal_norm", "enc_output.1"),
         *_linear("decoder/proposal_boxes", "enc_bbox_head", 3),
         *_linear("decoder/query_positions", "decoder.query_pos_head", 2),
+        WeightLine("decoder/denoising_classes/embeddings", "denoising_class_embed.weight"),
     )
     for i in range(MOST_LAYERS):
         ours, theirs = f"decoder/layer_{i}/", f"decoder.layers.{i}."
