@@ -268,7 +268,7 @@ def _make_task(hub, backbone: Any, model: Any, family, head: Mapping[str, Any], 
     """Return KerasHub's task over its backbone."""
     made_class = getattr(hub.models, head["class_name"])
     preprocessor = None
-    if tokenizer is not None:
+    if tokenizer is not None or getattr(model, "processor", None) is not None:
         preprocessor = _make_preprocessor(made_class.preprocessor_cls, tokenizer, model)
     options = {"preprocessor": preprocessor, "compile": False, **head["config"]}
     made = made_class(backbone=backbone, **options)
@@ -292,12 +292,15 @@ def _make_preprocessor(made_class, tokenizer, model: Any) -> Any:
         for name, parameter in parameters.items()
         if name.endswith("sequence_length")
     }
+    if tokenizer is not None:
+        options["tokenizer"] = tokenizer
     if "add_start_token" in parameters:
         ours = model.tokenizer
         options["add_start_token"] = ours.encode("a")[:1] == [ours.start_id]
     if "image_converter" in parameters:
-        options["image_converter"] = make_images(made_class.image_converter_cls, model.processor)
-    return made_class(tokenizer=tokenizer, **options)
+        source = getattr(model.processor, "source", model.processor)  # beside texts, or alone
+        options["image_converter"] = make_images(made_class.image_converter_cls, source)
+    return made_class(**options)
 
 
 def _load(load, name: str, tensors: Mapping[str, np.ndarray]) -> None:

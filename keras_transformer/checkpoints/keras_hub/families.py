@@ -38,6 +38,7 @@ from keras_transformer.checkpoints.keras_hub.others import what_else
 from keras_transformer.checkpoints.keras_hub.parseq import PARSEQ
 from keras_transformer.checkpoints.keras_hub.rwkv7 import RWKV7
 from keras_transformer.checkpoints.keras_hub.t5gemma2 import T5GEMMA2
+from keras_transformer.checkpoints.keras_hub.vision import VISION
 from keras_transformer.checkpoints.other_formats import FAMILIES_PAGE
 from keras_transformer.checkpoints.weights.tables import Names, attention
 from keras_transformer.config import Fourier
@@ -338,5 +339,6 @@ KERAS_HUB: Mapping[str, KerasHubFamily] = {
         PARSEQ,
         RWKV7,
         T5GEMMA2,
+        *VISION,
     )
 }

@@ -35,6 +35,7 @@ _TASK_ARGUMENTS = {
     "TextClassifier": {"num_classes": "num_classes", "dropout": "dropout"},
     "MaskedLM": {"normalization_epsilon": "layer_norm_epsilon"},
     "TextEmbedder": {"normalize": "normalize"},
+    "ImageClassifier": {"num_classes": "num_classes", "dropout": "dropout"},
 }
 _POOLINGS = {"mean": "mean", "cls": "first", "max": "max"}
 _ACTIVATIONS = {
@@ -307,10 +308,13 @@ class KerasHubFamily(Family):
             if not modes:
                 raise ValueError(f"{made} cannot express pooling={task['pooling']!r}.")
             theirs["pooling_mode"] = modes[0]
-        back = self.task({"task": {"class_name": made, "config": theirs}})
+        for option in self.heads[name].options:
+            theirs |= option.write(task)
+        saved = {"task": {"class_name": made, "config": theirs}}
+        back = self.task({**self.published_arguments(config), **saved})
         mine, its = (TASKS[name].head_values(config, values) for values in (task, back))
         compared = {"hidden_activation", "hidden_bias", "block_norm", "pooling", "dense"}
-        compared |= {"projection", "output_dim"}
+        compared |= {"projection", "output_dim", "distilled"}
         for value in compared & set(mine):
             if mine[value] != its[value]:
                 raise ValueError(

@@ -14,7 +14,6 @@ PUBLISHED_FORM: Mapping[str, tuple[str, ...]] = {
     "DINOV2Backbone": ("dinov2",),
     "DINOV3Backbone": ("dinov3_vit",),
     "DebertaV3Backbone": ("deberta-v2",),
-    "DeiTBackbone": ("deit",),
     "DepthAnythingBackbone": ("depth_anything",),
     "ESMBackbone": ("esm",),
     "FalconBackbone": ("falcon",),
@@ -39,7 +38,6 @@ PUBLISHED_FORM: Mapping[str, tuple[str, ...]] = {
     "SmolLM3Backbone": ("smollm3",),
     "SwinTransformerBackbone": ("swin",),
     "T5GemmaBackbone": ("t5gemma",),
-    "ViTBackbone": ("vit",),
     "ViTDetBackbone": ("sam",),  # the encoder of images
     "WhisperBackbone": ("whisper",),
     "XLNetBackbone": ("xlnet",),
@@ -49,7 +47,7 @@ NOT_COMPUTED: Mapping[str, str] = {
     "DFineBackbone": "each layer of its decoder refines a distribution of every edge of a box.",
     "EdRecBackbone": "its encoder-decoder has not been compared, and has no published weights.",
     "FluxBackbone": "diffusion of images is not a task here.",
-    "SAM3PromptableConceptBackbone": "finding all objects that a text describes is not a task here.",
+    "SAM3PromptableConceptBackbone": "finding every object that a text names is not a task here.",
     "StableDiffusion3Backbone": "diffusion of images is not a task here.",
     "VideoPrismBackbone": "one encoder reads each frame, and a second one all frames.",
 }
