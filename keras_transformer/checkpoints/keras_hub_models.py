@@ -127,7 +127,7 @@ def to_keras_hub(model: Any) -> Any:
     kind, known = backbone.config.kind, getattr(backbone, "family", None)
     families = [each for each in KERAS_HUB.values() if each.constants["kind"] == kind]
     reasons = []
-    for family in [each for each in families if each.model_type == known] or families:
+    for family in [each for each in families if known in each.model_types] or families:
         try:
             config = _in_their_form(family, backbone.config)
             arguments = family.published_arguments(config)
@@ -234,6 +234,7 @@ def _arrays(backbone: Any, config: TransformerConfig) -> dict[str, np.ndarray]:
 
 def _make_backbone(hub, family, arguments: dict, config: TransformerConfig, backbone: Any) -> Any:
     tensors = export(family.lines(config), _arrays(backbone, config))
+    tensors |= {} if family.computed is None else family.computed(config)
     made_class = getattr(hub.models, family.architecture)
     for name, value in arguments.items():
         if isinstance(value, Mapping) and "class_name" in value:  # a model within the model

@@ -61,6 +61,50 @@ def test_a_classifier_there_and_back(hub, name, sizes, options):  # noqa: F811
     assert difference(run(back, IMAGES), run(theirs, IMAGES)) <= 1e-6
 
 
+DINO = {**SIZES, "image_shape": (8, 8, 3), "patch_size": 4, "intermediate_dim": 12}
+DINOV3 = {
+    **DINO, "num_register_tokens": 3, "use_gated_mlp": True, "use_key_bias": False,
+    "use_mlp_bias": False, "hidden_activation": "silu", "rope_theta": 50.0,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "name, family, sizes",
+    [
+        ("DINOV2", "dinov2", {**DINO, "position_embedding_shape": (8, 8, 3)}),
+        (
+            "DINOV2",
+            "dinov2_with_registers",
+            {
+                **DINO,
+                "num_register_tokens": 2,
+                "use_swiglu_ffn": True,
+                "position_embedding_shape": (16, 16, 3),
+                "antialias_in_interpolation": True,
+            },
+        ),
+        ("DINOV3", "dinov3_vit", {**DINO, "num_register_tokens": 0}),
+        ("DINOV3", "dinov3_vit", DINOV3),
+    ],
+)
+def test_dino_there_and_back(hub, name, family, sizes):  # noqa: F811
+    theirs = randomize(getattr(hub.models, f"{name}Backbone")(**sizes))
+    ours = kt.from_keras_hub(theirs)
+    assert ours.family == family
+    (key,) = theirs.input
+    images = IMAGES[:, :, :8]
+    expected = run(theirs, {key: images})
+    assert difference(run(ours, {"images": images}), expected) <= 2e-5
+    back = kt.to_keras_hub(ours)
+    assert difference(run(back, {key: images}), expected) <= 2e-5
+    known = {each.path: to_numpy(each) for each in theirs.weights}
+    for each in back.weights:
+        if "mask_token" in each.path:
+            assert not to_numpy(each).any()
+        elif not each.path.endswith("/position_embeddings"):
+            assert np.array_equal(to_numpy(each), known[each.path]), each.path
+
+
 @pytest.mark.parametrize("cut", [True, False])
 def test_images_in_classes_out(hub, tmp_path, cut):  # noqa: F811
     """The image converter goes along: the same images give the same outputs."""

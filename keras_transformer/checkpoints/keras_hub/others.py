@@ -9,29 +9,17 @@ from collections.abc import Mapping
 # The `model_type` under which checkpoints of the same architecture load in Hugging Face's form.
 PUBLISHED_FORM: Mapping[str, tuple[str, ...]] = {
     "BLIP2Backbone": ("blip-2",),
-    "BloomBackbone": ("bloom",),
     "CLIPBackbone": ("clip",),
-    "DINOV2Backbone": ("dinov2",),
-    "DINOV3Backbone": ("dinov3_vit",),
     "DebertaV3Backbone": ("deberta-v2",),
     "DepthAnythingBackbone": ("depth_anything",),
     "ESMBackbone": ("esm",),
-    "FalconBackbone": ("falcon",),
-    "Gemma3Backbone": ("gemma3", "gemma3_text"),
     "Gemma3nBackbone": ("gemma3n", "gemma3n_text"),
     "Gemma4Backbone": ("gemma4", "gemma4_text"),
-    "GemmaBackbone": ("gemma", "gemma2"),
-    "GptOssBackbone": ("gpt_oss",),
     "MetaCLIP2Backbone": ("metaclip_2",),
     "MiTBackbone": ("segformer",),
-    "MixtralBackbone": ("mixtral",),
     "MoonshineBackbone": ("moonshine",),
-    "OPTBackbone": ("opt",),
     "PaliGemmaBackbone": ("paligemma",),
-    "Phi3Backbone": ("phi3",),
-    "Qwen3MoeBackbone": ("qwen3_moe",),
     "Qwen3_5MoeBackbone": ("qwen3_5_moe_text",),
-    "QwenMoeBackbone": ("qwen2_moe",),
     "SAMBackbone": ("sam",),
     "SegFormerBackbone": ("segformer",),
     "SigLIPBackbone": ("siglip",),
@@ -39,7 +27,6 @@ PUBLISHED_FORM: Mapping[str, tuple[str, ...]] = {
     "SwinTransformerBackbone": ("swin",),
     "T5GemmaBackbone": ("t5gemma",),
     "ViTDetBackbone": ("sam",),  # the encoder of images
-    "WhisperBackbone": ("whisper",),
     "XLNetBackbone": ("xlnet",),
 }
 # Transformers that this library does not compute, with the reason.

@@ -67,7 +67,7 @@ def write_stem(config: TransformerConfig) -> dict[str, Any]:
 
 # ViT
 
-_FIELDS = {
+ENCODER_FIELDS = {
     "num_layers": ConfigField("num_layers", None),
     "num_heads": ConfigField("num_heads", None),
     "hidden_dim": ConfigField("hidden_dim", None),
@@ -75,7 +75,7 @@ _FIELDS = {
     "attention_dropout": ConfigField("attention_dropout", 0.0),
     "layer_norm_epsilon": ConfigField("normalization_epsilon", 1e-6),
 }
-VIT_FIELDS = {**_FIELDS, "mlp_dim": ConfigField("intermediate_dim", None)}
+VIT_FIELDS = {**ENCODER_FIELDS, "mlp_dim": ConfigField("intermediate_dim", None)}
 _CONSTANTS = {**IMAGE_ENCODER, "activation": "gelu", "initializer_range": 0.02}
 
 
@@ -218,7 +218,7 @@ VISION = (
     _make(
         "deit",
         "DeiT",
-        {**_FIELDS, "intermediate_dim": ConfigField("intermediate_dim", None)},
+        {**ENCODER_FIELDS, "intermediate_dim": ConfigField("intermediate_dim", None)},
         _DEIT_LINES,
         _DEIT_STEM,
         more=(*_OF_STEM, "use_mha_bias"),
