@@ -345,7 +345,7 @@ def page() -> str:
         *table(
             ("KerasHub's backbone", "model_type", "tasks"),
             (
-                (f"`{name}`", f"`{family.model_type}`", names_of(family.heads))
+                (f"`{name}`", names_of(family.model_types), names_of(family.heads))
                 for name, family in KERAS_HUB.items()
             ),
         ),

@@ -127,7 +127,7 @@ def to_keras_hub(model: Any) -> Any:
     kind, known = backbone.config.kind, getattr(backbone, "family", None)
     families = [each for each in KERAS_HUB.values() if each.constants["kind"] == kind]
     reasons = []
-    for family in [each for each in families if each.model_type == known] or families:
+    for family in [each for each in families if known in each.model_types] or families:
         try:
             config = _in_their_form(family, backbone.config)
             arguments = family.published_arguments(config)
@@ -234,6 +234,7 @@ def _arrays(backbone: Any, config: TransformerConfig) -> dict[str, np.ndarray]:
 
 def _make_backbone(hub, family, arguments: dict, config: TransformerConfig, backbone: Any) -> Any:
     tensors = export(family.lines(config), _arrays(backbone, config))
+    tensors |= {} if family.computed is None else family.computed(config)
     made_class = getattr(hub.models, family.architecture)
     for name, value in arguments.items():
         if isinstance(value, Mapping) and "class_name" in value:  # a model within the model
@@ -268,7 +269,7 @@ def _make_task(hub, backbone: Any, model: Any, family, head: Mapping[str, Any], 
     """Return KerasHub's task over its backbone."""
     made_class = getattr(hub.models, head["class_name"])
     preprocessor = None
-    if tokenizer is not None:
+    if tokenizer is not None or getattr(model, "processor", None) is not None:
         preprocessor = _make_preprocessor(made_class.preprocessor_cls, tokenizer, model)
     options = {"preprocessor": preprocessor, "compile": False, **head["config"]}
     made = made_class(backbone=backbone, **options)
@@ -292,12 +293,15 @@ def _make_preprocessor(made_class, tokenizer, model: Any) -> Any:
         for name, parameter in parameters.items()
         if name.endswith("sequence_length")
     }
+    if tokenizer is not None:
+        options["tokenizer"] = tokenizer
     if "add_start_token" in parameters:
         ours = model.tokenizer
         options["add_start_token"] = ours.encode("a")[:1] == [ours.start_id]
     if "image_converter" in parameters:
-        options["image_converter"] = make_images(made_class.image_converter_cls, model.processor)
-    return made_class(tokenizer=tokenizer, **options)
+        source = getattr(model.processor, "source", model.processor)  # beside texts, or alone
+        options["image_converter"] = make_images(made_class.image_converter_cls, source)
+    return made_class(**options)
 
 
 def _load(load, name: str, tensors: Mapping[str, np.ndarray]) -> None:

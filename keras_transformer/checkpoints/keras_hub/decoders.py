@@ -3,6 +3,7 @@
 Facts are from KerasHub 0.32, `models/*/*_backbone.py`, `*_decoder.py` and `*_attention.py`.
 """
 
+from collections.abc import Mapping
 from typing import Any
 
 from keras_transformer.checkpoints.families.base.family import (
@@ -36,6 +37,7 @@ from keras_transformer.checkpoints.keras_hub.family import (
     layers,
     make_family,
 )
+from keras_transformer.checkpoints.weights import tables
 from keras_transformer.checkpoints.weights.tables import Names, fused
 from keras_transformer.config import TransformerConfig
 
@@ -90,6 +92,37 @@ def _write_window(config: TransformerConfig) -> dict[str, Any]:
     return {"use_sliding_window_attention": bool(size), **size}
 
 
+_SU = ("rope_scaling_type", "rope_scaling_short_factor", "rope_scaling_long_factor")
+
+
+def _read_su(values: Values) -> dict[str, Any]:
+    longest, trained = (
+        number(values, f"{name}_sequence_length", 4096) for name in ("max", "pretraining")
+    )
+    kind = values.get("rope_scaling_type")
+    if kind not in (None, "su"):
+        raise ValueError(f"rope_scaling_type={str(kind)[:200]!r} is not supported, only 'su'.")
+    ours = {"max_sequence_length": longest}
+    if kind is None:
+        return ours
+    return ours | {
+        "rotary_scaling": "longrope",
+        "rotary_factor": longest / max(trained, 1),
+        "rotary_original_length": trained,
+        "rotary_short_factors": values.get("rope_scaling_short_factor"),
+        "rotary_long_factors": values.get("rope_scaling_long_factor"),
+    }
+
+
+def _write_su(config: TransformerConfig) -> dict[str, Any]:
+    theirs: dict[str, Any] = {"max_sequence_length": config.max_sequence_length}
+    if config.rotary_scaling != "longrope":
+        return theirs
+    factors = (list(config.rotary_short_factors), list(config.rotary_long_factors))
+    trained = {"pretraining_sequence_length": config.rotary_original_length}
+    return theirs | trained | dict(zip(_SU, ("su", *factors), strict=True))
+
+
 _STRETCH = Conversion(
     _read_llama3,
     lambda config: {
@@ -98,7 +131,7 @@ _STRETCH = Conversion(
         if config.rotary_scaling == "llama3"
     },
 )
-_LINEAR = Conversion(
+LINEAR_ROTATION = Conversion(
     _read_linear,
     lambda config: (
         {"rope_scaling_factor": config.rotary_factor} if config.rotary_scaling == "linear" else {}
@@ -109,7 +142,7 @@ _SHARE = Conversion(
     lambda config: {"rotary_percentage": (config.rotary_dim or config.head_dim) / config.head_dim},
 )
 _WINDOW = Conversion(_read_window, _write_window)
-_FIELDS = {
+GROUPED_FIELDS = {
     **{name: field for name, field in FIELDS.items() if name != "num_heads"},
     "dropout": ConfigField("dropout", 0.0),
     "num_query_heads": ConfigField("num_heads", None),
@@ -118,9 +151,9 @@ _FIELDS = {
     "layer_norm_epsilon": ConfigField("normalization_epsilon", 1e-6),
 }
 # The projections of these attention layers still have private names.
-_NAMES = Names(ignored=(f"{TASK_PREFIX}*",))
-_TIED = {"tie_word_embeddings": ConfigField("tie_embeddings", True)}
-_DECODER = {
+NAMES = Names(ignored=(f"{TASK_PREFIX}*",))
+TIED = {"tie_word_embeddings": ConfigField("tie_embeddings", True)}
+DECODER = {
     "kind": "decoder",
     "position": "rotary",
     "normalize_first": True,
@@ -129,30 +162,48 @@ _DECODER = {
     # it.
     "max_sequence_length": 32768,
 }
-_LLAMA_TABLE = {
+LLAMA_TABLE = {
     **attention("self", "_{}_dense", norm="norm"),
     "self_attention_norm": "_self_attention_layernorm",
     "self_attention/query_norm": "_self_attention_layer/_query_dense_layer_norm",
     "self_attention/key_norm": "_self_attention_layer/_key_dense_layer_norm",
     **feed_forward("gate", "intermediate", "output", norm="_feedforward_layernorm"),
 }
-_HEADS = {"CausalLM": PublishedHead()}
+HEADS = {"CausalLM": PublishedHead()}
 
 
-def _like_llama(
-    model_type: str, name: str, layer: str, norm: str, fields, constants=None, **values: Any
+def like_llama(
+    model_type: str,
+    name: str,
+    layer: str,
+    norm: str,
+    fields,
+    constants=None,
+    table: Mapping[str, str] = LLAMA_TABLE,
+    further: tuple[Line, ...] = (),
+    **values: Any,
 ) -> KerasHubFamily:
-    """Return a decoder family like Llama's, given the paths of a block and of the final norm."""
-    usual = {**_DECODER, **LLAMA.constants, "activation": "silu", "use_bias": False}
+    """Return a decoder family like Llama's, given the paths of a block and of the final norm.
+
+    `table` has the layers of a block, and `further` are lines without a counterpart in Llama.
+    """
+    usual = {**DECODER, **LLAMA.constants, "activation": "silu", "use_bias": False}
     lines = (
         *REVERSIBLE,
-        *layers(_LLAMA_TABLE, "decoder/layer_{i}/", f"layers/{layer}{{i}}/"),
+        *layers(table, "decoder/layer_{i}/", f"layers/{layer}{{i}}/"),
         *layers({"decoder/final_norm": f"layers/{norm}"}),
+        *further,
     )
-    fields, constants = {**_FIELDS, **fields}, {**usual, **(constants or {})}
-    return make_family(model_type, name, fields, constants, lines, _HEADS, names=_NAMES, **values)
+    fields, constants = {**GROUPED_FIELDS, **fields}, {**usual, **(constants or {})}
+    return make_family(model_type, name, fields, constants, lines, HEADS, names=NAMES, **values)
 
 
+_PHI3_TABLE = {
+    **tables.attention("attention/{}_dense", "query", "key", "value", "output"),
+    "self_attention_norm": "pre_attention_layernorm",
+    "feed_forward_norm": "post_attention_layernorm",
+    **{f"feed_forward/{n}": f"feedforward_{n}_dense" for n in ("gate", "intermediate", "output")},
+}
 _LLAMA = {
     "layer": "llama_transformer_decoder",
     "norm": "llama_layer_norm",
@@ -232,16 +283,16 @@ DECODERS = (
             "layer_norm_epsilon": ConfigField("normalization_epsilon", 1e-5),
             "max_sequence_length": ConfigField("max_sequence_length", 512),
         },
-        {**_DECODER, "activation": "gelu_tanh", "parallel_residual": True},
+        {**DECODER, "activation": "gelu_tanh", "parallel_residual": True},
         _NEOX_LINES,
-        _HEADS,
+        HEADS,
         conversions=(*USUAL, _SHARE),
         more=("activation", "rotary_percentage"),
-        names=_NAMES,
+        names=NAMES,
     ),
-    _like_llama("llama", "Llama", **_LLAMA),
-    _like_llama("llama", "Llama3", **_LLAMA),
-    _like_llama(
+    like_llama("llama", "Llama", **_LLAMA),
+    like_llama("llama", "Llama3", **_LLAMA),
+    like_llama(
         "mistral",
         "Mistral",
         "mistral_transformer_decoder",
@@ -251,43 +302,54 @@ DECODERS = (
             "head_dim": ConfigField("head_dim", None),
         },
         constants={"tie_embeddings": False},
-        conversions=(DROPOUT, _LINEAR),
+        conversions=(DROPOUT, LINEAR_ROTATION),
         more=("rope_scaling_factor",),
     ),
-    _like_llama(
+    like_llama(
         "qwen2",
         "Qwen",
         "qwen_transformer_decoder",
         "qwen_layer_norm",
-        fields=_TIED,
+        fields=TIED,
         constants={"attention_bias": True, "attention_output_bias": False},
-        conversions=(HEAD_WIDTH, DROPOUT, _LINEAR, _WINDOW),
+        conversions=(HEAD_WIDTH, DROPOUT, LINEAR_ROTATION, _WINDOW),
         more=("rope_scaling_factor", "use_sliding_window_attention", "sliding_window_size"),
     ),
-    _like_llama(
+    like_llama(
         "qwen3",
         "Qwen3",
         "qwen3_transformer_decoder",
         "qwen3_layer_norm",
         fields={
-            **_TIED,
+            **TIED,
             "head_dim": ConfigField("head_dim", None),
             "sliding_window_size": ConfigField("window", 32768),
         },
         constants={"query_key_norm": True},
-        conversions=(DROPOUT, _LINEAR),
+        conversions=(DROPOUT, LINEAR_ROTATION),
         more=("rope_scaling_factor",),
+    ),
+    like_llama(
+        "phi3",
+        "Phi3",
+        "phi3_decoder",
+        "phi3_layer_norm",
+        fields={},
+        constants={"tie_embeddings": False},
+        table=_PHI3_TABLE,
+        conversions=(HEAD_WIDTH, DROPOUT, Conversion(_read_su, _write_su)),
+        more=("max_sequence_length", "pretraining_sequence_length", *_SU),
     ),
     make_family(
         "qwen3_5_text",
         "Qwen3_5",
         {
-            **_FIELDS,
+            **GROUPED_FIELDS,
             "tie_word_embeddings": ConfigField("tie_embeddings", False),
             "head_dim": ConfigField("head_dim", None),
             "sliding_window_size": ConfigField("window", 32768),
         },
-        {**_DECODER, **QWEN3_5_TEXT.constants, "activation": "silu"},
+        {**DECODER, **QWEN3_5_TEXT.constants, "activation": "silu"},
         (
             *REVERSIBLE,
             *layers(_QWEN3_5_TABLE, *_QWEN3_5),
@@ -297,10 +359,10 @@ DECODERS = (
             ),
             *layers({"decoder/final_norm": "layers/qwen3_5_layer_norm"}),
         ),
-        _HEADS,
+        HEADS,
         conversions=(
             DROPOUT,
-            _LINEAR,
+            LINEAR_ROTATION,
             Conversion(_read_rotated, _write_rotated),
             Conversion(_read_kinds, write_mixers),
         ),
@@ -313,6 +375,6 @@ DECODERS = (
         ),
         required={"vision_encoder": None},
         of_config=_qwen3_5_lines,
-        names=_NAMES,
+        names=NAMES,
     ),
 )

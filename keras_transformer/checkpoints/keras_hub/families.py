@@ -16,7 +16,10 @@ from keras_transformer.checkpoints.families.base.family import (
 )
 from keras_transformer.checkpoints.families.base.shared import ENCODER
 from keras_transformer.checkpoints.families.seq2seq.t5 import T5
+from keras_transformer.checkpoints.keras_hub.alibi import ALIBI
 from keras_transformer.checkpoints.keras_hub.decoders import DECODERS
+from keras_transformer.checkpoints.keras_hub.dino import DINO
+from keras_transformer.checkpoints.keras_hub.experts import EXPERTS
 from keras_transformer.checkpoints.keras_hub.family import (
     ACTIVATION,
     DROPOUT,
@@ -33,11 +36,14 @@ from keras_transformer.checkpoints.keras_hub.family import (
     registered_class,
     serialized_arguments,
 )
+from keras_transformer.checkpoints.keras_hub.gemma import GEMMA
 from keras_transformer.checkpoints.keras_hub.hdf5 import TASK_WEIGHTS_FILE
 from keras_transformer.checkpoints.keras_hub.others import what_else
 from keras_transformer.checkpoints.keras_hub.parseq import PARSEQ
 from keras_transformer.checkpoints.keras_hub.rwkv7 import RWKV7
 from keras_transformer.checkpoints.keras_hub.t5gemma2 import T5GEMMA2
+from keras_transformer.checkpoints.keras_hub.vision import VISION
+from keras_transformer.checkpoints.keras_hub.whisper import WHISPER
 from keras_transformer.checkpoints.other_formats import FAMILIES_PAGE
 from keras_transformer.checkpoints.weights.tables import Names, attention
 from keras_transformer.config import Fourier
@@ -54,7 +60,8 @@ def find_family(values: Values) -> KerasHubFamily:
             f"The KerasHub class {name!r} is not supported. Supported are: "
             f"{', '.join(sorted(KERAS_HUB))}. {what_else(name) or FAMILIES_PAGE}"
         )
-    return KERAS_HUB[name]
+    arguments = values.get("config", values)
+    return KERAS_HUB[name].of(arguments if isinstance(arguments, dict) else {})
 
 
 def read_config(folder: str | os.PathLike, values: Values) -> dict[str, Any]:
@@ -129,6 +136,11 @@ _ROFORMER_TABLE = {
 _GPT2_TABLE = {
     **_TOKENS,
     "decoder/position_embedding": "position_embedding",
+    "decoder/final_norm": "layer_normalization",
+}
+_OPT_TABLE = {
+    "token_embedding": "token_and_position_embedding/token_embedding",
+    "decoder/position_embedding": "token_and_position_embedding/position_embedding",
     "decoder/final_norm": "layer_normalization",
 }
 _BART_TABLE = {
@@ -302,6 +314,14 @@ KERAS_HUB: Mapping[str, KerasHubFamily] = {
             {"CausalLM": PublishedHead()},
         ),
         make_family(
+            "opt",
+            "OPT",
+            {**_DECODER_FIELDS, "max_sequence_length": ConfigField("max_sequence_length", 2048)},
+            {**_GPT2, "activation": "relu"},
+            (*_once(_OPT_TABLE), *blocks("decoder")),
+            {"CausalLM": PublishedHead()},
+        ),
+        make_family(
             "t5",
             "T5",
             {
@@ -335,8 +355,14 @@ KERAS_HUB: Mapping[str, KerasHubFamily] = {
             {"Seq2SeqLM": PublishedHead(values={"start_id": 2})},
         ),
         *DECODERS,
+        *ALIBI,
+        *EXPERTS,
+        *GEMMA,
         PARSEQ,
         RWKV7,
         T5GEMMA2,
+        *VISION,
+        *DINO,
+        WHISPER,
     )
 }

@@ -35,6 +35,7 @@ _TASK_ARGUMENTS = {
     "TextClassifier": {"num_classes": "num_classes", "dropout": "dropout"},
     "MaskedLM": {"normalization_epsilon": "layer_norm_epsilon"},
     "TextEmbedder": {"normalize": "normalize"},
+    "ImageClassifier": {"num_classes": "num_classes", "dropout": "dropout"},
 }
 _POOLINGS = {"mean": "mean", "cls": "first", "max": "max"}
 _ACTIVATIONS = {
@@ -107,12 +108,14 @@ class Line(WeightLine):
     apart: bool = True  # dense layers of attention have a separate axis of heads
     behind: bool = False  # the decoder's blocks are numbered after the encoder's, of the same class
     first: int = 0  # number of the stack's first layer; set by `of`
+    heads_first: bool = False  # the axis of heads of queries, keys and values precedes the inputs
 
     def for_config(self, config: TransformerConfig) -> "Line":
         """Return the line for a config, with its number of heads, or of key and value heads."""
         first = config.num_layers if self.behind else 0
         if "attention/" not in self.ours:
-            line = dataclasses.replace(self, first=first)
+            groups = config.expert_dim if self.interleaved else self.groups
+            line = dataclasses.replace(self, first=first, groups=groups)
             return line if "{i}" in self.ours else line.at(0)
         shared = self.part is None and self.ours.split("/")[-2] in ("key", "value")
         groups = config.num_key_value_heads if shared else config.num_heads
@@ -135,20 +138,31 @@ class Line(WeightLine):
         return 1 if name == "kernel" else 0
 
     def shape(self, ours: tuple[int, ...]) -> tuple[int, ...]:
-        flat = super().shape(ours)
+        apart = self._apart(super().shape(ours))
+        return (apart[1], apart[0], *apart[2:]) if self._moved else apart
+
+    def _apart(self, flat: tuple[int, ...]) -> tuple[int, ...]:
+        """Return a shape with an axis of heads, behind the axes that precede them here."""
         if self.heads is None:
             return flat
         before, width, after = flat[: self.heads], flat[self.heads], flat[self.heads + 1 :]
         return (*before, self.groups, width // self.groups, *after)
 
+    @property
+    def _moved(self) -> bool:
+        return self.heads_first and self.heads == 1
+
     def split(self, array: np.ndarray) -> np.ndarray:
+        array = np.swapaxes(array, 0, 1) if self._moved else array
         if self.heads is not None:
             before, after = array.shape[: self.heads], array.shape[self.heads + 2 :]
             array = array.reshape(*before, -1, *after)
         return super().split(array)
 
     def join(self, arrays: list[np.ndarray]) -> np.ndarray:
-        return super().join(arrays).reshape(self.shape(arrays[0].shape))
+        joined = super().join(arrays)
+        apart = joined.reshape(self._apart(joined.shape))
+        return np.swapaxes(apart, 0, 1) if self._moved else apart
 
 
 # `checkpoints.weights.tables.layers`, with the defaults of Keras's files.
@@ -187,7 +201,9 @@ REVERSIBLE = (
 
 def _read_head_width(values: Values) -> dict[str, Any]:
     # KerasHub discards the remainder of this division.
-    width, heads = values.get("hidden_dim"), values.get("num_heads", values.get("num_query_heads"))
+    names = ("num_heads", "num_query_heads", "num_attention_heads")
+    width = values.get("hidden_dim")
+    heads = next((values[name] for name in names if name in values), None)
     if not isinstance(width, int) or not isinstance(heads, int) or not 1 <= heads <= width:
         raise ValueError(
             f"num_heads and hidden_dim must be integers, from 1 to the width, not {heads!r} and "
@@ -247,6 +263,19 @@ class KerasHubFamily(Family):
     conversions: tuple[Conversion, ...] = USUAL
     more: tuple[str, ...] = ("activation",)  # the arguments that `conversions` read
     names: Names = _NAMES
+    # The `model_type` of configs without an argument, and this argument, if the class has two.
+    older: tuple[str, str] | None = None
+
+    def of(self, values: Values) -> "KerasHubFamily":
+        """Return the family with the `model_type` of these arguments."""
+        if self.older is None or values.get(self.older[1]):
+            return self
+        return dataclasses.replace(self, model_type=self.older[0], older=None)
+
+    @property
+    def model_types(self) -> tuple[str, ...]:
+        """The names of its architectures in published configs."""
+        return (self.model_type,) if self.older is None else (self.older[0], self.model_type)
 
     @property
     def tokenizer(self) -> str:
@@ -307,10 +336,13 @@ class KerasHubFamily(Family):
             if not modes:
                 raise ValueError(f"{made} cannot express pooling={task['pooling']!r}.")
             theirs["pooling_mode"] = modes[0]
-        back = self.task({"task": {"class_name": made, "config": theirs}})
+        for option in self.heads[name].options:
+            theirs |= option.write(task)
+        saved = {"task": {"class_name": made, "config": theirs}}
+        back = self.task({**self.published_arguments(config), **saved})
         mine, its = (TASKS[name].head_values(config, values) for values in (task, back))
         compared = {"hidden_activation", "hidden_bias", "block_norm", "pooling", "dense"}
-        compared |= {"projection", "output_dim"}
+        compared |= {"projection", "output_dim", "distilled"}
         for value in compared & set(mine):
             if mine[value] != its[value]:
                 raise ValueError(

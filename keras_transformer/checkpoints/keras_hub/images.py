@@ -1,8 +1,8 @@
 """KerasHub's image converters, to this package's image processors.
 
 Images are resized as Pillow does it, in whole numbers of a pixel and with smaller images smoothed,
-and stretched: the published code of the models that are read does so, while KerasHub interpolates
-without smoothing, and cuts images of other proportions by default.
+while KerasHub interpolates without smoothing by default. To a square they are cut if the converter
+says so; to other shapes, of words, they are stretched, as the published code does.
 """
 
 import os
@@ -43,7 +43,7 @@ def read_images(folder: str | os.PathLike) -> ImageProcessor:
         std = 1 / (_LEVELS * scale)
         mean = -offset * std
         return ImageProcessor(
-            size=own.get("image_size"),
+            **_sizes(own),
             resample=_RESAMPLE[name],
             mean=mean.tolist(),
             std=std.tolist(),
@@ -52,20 +52,45 @@ def read_images(folder: str | os.PathLike) -> ImageProcessor:
         raise ValueError(f"{path}: {error}") from error
 
 
-def make_images(made_class: Any, processor: Any) -> Any:
-    """Return KerasHub's image converter, of a class of it, for a processor of images and texts."""
-    source = processor.source
-    if set(source.size or {}) != {"height", "width"} or source.crop_size or source.tiling:
-        raise ValueError("its image converter resizes to a height and a width, and nothing else.")
+def _sizes(own: dict[str, Any]) -> dict[str, Any]:
+    """Return the sizes of an image processor for the arguments of an image converter."""
+    size = own.get("image_size")
+    square = isinstance(size, (list, tuple)) and len(size) == 2 and size[0] == size[1]
+    if not square or not own.get("crop_to_aspect_ratio", True):
+        return {"size": size}
+    return {"size": {"shortest_edge": size[0]}, "crop_size": size[0]}
+
+
+def _made_size(source: ImageProcessor) -> tuple[tuple[int, int], bool]:
+    """Return the size of the arrays of a processor, and whether images are cut to its proportions.
+
+    Raises ValueError if KerasHub's image converter cannot do the same.
+    """
+    size, crop = source.size or {}, source.crop_size
+    plain = set(size) == {"height", "width"} and not crop
+    cut = set(size) == {"shortest_edge"} and crop and {*crop.values()} == {*size.values()}
+    alone = source.tiling or source.keep_aspect_ratio or source.multiple_of > 1
+    if alone or not (plain or cut):
+        raise ValueError(
+            "its image converter resizes to a height and a width, or cuts to a square, and nothing "
+            "else. Convert the `backbone` alone."
+        )
+    made = crop if cut else size
+    return (made["height"], made["width"]), bool(cut)
+
+
+def make_images(made_class: Any, source: ImageProcessor) -> Any:
+    """Return KerasHub's image converter, of a class of it, for an image processor."""
+    size, cut = _made_size(source)
     factor = 1.0 if source.rescale_factor is None else source.rescale_factor
     mean, std = (np.array(x or [usual] * 3) for x, usual in ((source.mean, 0), (source.std, 1)))
     names = {number: name for name, number in _RESAMPLE.items()}
     return made_class(
-        image_size=(source.size["height"], source.size["width"]),
+        image_size=size,
         scale=(factor / std).tolist(),
         offset=(-mean / std).tolist(),
         interpolation=names[source.resample],
-        crop_to_aspect_ratio=False,
+        crop_to_aspect_ratio=cut,
         antialias=True,
     )
 

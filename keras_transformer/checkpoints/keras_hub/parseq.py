@@ -26,6 +26,12 @@ from keras_transformer.checkpoints.keras_hub.family import (
     registered_class,
     serialized_arguments,
 )
+from keras_transformer.checkpoints.keras_hub.vision import (
+    VIT_FIELDS,
+    read_stem,
+    vit_lines,
+    write_stem,
+)
 from keras_transformer.checkpoints.weights.tables import Names, attention
 from keras_transformer.config import TransformerConfig
 
@@ -39,26 +45,9 @@ _DECODER = {
     "attention_dropout": ConfigField("attention_dropout", 0.1),
 }
 _LEFT_OUT = 2  # the start and the padding
-# Values of the image encoder with ours; and those with one value that is read.
-_ENCODER = {
-    "num_layers": "num_layers",
-    "num_heads": "num_heads",
-    "hidden_dim": "hidden_dim",
-    "mlp_dim": "intermediate_dim",
-    "dropout_rate": "dropout",
-    "attention_dropout": "attention_dropout",
-    "layer_norm_epsilon": "normalization_epsilon",
-}
-_USUAL = {"dropout_rate": 0.0, "attention_dropout": 0.0, "layer_norm_epsilon": 1e-6}
+# Values of the image encoder with one value that is read.
 _REQUIRED = {"use_mha_bias": True, "use_mlp_bias": True, "use_class_token": False}
 _OTHERS = ("image_shape", "patch_size", "use_patch_bias", "data_format", "dtype", "name")
-
-
-def _pair(name: str, given: Any) -> tuple[int, int]:
-    sides = given if isinstance(given, (list, tuple)) else (given, given)
-    if len(sides) != 2 or any(type(side) is not int or side < 1 for side in sides):
-        raise ValueError(f"{name} of the image encoder must be two sizes, not {str(given)[:200]}.")
-    return sides[0], sides[1]
 
 
 def _read_encoder(values: Values) -> dict[str, Any]:
@@ -68,28 +57,14 @@ def _read_encoder(values: Values) -> dict[str, Any]:
         raise ValueError(f"image_encoder must be a ViTBackbone, not {str(name)[:200]!r}.")
     own = serialized_arguments(given)
     check_dtype(own.get("dtype"))
-    unknown = sorted(own.keys() - {*_ENCODER, *_REQUIRED, *_OTHERS, "trainable"})
+    unknown = sorted(own.keys() - {*VIT_FIELDS, *_REQUIRED, *_OTHERS, "trainable"})
     if unknown:
         raise ValueError(f"The image encoder has unknown arguments, {unknown}.")
     for name, supported in {**_REQUIRED, "data_format": "channels_last"}.items():
         if own.get(name, supported) not in (supported, None):
             raise ValueError(f"{name}={own[name]!r} is not supported, only {supported!r}.")
-    shape = own.get("image_shape")
-    if not isinstance(shape, (list, tuple)) or len(shape) != 3:
-        raise ValueError(f"image_shape must be three sizes, not {str(shape)[:200]}.")
-    size, (height, width) = _pair("image_shape", shape[:2]), _pair("patch_size", own["patch_size"])
-    if size[0] % height or size[1] % width:
-        raise ValueError(f"image_shape {size} must be whole patches of {height} x {width}.")
-    stem = {
-        "kind": "patches",
-        "image_size": size,
-        "num_channels": number({"channels": shape[2]}, "channels", 3),
-        "patch_size": height,
-        "patch_width": None if width == height else width,
-        "class_token": False,
-        "use_bias": own.get("use_patch_bias", True),
-    }
-    ours = {mine: own.get(theirs, _USUAL.get(theirs)) for theirs, mine in _ENCODER.items()}
+    stem = read_stem(own, class_token=False, use_bias=own.get("use_patch_bias", True))
+    ours = {field.ours: own.get(theirs, field.default) for theirs, field in VIT_FIELDS.items()}
     if ours["hidden_dim"] != values["decoder_hidden_dim"]:
         raise ValueError(
             f"hidden_dim={ours['hidden_dim']!r} of the image encoder must be "
@@ -104,12 +79,8 @@ def _read_encoder(values: Values) -> dict[str, Any]:
 
 def _write_encoder(config: TransformerConfig) -> dict[str, Any]:
     encoder = config.side("encoder")
-    stem = encoder.stem
-    if stem is None or stem.kind != "patches":
-        raise ValueError("its encoder reads patches of images.")
-    own = {theirs: getattr(encoder, mine) for theirs, mine in _ENCODER.items()}
-    own |= {"image_shape": [*stem.image_size, stem.num_channels], **_REQUIRED}
-    own |= {"patch_size": list(stem.patch_sides), "use_patch_bias": stem.use_bias}
+    own = {theirs: getattr(encoder, field.ours) for theirs, field in VIT_FIELDS.items()}
+    own |= {**write_stem(encoder), **_REQUIRED, "use_patch_bias": encoder.stem.use_bias}
     named = {"class_name": "ViTBackbone", "registered_name": f"{PACKAGES[0]}>ViTBackbone"}
     decoder = config.side("decoder")
     return {
@@ -141,43 +112,24 @@ def _read_ids(values: Values) -> dict[str, Any]:
     return {} if size is None else {"end_ids": [0], "start_id": size - _LEFT_OUT}
 
 
-def _blocks(ours: str, theirs: str, attentions: dict[str, str], norms: dict[str, str]):
-    """Return the lines of blocks with this attention, by our names, and these norms."""
-    table = dict(norms)
-    for mine, its in attentions.items():
-        table |= attention(f"{its}/{{}}_dense", "query", "key", "value", "output", ours=mine)
-    table |= {"feed_forward/intermediate": "mlp/dense_1", "feed_forward/output": "mlp/dense_2"}
-    return layers(table, f"{ours}/layer_{{i}}/", theirs)
-
-
-_IMAGES = "layers/vi_t_backbone/layers/"
 _TEXTS = "layers/par_seq_decoder/"
+_PARTS = ("query", "key", "value", "output")
+_DECODER_TABLE = {
+    **attention("self_attention/{}_dense", *_PARTS),
+    **attention("cross_attention/{}_dense", *_PARTS, ours="cross_attention"),
+    "self_attention_norm": "content_layer_norm",
+    "query_norm": "query_layer_norm",
+    "cross_attention_norm": "layer_norm_1",
+    "feed_forward_norm": "layer_norm_2",
+    "feed_forward/intermediate": "mlp/dense_1",
+    "feed_forward/output": "mlp/dense_2",
+}
 _LINES = (
-    *layers(
-        {"encoder/input_patches": f"{_IMAGES}vi_t_patching_and_embedding/patch_embedding"},
-    ),
-    *layers(
-        {"encoder/position_embedding": f"{_IMAGES}vi_t_patching_and_embedding/position_embedding"}
-    ),
-    *_blocks(
-        "encoder",
-        f"{_IMAGES}vi_t_encoder/encoder_layers/vi_t_encoder_block{{i}}/",
-        {"self_attention": "mha"},
-        {"self_attention_norm": "layer_norm_1", "feed_forward_norm": "layer_norm_2"},
-    ),
-    *layers({"encoder/final_norm": f"{_IMAGES}vi_t_encoder/layer_norm"}),
+    *vit_lines("layers/vi_t_backbone/layers/"),
     *layers({"token_embedding": f"{_TEXTS}token_embedding"}),
     Line("decoder/position_embedding/embeddings", f"{_TEXTS}vars/0", row=1),
-    *_blocks(
-        "decoder",
-        f"{_TEXTS}decoder_layers/par_seq_decoder_block{{i}}/",
-        {"self_attention": "self_attention", "cross_attention": "cross_attention"},
-        {
-            "self_attention_norm": "content_layer_norm",
-            "query_norm": "query_layer_norm",
-            "cross_attention_norm": "layer_norm_1",
-            "feed_forward_norm": "layer_norm_2",
-        },
+    *layers(
+        _DECODER_TABLE, "decoder/layer_{i}/", f"{_TEXTS}decoder_layers/par_seq_decoder_block{{i}}/"
     ),
     *layers({"decoder/final_norm": f"{_TEXTS}layer_norm"}),
     *layers({"written_logits": "layers/dense"}),

@@ -23,7 +23,13 @@ _SENTENCE_PIECE = {
     "XLMRobertaTokenizer": "Unigram",
     "LlamaTokenizer": "BPE",
     "MistralTokenizer": "BPE",
+    "MixtralTokenizer": "BPE",
+    "Phi3Tokenizer": "BPE",
+    "GemmaTokenizer": "BPE",
+    "Gemma3Tokenizer": "BPE",
 }
+# Tokens of images, without which the tokenizer is one of texts alone.
+_OF_IMAGES = {"<img>", "<start_of_image>", "<end_of_image>"}
 # Both tokenizers must give these texts the same ids: they have capitals, accents, spaces,
 # punctuation and another script.
 _PROBES = ("A man wasn't here in 1999.", "naïve  CAFÉ (one) two ; x", "東京 ab")
@@ -64,7 +70,10 @@ def _arguments(name: str, tokenizer: Tokenizer) -> dict[str, Any]:
     if expected == "WordPiece":
         return _word_piece(tokenizer, model)
     if pieces:
-        return {"proto": sentencepiece_proto(tokenizer, values, name == "XLMRobertaTokenizer")}
+        proto = sentencepiece_proto(tokenizer, values, name == "XLMRobertaTokenizer")
+        images = tokenizer.get_vocabulary().keys() >= _OF_IMAGES
+        more = {"has_vision_tokens": images} if name == "Gemma3Tokenizer" else {}
+        return {"proto": proto, **more}
     added = {each["content"]: each["id"] for each in values["added_tokens"]}
     merges = [m if isinstance(m, str) else " ".join(m) for m in model["merges"]]
     first = '"add_prefix_space": true' in json.dumps(values["pre_tokenizer"])

@@ -20,6 +20,7 @@ from keras_transformer.generation.published import unsupported_generation_values
 from keras_transformer.layers.arguments import HostZeros
 from keras_transformer.models import BACKBONES
 from keras_transformer.models.runtime.quantized import LayerByLayer, quantization_of
+from keras_transformer.processors import ImageProcessor
 from keras_transformer.support.checking import check_bool, shorten
 from keras_transformer.support.foreign_names import check_options
 from keras_transformer.tokenizers import Tokenizer
@@ -242,7 +243,7 @@ def _processor(preset: Preset, kind: type, required: bool):
     """Return the preset's processor or None. Failed downloads raise only if it is `required`."""
     if not kind.has_tokenizer and not kind.files:
         return kind.from_files(preset.directory)
-    if kind.files and kind.has_tokenizer and preset.is_keras_hub:
+    if kind.files and preset.is_keras_hub:
         return _of_keras_hub(preset, kind)
     try:
         found = preset.folder_of(kind.files) if kind.files else preset.tokenizer
@@ -266,11 +267,15 @@ def _processor(preset: Preset, kind: type, required: bool):
 
 
 def _of_keras_hub(preset: Preset, kind: type):
-    """Return the processor of images and texts of a KerasHub folder; None if it has none."""
+    """Return the processor of a KerasHub folder's images, or of both images and texts, or None."""
     from keras_transformer.checkpoints import keras_hub
 
     folder = preset.directory
-    if not (keras_hub.has_images(folder) and keras_hub.has_tokenizer(folder)):
+    if not keras_hub.has_images(folder):
+        return None
+    if kind is ImageProcessor:
+        return keras_hub.read_images(folder)
+    if not kind.has_tokenizer or not keras_hub.has_tokenizer(folder):
         return None
     return kind(keras_hub.read_images(folder), preset.load_tokenizer())
 

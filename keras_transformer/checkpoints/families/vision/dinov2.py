@@ -31,7 +31,7 @@ _BRANCHES = [f"{_OURS}feed_forward/{name}" for name in ("gate", "intermediate")]
 _GATED = {"when": ("gated", True)}
 
 
-def _width(hidden: int, ratio: float, gated: bool) -> int:
+def feed_forward_width(hidden: int, ratio: float, gated: bool) -> int:
     """Return the feed-forward width; with a gate, two thirds of it, rounded to a multiple of 8."""
     width = int(hidden * ratio)
     return (int(width * 2 / 3) + 7) // 8 * 8 if gated else width
@@ -40,7 +40,7 @@ def _width(hidden: int, ratio: float, gated: bool) -> int:
 def _read_width(values: Values) -> dict[str, Any]:
     gated = flag(values, "use_swiglu_ffn", False)
     sizes = number(values, "hidden_size", 768), number(values, "mlp_ratio", 4, float)
-    width = {"intermediate_dim": _width(*sizes, gated), "gated": gated}
+    width = {"intermediate_dim": feed_forward_width(*sizes, gated), "gated": gated}
     return {**width, "activation": "silu"} if gated else width
 
 
@@ -48,7 +48,7 @@ def _write_width(config: TransformerConfig) -> dict[str, Any]:
     hidden, wanted = config.hidden_dim, config.intermediate_dim
     exact = wanted / hidden * (1.5 if config.gated else 1)
     ratios = (round(exact), exact, *(round(exact * k) / k for k in (2, 4, 8, 16)))
-    fits = [r for r in ratios if _width(hidden, r, config.gated) == wanted]
+    fits = [r for r in ratios if feed_forward_width(hidden, r, config.gated) == wanted]
     if not fits:
         raise ValueError(f"intermediate_dim={wanted} is not a multiple of hidden_dim={hidden}.")
     theirs = {"mlp_ratio": fits[0], "use_swiglu_ffn": config.gated}
