@@ -6,6 +6,7 @@ import pytest
 import keras_transformer as kt
 from keras_transformer.checkpoints.families import FAMILIES
 from keras_transformer.checkpoints.keras_hub.families import KERAS_HUB
+from keras_transformer.checkpoints.keras_hub.writing import make_tokenizer
 from tests.checkpoints.test_keras_hub import (
     _no_drawing,  # noqa: F401
     call,
@@ -133,3 +134,36 @@ def test_tokenizers_of_decoders(hub, tmp_path):  # noqa: F811
             found = ours.encode(text, special_tokens=False)
             assert found == [int(i) for i in np.ravel(theirs(text))], name
         assert (ours.start_id, ours.end_id) == (theirs.start_token_id, theirs.end_token_id)
+
+
+@pytest.mark.backend_independent
+@pytest.mark.parametrize(
+    "name, start, end",
+    [
+        ("Gemma", "<bos>", "<eos>"),
+        ("Gemma3", "<bos>", "<eos>"),
+        ("Phi3", "<s>", "<|endoftext|>"),
+        ("Mixtral", "<s>", "</s>"),
+    ],
+)
+def test_pieces_of_decoders(hub, tmp_path, name, start, end):  # noqa: F811
+    """SentencePiece files with the special tokens of each class, there and back."""
+    pieces = pytest.importorskip("sentencepiece")
+    pieces.SentencePieceTrainer.train(
+        sentence_iterator=iter(["a man rides a bike .", "two dogs run , naïvely"] * 9),
+        model_prefix=str(tmp_path / "spm"), model_type="bpe", vocab_size=330, byte_fallback=True,
+        hard_vocab_limit=False, pad_id=0, eos_id=1, bos_id=2, unk_id=3, bos_piece=start,
+        eos_piece=end, minloglevel=2,
+    )  # fmt: skip
+    proto = (tmp_path / "spm.model").read_bytes()
+    more = {"has_vision_tokens": False} if name == "Gemma3" else {}
+    theirs = getattr(hub.models, f"{name}Tokenizer")(proto=proto, **more)
+    theirs.save_to_preset(tmp_path / "preset")
+    ours = kt.Tokenizer.from_preset(tmp_path / "preset")
+    for text in ("a man runs , naïvely", "x 東京"):
+        assert ours.encode(text, special_tokens=False) == [int(i) for i in np.ravel(theirs(text))]
+    assert (ours.start_id, ours.end_id) == (2, 1)
+    back = make_tokenizer(hub, f"{name}Tokenizer", ours)
+    assert [int(i) for i in np.ravel(back("two bikes"))] == ours.encode(
+        "two bikes", special_tokens=False
+    )
