@@ -333,6 +333,6 @@ def test_without_pyarrow(tmp_path, monkeypatch):
     path = as_file("csv", tmp_path)
     monkeypatch.setitem(__import__("sys").modules, "pyarrow", None)
     with pytest.raises(
-        ImportError, match=r"needs pyarrow. Run `pip install 'keras_transformer\[data\]'"
+        ImportError, match=r'needs pyarrow. Run `pip install "keras_transformer\[data\]"'
     ):
         read(path)
