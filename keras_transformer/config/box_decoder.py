@@ -113,7 +113,7 @@ class BoxDecoder:
         return dataclasses.asdict(self)
 
     def lasting_values(self) -> dict[str, Any]:
-        """Return the values that a trained decoder depends on: all but those of noise."""
+        """Return the values that a trained decoder depends on, without the values of the noise."""
         return {name: value for name, value in self.values().items() if name not in NOISE}
 
     def inner(self, features: int) -> int:

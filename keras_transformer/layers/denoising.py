@@ -21,7 +21,7 @@ def repeated(boxes, classes, count: int) -> tuple:
 
     Args:
         boxes: float `(batch, objects, 4)`.
-        classes: int `(batch, objects)`, those of boxes; below 0 for padding, which may be anywhere.
+        classes: int `(batch, objects)`, the class of each box; below 0 for padding at any place.
         count: int, number of queries.
 
     Returns:
@@ -65,7 +65,7 @@ class NoisyObjects(HeadLayer):
     Returns:
         States `(batch, 2 * places, width)`, see `repeated`; float32 boxes of them, within the
         image; and bool `(1, others + 2 * places, others + 2 * places)`, which queries see which:
-        the others only each other, and these the others and those of their own group.
+        other queries see only each other; these see the others and their own group.
 
     Source: Zhang et al. 2022, "DINO: DETR with Improved DeNoising Anchor Boxes for End-to-End
     Object Detection", section 3.3.
@@ -77,7 +77,7 @@ class NoisyObjects(HeadLayer):
         self.seed_generator = keras.random.SeedGenerator(seed)
 
     def build(self, *shapes, **named):
-        # The last row is that of places without an object, which does not learn.
+        # The last row stands for places without an object, and does not learn.
         shape = (self.classes + 1, self.values.width)
         self.embeddings = self.add_weight(shape, "glorot_uniform", name="embeddings")
         self.built = True

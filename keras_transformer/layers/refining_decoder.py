@@ -118,8 +118,8 @@ class RefiningDecoder(HeadLayer):
     Returns:
         Float32 `(batch, num_queries, 4 + classes)`: center x, center y, width and height of a box
         as shares of the image, and logits. With `training` `(batch, 1 + num_layers, num_queries, 4
-        + classes)`: the proposals and the outputs of each layer; with `objects` a dict of these,
-        `found`, and those of the further queries, `denoised`, `(batch, num_layers, queries, 4 +
+        + classes)`: the proposals and the outputs of each layer. With `objects` a dict: `found` is
+        this, and `denoised` the outputs of the noisy queries, `(batch, num_layers, queries, 4 +
         classes)`.
 
     Raises:

@@ -41,7 +41,7 @@ _CONSTANTS = {
     **PUBLISHED.constants,
     "activation": "gelu_tanh",
     "tie_embeddings": True,
-    "normalization_epsilon": 1e-6,  # the argument is that of the last norm alone
+    "normalization_epsilon": 1e-6,  # its argument sets the last norm alone
 }
 _REQUIRED = {
     "layer_norm_epsilon": 1e-6,

@@ -161,7 +161,7 @@ def _read_classifier(values: Values) -> dict[str, Any]:
     own = (values.get("task") or {}).get("config", {})
     pooling, width = own.get("pooling", "token"), own.get("intermediate_dim")
     tokens = flag(values, "use_class_token", True)
-    # Theirs is the mean over all states, with that of the class token.
+    # KerasHub's mean is over all states, the class token included.
     known = {"token": "first"} if tokens else {"token": "first", "gap": "mean"}
     if not isinstance(pooling, str) or pooling not in known:
         raise ValueError(
