@@ -80,6 +80,12 @@ class Tokens(StemConfig, kind="tokens"):
         None,
         least=0,
     )
+    class_token: bool = option(
+        "a trained state behind the tokens of each text, which sees all of them and has no "
+        "position: the side's vector is its state (CoCa, VideoPrism). For texts whose vector has "
+        "the pooling `\"last\"`.",
+        False,
+    )
     scale: float | str = option(
         'factor of the token embedding. `"sqrt"` is the root of its width.',
         1.0,
@@ -107,7 +113,8 @@ class Tokens(StemConfig, kind="tokens"):
     @property
     def weights(self):
         table = weight_of("segment_embedding/embeddings", "segments", "embedded")
-        return table if self.has_segment_embedding else ()
+        token = weight_of("input_class_token", "embedded") if self.class_token else ()
+        return (table if self.has_segment_embedding else ()) + token
 
     def sizes(self, width: int):
         return {"segments": self.segments}

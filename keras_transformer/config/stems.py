@@ -441,6 +441,12 @@ class TubeStemConfig(StemConfig, kind="tubes"):
     num_channels: int = option("number of channels of a frame.", 3, least=1, most=1024)
     use_bias: bool = option("a bias in the projection.", True)
     class_token: bool = option("a trained state before the tubes.", False)
+    positions: str = option(
+        'what has a position: each of the `"tubes"`, or the places of a `"frame"`, the same in all '
+        "frames, which are interpolated linearly for other sizes (VideoPrism).",
+        "tubes",
+        choices=("tubes", "frame"),
+    )
 
     def check(self):
         sizes = self.frame_size
@@ -454,6 +460,8 @@ class TubeStemConfig(StemConfig, kind="tubes"):
                 f"{self.num_frames} frames of {sizes[0]} x {sizes[1]} are too few or too small for "
                 f"tubes of {self.tube_frames} frames of {self.patch_size} x {self.patch_size}."
             )
+        if self.positions == "frame" and self.class_token:
+            raise ValueError("positions='frame' are for tubes alone, without a `class_token`.")
 
     @property
     def video_size(self) -> tuple[int, int, int]:
@@ -473,6 +481,11 @@ class TubeStemConfig(StemConfig, kind="tubes"):
     @property
     def num_states(self):
         return math.prod(self.tube_grid(self.video_size)) + self.num_tokens
+
+    @property
+    def num_positions(self):
+        times, *places = self.tube_grid(self.video_size)
+        return math.prod(places) if self.positions == "frame" else self.num_states
 
     @property
     def weights(self):

@@ -41,6 +41,7 @@ from keras_transformer.config import (
     Side,
     Similarity,
     StateSpace,
+    TimePositions,
     Tokens,
     TransformerConfig,
     Vector,
@@ -221,7 +222,8 @@ def _every_weight() -> tuple[Weight, ...]:
         found += bias.of_mixer("self_attention")
     found += Attention(num_heads=1, score="scaled_cosine").weights("self_attention", "layer_norm")
     found += MixFeedForward(dim=1).weights()
-    for merging in (OverlappingMerging, ConcatenatedMerging):
+    mergings = (OverlappingMerging, ConcatenatedMerging, functools.partial(TimePositions, steps=1))
+    for merging in mergings:
         found += merging(hidden_dim=1, input_dim=1).weights("layer_norm")
     reduced = Attention(num_heads=1, sequence_reduction=2)
     found += reduced.weights(reduced.name, "layer_norm")
@@ -383,6 +385,8 @@ def _sizes(side: Side) -> Mapping[str, int]:
     }
     if side.layer_inputs is not None:
         sizes |= side.layer_inputs.sizes(side.num_layers)
+    if side.vector is not None:
+        sizes |= side.vector.sizes
     if side.position is not None:
         sizes |= side.position.sizes(side.num_positions, side.added_dim)
     if isinstance(bias, GridBias):

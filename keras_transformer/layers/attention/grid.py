@@ -91,13 +91,16 @@ def window_index(size: int) -> np.ndarray:
     return grid_index((size, size))[1:, 1:]
 
 
-def linear_resampling(before: int, after: int) -> np.ndarray:
-    """Return the matrix that interpolates `before` values to `after`, float32 `(after, before)`."""
-    matrix = np.zeros((after, before), "float32")
-    for i in range(after):
-        center = max((i + 0.5) * before / after - 0.5, 0)
-        first = min(int(center), before - 1)
-        second, part = min(first + 1, before - 1), center - first
-        matrix[i, first] += 1 - part
-        matrix[i, second] += part
-    return matrix
+def linear_resampling(before: int, after: int, antialiased: bool = False) -> np.ndarray:
+    """Return the matrix that interpolates `before` values to `after`, float32 `(after, before)`.
+
+    With `antialiased`, each of fewer values is a mean of all those that it stands for, as in
+    PyTorch's `antialias=True`.
+    """
+    step = before / after
+    scale = max(step, 1.0) if antialiased else 1.0
+    centers = (np.arange(after) + 0.5) * step
+    centers = centers if antialiased else np.clip(centers, 0.5, before - 0.5)
+    distances = np.abs(np.arange(before) + 0.5 - centers[:, None])
+    matrix = np.maximum(1 - distances / scale, 0)
+    return (matrix / matrix.sum(axis=1, keepdims=True)).astype("float32")

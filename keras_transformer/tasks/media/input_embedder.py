@@ -216,7 +216,7 @@ class InputEmbedder(Task):
         # Few lengths: padding texts costs less than encoding images, and compiling costs most.
         if options.get("shuffle"):
             options.setdefault("max_buckets", 2)
-        whole = side.vector_pooling == "last"
+        whole = side.reads_padding
         if whole:
             longest = side.max_sequence_length
             options |= {"buckets": [longest], "max_length": longest}

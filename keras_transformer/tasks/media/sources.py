@@ -12,7 +12,7 @@ from keras_transformer.data import Conversation, as_conversations
 from keras_transformer.data.conversations import conversation_columns
 from keras_transformer.data.pictured import is_messages
 from keras_transformer.data.record_objects import column_names
-from keras_transformer.processors import AudioProcessor, ImageProcessor
+from keras_transformer.processors import AudioProcessor, ImageProcessor, VideoProcessor
 from keras_transformer.processors.processor import Processor
 from keras_transformer.support.checking import describe
 from keras_transformer.support.files import has_file
@@ -185,6 +185,17 @@ class RecordingPairProcessor(SourceProcessor):
     files = AudioProcessor.files
     needs_tokenizer = False
     reads_arrays = AudioProcessor.reads_arrays
+
+
+class VideoPairProcessor(SourceProcessor):
+    """A `VideoProcessor`, and a tokenizer if the model also embeds texts."""
+
+    source_class = VideoProcessor
+    kind = "video processor and tokenizer"
+    raw = "videos"
+    files = VideoProcessor.files
+    needs_tokenizer = False
+    reads_arrays = VideoProcessor.reads_arrays
 
 
 class SourceRows:
