@@ -48,7 +48,11 @@ examples:
   keras-transformer classify --preset my_classifier --format tsv < reviews.txt | cut -f 1
 """,
     option("--pairs", "each text is a pair, separated by a tab", action="store_true"),
-    option("--labels", "labels of images, videos or recordings, separated by commas", metavar="LABELS"),
+    option(
+        "--labels",
+        "labels of images, videos or recordings, separated by commas",
+        metavar="LABELS",
+    ),
     option(
         "--template", 'the text of a label (default "a photo of a {}." for images, "a video of a '
         '{}." for videos, "This is a sound of {}." for recordings)', metavar="TEXT",

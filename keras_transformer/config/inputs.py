@@ -83,7 +83,7 @@ class Tokens(StemConfig, kind="tokens"):
     class_token: bool = option(
         "a trained state behind the tokens of each text, which sees all of them and has no "
         "position: the side's vector is its state (CoCa, VideoPrism). For texts whose vector has "
-        "the pooling `\"last\"`.",
+        'the pooling `"last"`.',
         False,
     )
     scale: float | str = option(

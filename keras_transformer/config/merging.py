@@ -1,4 +1,4 @@
-"""What is between the stages of an encoder of images or videos: most merge neighbouring patches."""
+"""Parts between the stages of an encoder of images or videos, most of which merge patches."""
 
 from keras_transformer.config.options import Part, option, part
 from keras_transformer.config.weight import Weight, dense_of, norm_of, weight_of

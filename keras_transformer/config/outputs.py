@@ -139,13 +139,16 @@ class Vector(Part):
         plain = Attention(
             num_heads=own.num_heads,
             head_dim=own.head_dim,
+            bias=own.bias,
+            key_bias=own.key_bias,
+            output_bias=own.output_bias,
             query_scale=own.query_scale,
             dropout=own.dropout,
         )
         if own.head_dim is None or own != plain:
             raise ValueError(
-                "The attention of a vector has heads, their width `head_dim`, and perhaps a "
-                f"`query_scale` and a dropout, received {own}."
+                "The attention of a vector has heads, their width `head_dim`, biases or none, and "
+                f"perhaps a `query_scale` and a dropout, received {own}."
             )
 
     @property

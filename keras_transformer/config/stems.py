@@ -484,7 +484,7 @@ class TubeStemConfig(StemConfig, kind="tubes"):
 
     @property
     def num_positions(self):
-        times, *places = self.tube_grid(self.video_size)
+        _, *places = self.tube_grid(self.video_size)
         return math.prod(places) if self.positions == "frame" else self.num_states
 
     @property

@@ -5,10 +5,10 @@ from keras import ops
 
 from keras_transformer.config import ConcatenatedMerging, Norm, OverlappingMerging, TimePositions
 from keras_transformer.kernels.values import constant
-from keras_transformer.layers.attention.grid import linear_resampling
 from keras_transformer.layers.dense import Dense
 from keras_transformer.layers.normalization import make_normalization
 from keras_transformer.layers.remat import no_inner_remat
+from keras_transformer.layers.resampling import linear_resampling
 
 
 def as_map(states, grid: tuple[int, int]):

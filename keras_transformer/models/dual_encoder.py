@@ -175,10 +175,11 @@ class DualEncoder(Backbone):
         return (vectors, collected) if collect else vectors
 
     def similarity(self, vectors, text_vectors):
-        """Compute the similarity of each image or recording and each text, float32 `(rows, texts)`.
+        """Compute the similarity of each input and each text, float32 `(rows, texts)`.
 
         It is the cosine of a pair times the trained scale, or the `fixed_scale` of the config's
-        `similarity`, plus a trained bias if the config has `similarity_bias`. The contrastive losses take these numbers as their logits.
+        `similarity`, plus a trained bias if the config has `similarity_bias`. The contrastive
+        losses take these numbers as their logits.
 
         Args:
             vectors: float `(rows, vector_width)`, of images or recordings.

@@ -104,6 +104,10 @@ class VideoProcessor(MediaProcessor):
         self.num_frames = check_int("num_frames", num_frames, 1, 2**15, none=True)
         self.frame_step = check_int("frame_step", frame_step, 1, 2**15, none=True)
         self.family = family
+        if family in _CLASSES and mean is not None:
+            raise ValueError(
+                f"family={family!r} leaves the pixels between 0 and 1: give mean=None, std=None."
+            )
 
     @staticmethod
     def is_one(x: Any) -> bool:

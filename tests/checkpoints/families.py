@@ -31,6 +31,7 @@ OF_OTHERS = {
     **family_duals.TEXTS,
     **family_duals.OF_PATCHES,
     **family_duals.OF_SOUND,
+    **family_duals.OF_VIDEOS,
     **family_writers.OF_IMAGES,
     **family_placed.CONFIGS,
     **family_placed.OF_ANY_SIZE,
@@ -125,6 +126,8 @@ _OTHERWISE = {
     "ParakeetEncoderModel": "ParakeetEncoder",
     "ParakeetCTCModel": "ParakeetForCTC",
     "ParakeetCTCForCTC": "ParakeetForCTC",
+    "VideoPrismModel": "VideoPrismClipModel",
+    "VideoPrismVisionForVideoClassification": "VideoPrismForVideoClassification",
 }
 
 

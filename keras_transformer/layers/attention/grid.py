@@ -10,6 +10,7 @@ from keras_transformer.config import GridBias as GridBiasPart
 from keras_transformer.config import Side
 from keras_transformer.config.weight import grid_distances
 from keras_transformer.kernels.indexing import look_up
+from keras_transformer.layers.resampling import linear_resampling
 
 
 class GridBias(keras.layers.Layer):
@@ -89,18 +90,3 @@ def grid_index(grid: tuple[int, int]) -> np.ndarray:
 def window_index(size: int) -> np.ndarray:
     """Return the row of the table for each pair of places in a window, int32 `(places, places)`."""
     return grid_index((size, size))[1:, 1:]
-
-
-def linear_resampling(before: int, after: int, antialiased: bool = False) -> np.ndarray:
-    """Return the matrix that interpolates `before` values to `after`, float32 `(after, before)`.
-
-    With `antialiased`, each of fewer values is a mean of all those that it stands for, as in
-    PyTorch's `antialias=True`.
-    """
-    step = before / after
-    scale = max(step, 1.0) if antialiased else 1.0
-    centers = (np.arange(after) + 0.5) * step
-    centers = centers if antialiased else np.clip(centers, 0.5, before - 0.5)
-    distances = np.abs(np.arange(before) + 0.5 - centers[:, None])
-    matrix = np.maximum(1 - distances / scale, 0)
-    return (matrix / matrix.sum(axis=1, keepdims=True)).astype("float32")

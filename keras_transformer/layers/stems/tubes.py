@@ -6,8 +6,7 @@ from keras import ops
 from keras_transformer.config import TransformerConfig
 from keras_transformer.kernels.products import by_rows, onednn_matmul_scope
 from keras_transformer.layers.arguments import kernel_initializer
-from keras_transformer.layers.attention.grid import linear_resampling
-from keras_transformer.layers.stems.images import resampling
+from keras_transformer.layers.resampling import cubic_resampling, linear_resampling
 from keras_transformer.layers.stems.stem import Embedded, Input, PositionedStem
 
 
@@ -109,7 +108,9 @@ class TubeStem(PositionedStem):
             return x + ops.cast(self._of_frames(vectors, usual[1:], grid)[None], x.dtype)
         if grid != usual:
             first, places = vectors[: stem.num_tokens], vectors[stem.num_tokens :]
-            times, rows, columns = (resampling(*pair) for pair in zip(usual, grid, strict=True))
+            times, rows, columns = (
+                cubic_resampling(*pair) for pair in zip(usual, grid, strict=True)
+            )
             places = ops.reshape(places, (*usual, -1))
             places = ops.einsum("ai,bj,ck,ijkd->abcd", times, rows, columns, places)
             places = ops.reshape(places, (-1, x.shape[-1]))

@@ -14,7 +14,7 @@ from keras_transformer.data.pictured import is_messages
 from keras_transformer.data.record_objects import column_names
 from keras_transformer.processors import AudioProcessor, ImageProcessor, VideoProcessor
 from keras_transformer.processors.processor import Processor
-from keras_transformer.support.checking import describe
+from keras_transformer.support.checking import describe, with_article
 from keras_transformer.support.files import has_file
 from keras_transformer.tasks.data.text import TextProcessor
 from keras_transformer.tasks.media.speech_tokens import SpeechTokens
@@ -39,7 +39,8 @@ class SourceProcessor(Processor):
     def __init__(self, source: Processor, tokenizer: Tokenizer | None = None):
         if not isinstance(source, self.source_class):
             raise ValueError(
-                f"`processor` must be an {self.source_class.__name__}, received {describe(source)}."
+                f"`processor` must be {with_article(self.source_class.__name__)}, received "
+                f"{describe(source)}."
             )
         left_out = tokenizer is None and not self.needs_tokenizer
         if not left_out and not isinstance(tokenizer, Tokenizer):

@@ -86,9 +86,10 @@ def _depths(values: Values, joined: bool) -> tuple[int, int, int]:
 
 def _read(values: Values, joined: bool = False) -> dict[str, Any]:
     tube = values.get("tubelet_size", (1, 18, 18))
-    if not isinstance(tube, (list, tuple)) or len(tube) != 3 or tube[1] != tube[2]:
+    fits = isinstance(tube, (list, tuple)) and len(tube) == 3
+    if not fits or tube[0] != 1 or tube[1] != tube[2]:
         raise ValueError(
-            "tubelet_size must be three numbers, frames, height and width, of which the last two "
+            "tubelet_size must be three numbers, 1 frame, height and width, of which the last two "
             f"are the same, received {tube!r}."
         )
     if joined and not flag(values, "apply_l2norm", True):
@@ -97,7 +98,7 @@ def _read(values: Values, joined: bool = False) -> dict[str, Any]:
         "kind": "tubes",
         "num_frames": number(values, "num_frames", 16),
         "frame_size": frame_size({"image_size": 288, **values}),
-        "tube_frames": number({"tubelet_size": tube[0]}, "tubelet_size", None),
+        "tube_frames": 1,
         "patch_size": number({"tubelet_size": tube[1]}, "tubelet_size", None),
         "num_channels": number(values, "num_channels", 3),
         "positions": "frame",
@@ -108,7 +109,7 @@ def _read(values: Values, joined: bool = False) -> dict[str, Any]:
 def _write(config: TransformerConfig) -> dict[str, Any]:
     check_tubes(config)
     side = config.stem.patch_size
-    return {**published_size(config), "tubelet_size": [config.stem.tube_frames, side, side]}
+    return {**published_size(config), "tubelet_size": [1, side, side]}
 
 
 def _with_stages(
