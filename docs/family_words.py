@@ -289,6 +289,8 @@ def mixer_words(config: TransformerConfig) -> list[str]:
         shifted = any(pattern.shift for pattern in windows)
         where = ", shifted in every second layer" if shifted else " in most layers"
         words.append(f"attention within windows of the grid of patches{where}")
+    if any(each.bottleneck is not None for each in config.last_side.every_block):
+        words.append("convolutions behind some blocks")
     if config.last_side.of_videos:
         words.append("attention within each frame, then over time at each place")
     if block.conformer is not None:

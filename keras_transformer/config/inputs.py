@@ -132,13 +132,17 @@ class ImageStemConfig(StemConfig):
     num_channels: int = option("number of channels of an image.", 3, least=1, most=1024)
 
     def check(self):
-        sizes = self.image_size
-        if len(sizes) != 2 or not all(type(n) is int and 1 <= n <= 2**15 for n in sizes):
-            raise ValueError(
-                "`image_size` of a stem must be two integers from 1 to 32,768, height and width, "
-                f"received {describe(sizes)}."
-            )
+        check_size("image_size", self.image_size)
 
     def grid(self, image_size: tuple[int, int]) -> tuple[int, int]:
         """Return the rows and columns of states for an image."""
         raise NotImplementedError
+
+
+def check_size(name: str, sizes) -> None:
+    """Raise ValueError if a value of a stem is not a height and a width."""
+    if len(sizes) != 2 or not all(type(n) is int and 1 <= n <= 2**15 for n in sizes):
+        raise ValueError(
+            f"`{name}` of a stem must be two integers from 1 to 32,768, height and width, received "
+            f"{describe(sizes)}."
+        )

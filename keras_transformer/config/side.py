@@ -256,11 +256,12 @@ class Side(Part):
         alone = isinstance(stem, PatchStemConfig) and not others
         if self.of_videos:
             self._check_on_video(alone=isinstance(stem, TubeStemConfig) and not others)
-        elif self.on_grid and (not alone or self.causal or self.position is not None):
+        elif self.on_grid and (not alone or self.causal or self._positions_hinder()):
             raise ValueError(
-                "`merging`, `sequence_reduction`, `MixFeedForward` and `GridWindows` of any grid "
-                "need a stem of patches without other tokens, and no positions: an encoder of the "
-                f"images' patches alone, received {stem}."
+                "`merging`, `sequence_reduction`, `MixFeedForward`, `bottleneck` and `GridWindows` "
+                "of any grid need a stem of patches without other tokens, and no positions, except "
+                "for `bottleneck`, which may have them: an encoder of the images' patches alone, "
+                f"received {stem}."
             )
         if not self.merges or not self.layers:  # the config of one of several layers
             return
@@ -293,6 +294,12 @@ class Side(Part):
                 f"`hidden_dim` is {self.hidden_dim}, but the last `merging` makes states of width "
                 f"{before}."
             )
+
+    def _positions_hinder(self) -> bool:
+        """Return whether there are positions beside parts that go without them."""
+        plain = self.position is None
+        parts = (each for block in self.every_block for each in (block.mixer, block.feed_forward))
+        return not plain and (self.merges or any(getattr(p, "on_grid", False) for p in parts))
 
     def _check_on_video(self, alone: bool):
         """Raise ValueError if blocks over the axes of videos lack videos, or read images."""

@@ -17,6 +17,7 @@ from collections.abc import Iterable, Mapping
 from keras_transformer.config import (
     Attention,
     Block,
+    Bottleneck,
     ConcatenatedMerging,
     Conformer,
     ContinuousWindowBias,
@@ -225,6 +226,7 @@ def _every_weight() -> tuple[Weight, ...]:
     mergings = (OverlappingMerging, ConcatenatedMerging, functools.partial(TimePositions, steps=1))
     for merging in mergings:
         found += merging(hidden_dim=1, input_dim=1).weights("layer_norm")
+    found += Bottleneck(dim=1).weights("layer_norm")
     reduced = Attention(num_heads=1, sequence_reduction=2)
     found += reduced.weights(reduced.name, "layer_norm")
     latent = LatentAttention(num_heads=1, kv_lora_rank=2, q_lora_rank=1, bias=True)

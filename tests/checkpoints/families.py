@@ -24,6 +24,7 @@ OF_TEXTS = {
 }
 OF_OTHERS = {
     **family_images.CONFIGS,
+    **family_images.OF_MAPS,
     **family_sound.CONFIGS,
     **family_videos.CONFIGS,
     **family_series.CONFIGS,

@@ -26,7 +26,7 @@ PUBLISHED_FORM: Mapping[str, tuple[str, ...]] = {
     "SmolLM3Backbone": ("smollm3",),
     "SwinTransformerBackbone": ("swin",),
     "T5GemmaBackbone": ("t5gemma",),
-    "ViTDetBackbone": ("sam",),  # the encoder of images
+    "ViTDetBackbone": ("sam", "vitdet"),  # its published weights are those of SAM's encoder
     "VideoPrismBackbone": ("videoprism", "videoprism_vision_model"),
     "XLNetBackbone": ("xlnet",),
 }

@@ -31,12 +31,19 @@ class ImageStem(PositionedStem):
 
     def on_grid(self, x, tokens: int, size: tuple[int, int]):
         """Add positions to the states of an image, whose first `tokens` are not on the grid."""
-        table = self.position_embedding
-        usual, grid = (self.config.stem.grid(each) for each in (self.config.stem.image_size, size))
-        if self.config.position != "learned" or grid == usual:
+        table, stem = self.position_embedding, self.config.stem
+        if self.config.position != "learned" or stem.grid(size) == stem.grid(self.position_size):
             return self.with_positions(x)
-        vectors = self.interpolated(ops.cast(table.embeddings, "float32"), tokens, size)
+        vectors = ops.cast(table.embeddings, "float32")[table.offset :]
+        vectors = self.interpolated(vectors, tokens, size)
         return x + ops.cast(vectors[None], x.dtype)
+
+    @property
+    def position_size(self) -> tuple[int, int]:
+        """Height and width of the images that positions are defined for."""
+        stem = self.config.stem
+        height, width = getattr(stem, "position_size", None) or stem.image_size
+        return height, width
 
     def interpolated(self, table, tokens: int, size: tuple[int, int]):
         """Interpolate positions to the grid of an image.
@@ -47,7 +54,7 @@ class ImageStem(PositionedStem):
             tokens: int, the number of states before the grid.
             size: ints, height and width of the image.
         """
-        usual, grid = (self.config.stem.grid(each) for each in (self.config.stem.image_size, size))
+        usual, grid = (self.config.stem.grid(each) for each in (self.position_size, size))
         if grid == usual:
             return table
         antialiased = getattr(self.config.stem, "interpolation", "") == "bicubic_antialiased"
