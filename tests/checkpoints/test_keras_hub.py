@@ -78,6 +78,8 @@ def randomize(model, seed=0):
     """Gives every weight values of its own, so that a mix-up of two shows."""
     rng = np.random.default_rng(seed)
     for variable in model.weights:
+        if variable.path.endswith("/inv_freq"):  # which the config determines
+            continue
         is_scale = variable.path.split("/")[-1] in ("gamma", "weight")
         variable.assign(is_scale + 0.2 * rng.normal(size=variable.shape))
     return model

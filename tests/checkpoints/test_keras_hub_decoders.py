@@ -42,6 +42,13 @@ SU = {
 FALCON = {n: v for n, v in SIZES.items() if n != "num_heads"} | {"num_attention_heads": 2}
 QWEN_MOE = {**GROUPED, "moe_intermediate_dim": 10, "num_experts": 3, "top_k": 2}
 GPT_OSS = {**GROUPED, "num_layers": 2, "num_experts": 3, "head_dim": 6, "sliding_window": 2}
+SMOLLM3 = {
+    **{n: v for n, v in GROUPED.items() if n != "num_query_heads"}, "num_attention_heads": 4,
+    "num_layers": 3, "rope_layer_enabled_list": [True, False], "mlp_bias": False,
+    "layer_types": ["full_attention"] * 3, "attention_bias": False, "attention_dropout": 0.0,
+    "layer_norm_epsilon": 1e-3, "max_position_embeddings": 64, "rope_theta": 50.0,
+    "partial_rotary_factor": 1.0,
+}  # fmt: skip
 
 
 def both(hub, name, sizes):  # noqa: F811
@@ -72,6 +79,8 @@ def both(hub, name, sizes):  # noqa: F811
         ("Qwen3Moe", "qwen3_moe", {**QWEN_MOE, "num_layers": 2, "mlp_only_layers": [0]}),
         ("GptOss", "gpt_oss", GPT_OSS),
         ("GptOss", "gpt_oss", {**GPT_OSS, "rope_scaling_factor": 8.0, "head_dim": None}),
+        ("SmolLM3", "smollm3", SMOLLM3),
+        ("SmolLM3", "smollm3", {**SMOLLM3, "attention_bias": True, "mlp_bias": True}),
     ],
 )
 def test_a_decoder_there_and_back(hub, name, family, sizes):  # noqa: F811
@@ -93,6 +102,9 @@ def test_what_their_decoders_have_otherwise(hub):  # noqa: F811
         ("Gemma3", {**GEMMA3, "use_bidirectional_attention": True}, "use_bidirectional_attention="),
         ("Falcon", {**FALCON, "layer_norm_epsilon": 1e-6}, "layer_norm_epsilon=1e-06 is not"),
         ("Mixtral", {**GROUPED, "num_experts": 3, "router_jitter_noise": 0.1}, "router_jitter"),
+        ("SmolLM3", {**SMOLLM3, "layer_types": ["sliding_attention"] * 3}, "layers have no windows"),
+        ("SmolLM3", {**SMOLLM3, "rope_layer_enabled_list": [False] * 3}, "a layer with a rotation"),
+        ("SmolLM3", {**SMOLLM3, "partial_rotary_factor": 0.5}, "partial_rotary_factor=0.5 is not"),
     ]
     for name, sizes, message in cases:
         with pytest.raises(ValueError, match=message):
@@ -120,13 +132,14 @@ def test_types_of_families():
 @pytest.mark.backend_independent
 def test_tokenizers_of_decoders(hub, tmp_path):  # noqa: F811
     """Byte-level vocabularies with the special tokens of each class."""
-    special = ["<s>", "</s>", "<pad>", "<|endoftext|>", "<|im_end|>"]
+    special = ["<s>", "</s>", "<pad>", "<|endoftext|>", "<|im_end|>", "<think>", "</think>"]
+    special += ["<|begin_of_text|>", "<|end_of_text|>"]
     trained = kt.Tokenizer.train(
         ["a man rides a bike ."] * 9, special_tokens=special, vocabulary_size=300
     )
     vocabulary = trained.get_vocabulary()
     merges = ["a n"] if {"a", "n", "an"} <= vocabulary.keys() else []
-    for name in ("OPT", "Bloom", "Falcon", "Qwen3Moe", "QwenMoe", "GptOss"):
+    for name in ("OPT", "Bloom", "Falcon", "Qwen3Moe", "QwenMoe", "GptOss", "SmolLM3"):
         theirs = getattr(hub.models, f"{name}Tokenizer")(vocabulary=vocabulary, merges=merges)
         theirs.save_to_preset(tmp_path / name)
         ours = kt.Tokenizer.from_preset(tmp_path / name)

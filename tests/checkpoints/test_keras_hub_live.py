@@ -334,6 +334,8 @@ def counted_there_alone(name, config):
         return config.hidden_dim * (math.prod(config.stem.grid(config.stem.image_size)) + 2)
     if name == "whisper_tiny_en":  # without the positions of sound, which others count
         return -config.hidden_dim * config.side("encoder").stem.num_states
+    if name == "smollm3_3b_en":  # the frequencies of its rotations
+        return config.num_layers * config.head_dim // 2
     if name.startswith("gemma3") and config.kind == "seq2seq":  # with images: rows without tokens
         return -config.side("decoder").hidden_dim * 64
     return 0

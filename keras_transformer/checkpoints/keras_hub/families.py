@@ -41,6 +41,7 @@ from keras_transformer.checkpoints.keras_hub.hdf5 import TASK_WEIGHTS_FILE
 from keras_transformer.checkpoints.keras_hub.others import what_else
 from keras_transformer.checkpoints.keras_hub.parseq import PARSEQ
 from keras_transformer.checkpoints.keras_hub.rwkv7 import RWKV7
+from keras_transformer.checkpoints.keras_hub.smollm3 import SMOLLM3
 from keras_transformer.checkpoints.keras_hub.t5gemma2 import T5GEMMA2
 from keras_transformer.checkpoints.keras_hub.vision import VISION
 from keras_transformer.checkpoints.keras_hub.whisper import WHISPER
@@ -360,6 +361,7 @@ KERAS_HUB: Mapping[str, KerasHubFamily] = {
         *GEMMA,
         PARSEQ,
         RWKV7,
+        SMOLLM3,
         T5GEMMA2,
         *VISION,
         *DINO,

@@ -23,7 +23,6 @@ PUBLISHED_FORM: Mapping[str, tuple[str, ...]] = {
     "SAMBackbone": ("sam",),
     "SegFormerBackbone": ("segformer",),
     "SigLIPBackbone": ("siglip",),
-    "SmolLM3Backbone": ("smollm3",),
     "SwinTransformerBackbone": ("swin",),
     "T5GemmaBackbone": ("t5gemma",),
     "ViTDetBackbone": ("sam", "vitdet"),  # its published weights are those of SAM's encoder

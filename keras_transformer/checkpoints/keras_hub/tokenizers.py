@@ -280,6 +280,11 @@ def _byte_pair(folder: Path, options: _Options) -> tuple[tokenizers.Tokenizer, P
     return backend, path, options.texts("unsplittable_tokens")
 
 
+def _smollm3(folder: Path, options: _Options) -> tuple[tokenizers.Tokenizer, Path, list[str]]:
+    backend, path, tokens = _byte_pair(folder, options)
+    return backend, path, [*tokens, "<|begin_of_text|>", "<think>", "</think>"]
+
+
 # SentencePiece
 
 
@@ -409,6 +414,7 @@ _READERS = {
         ("Qwen3Tokenizer", "Qwen3MoeTokenizer", "Qwen3_5Tokenizer"),
         _reader(_byte_pair, end="<|im_end|>", pad=_TEXT_END),
     ),
+    "SmolLM3Tokenizer": _reader(_smollm3, end="<|end_of_text|>"),
     "T5Tokenizer": _t5,
     **dict.fromkeys(
         ("AlbertTokenizer", "FNetTokenizer"), _reader(_pieces, TEMPLATES["bert"], **_BERT_PIECES)

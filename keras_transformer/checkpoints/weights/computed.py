@@ -139,6 +139,7 @@ COMPUTED: Mapping[str, Callable[[TransformerConfig, str, np.ndarray], Iterator[n
     "*position_ids": _counted,
     "*.token_type_ids": _zeros,
     "*rotary_emb*.inv_freq": _rotary,
+    "*/rotary_embedding/vars/0": _rotary,  # of KerasHub
     "*.embed_positions.weight": _waves,
     "*.embed_positions.weights": _counted_waves,
     "*attn.bias": _causal,

@@ -62,6 +62,7 @@ def _write_layers(config: TransformerConfig) -> dict[str, Any]:
     }
 
 
+LAYERS = Conversion(_read_layers, _write_layers)
 SMOLLM3 = dataclasses.replace(
     LLAMA,
     model_type="smollm3",
@@ -76,5 +77,5 @@ SMOLLM3 = dataclasses.replace(
         "max_position_embeddings": ConfigField("max_sequence_length", 32768),
         "tie_word_embeddings": ConfigField("tie_embeddings", True),
     },
-    conversions=(rotary(default_base=2e6), Conversion(_read_layers, _write_layers), NO_PADDING),
+    conversions=(rotary(default_base=2e6), LAYERS, NO_PADDING),
 )
