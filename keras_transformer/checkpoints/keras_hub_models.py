@@ -194,6 +194,8 @@ def _in_their_form(family: KerasHubFamily, config: TransformerConfig) -> Transfo
         segments = any(each.ours == "segment_vocabulary_size" for each in family.fields.values())
         if config.segment_vocabulary_size == 1 and not segments:
             values["segment_vocabulary_size"] = 0
+    if family.model_type == "clip" and config.vector_end_id == config.vocabulary_size - 1:
+        values["vector_end_id"] = None  # the highest id
     same = all(getattr(config, name) == value for name, value in values.items())
     return config if same else config.replace(**values)
 

@@ -80,6 +80,11 @@ def prepare_neox(backend: tokenizers.Tokenizer, folder: Folder) -> None:
 
 
 def prepare_clip(backend: tokenizers.Tokenizer, folder: Folder) -> None:
+    """Split as `set_clip_words`."""
+    set_clip_words(backend)
+
+
+def set_clip_words(backend: tokenizers.Tokenizer) -> None:
     """Split into words, numbers and marks in lower case, spelled in bytes, each ended by `</w>`."""
     backend.normalizer = normalizers.Sequence(
         [normalizers.NFC(), normalizers.Replace(Regex(r"\s+"), " "), normalizers.Lowercase()]

@@ -102,7 +102,11 @@ def test_what_their_decoders_have_otherwise(hub):  # noqa: F811
         ("Gemma3", {**GEMMA3, "use_bidirectional_attention": True}, "use_bidirectional_attention="),
         ("Falcon", {**FALCON, "layer_norm_epsilon": 1e-6}, "layer_norm_epsilon=1e-06 is not"),
         ("Mixtral", {**GROUPED, "num_experts": 3, "router_jitter_noise": 0.1}, "router_jitter"),
-        ("SmolLM3", {**SMOLLM3, "layer_types": ["sliding_attention"] * 3}, "layers have no windows"),
+        (
+            "SmolLM3",
+            {**SMOLLM3, "layer_types": ["sliding_attention"] * 3},
+            "layers have no windows",
+        ),
         ("SmolLM3", {**SMOLLM3, "rope_layer_enabled_list": [False] * 3}, "a layer with a rotation"),
         ("SmolLM3", {**SMOLLM3, "partial_rotary_factor": 0.5}, "partial_rotary_factor=0.5 is not"),
     ]

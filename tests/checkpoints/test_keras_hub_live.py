@@ -334,6 +334,11 @@ def counted_there_alone(name, config):
         return config.hidden_dim * (math.prod(config.stem.grid(config.stem.image_size)) + 2)
     if name == "whisper_tiny_en":  # without the positions of sound, which others count
         return -config.hidden_dim * config.side("encoder").stem.num_states
+    if name == "siglip2_so400m_patch16_512":  # without the numbers of its positions
+        return 0
+    if name.startswith(("clip", "siglip")):  # numbers of the positions
+        images, texts = config.sides
+        return images.stem.num_states + name.startswith("siglip") * texts.max_sequence_length
     if name == "smollm3_3b_en":  # the frequencies of its rotations
         return config.num_layers * config.head_dim // 2
     if name.startswith("gemma3") and config.kind == "seq2seq":  # with images: rows without tokens
@@ -351,6 +356,7 @@ def test_names_of_presets(hub):  # noqa: F811
     both = {name: name for name in set(published) & set(kt.list_presets())}
     del both["bart_large_en_cnn"]  # of which KerasHub gives the number of bart_large_en
     del both["whisper_base_en"]  # of which it gives that of a GPT-2
+    del both["siglip2_base_patch16_384"]  # of which it gives that of siglip2_base_patch32_256
     of_texts = {name: both.pop(name) for name in [*both] if name.startswith("t5gemma2")}
     assert len(both) > 20 and not set(tables()["presets"]) & set(kt.list_presets())
     for theirs, ours in (both | tables()["presets"]).items():

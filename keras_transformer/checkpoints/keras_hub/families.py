@@ -43,6 +43,7 @@ from keras_transformer.checkpoints.keras_hub.parseq import PARSEQ
 from keras_transformer.checkpoints.keras_hub.rwkv7 import RWKV7
 from keras_transformer.checkpoints.keras_hub.smollm3 import SMOLLM3
 from keras_transformer.checkpoints.keras_hub.t5gemma2 import T5GEMMA2
+from keras_transformer.checkpoints.keras_hub.towers import TOWERS
 from keras_transformer.checkpoints.keras_hub.vision import VISION
 from keras_transformer.checkpoints.keras_hub.whisper import WHISPER
 from keras_transformer.checkpoints.other_formats import FAMILIES_PAGE
@@ -365,6 +366,7 @@ KERAS_HUB: Mapping[str, KerasHubFamily] = {
         T5GEMMA2,
         *VISION,
         *DINO,
+        *TOWERS,
         WHISPER,
     )
 }

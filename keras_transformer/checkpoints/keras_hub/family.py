@@ -6,7 +6,7 @@ nothing is created from them by name.
 
 import dataclasses
 import functools
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import numpy as np
@@ -96,6 +96,37 @@ def _known(name: str, value: Any, known: Mapping[str, str]) -> str:
     return known[value]
 
 
+def inner_arguments(
+    values: Values, name: str, made: str, needed: Collection[str], optional: Collection[str] = ()
+) -> dict[str, Any]:
+    """Return the arguments of the model within a model that the argument `name` holds.
+
+    Raises ValueError if it is not of the class `made`, or has other arguments than these.
+    """
+    given = values.get(name)
+    found = registered_class(given) if isinstance(given, dict) else None
+    if found != made:
+        raise ValueError(f"{name} must be a {made}, not {_short(found)}.")
+    own = dict(serialized_arguments(given))
+    check_dtype(own.pop("dtype", None))
+    order = own.pop("data_format", None)
+    if order not in (None, "channels_last"):
+        raise ValueError(
+            f"data_format={_short(order)} of {name} is not supported, only 'channels_last'."
+        )
+    unknown = sorted(own.keys() - {*needed, *optional, "name", "trainable"})
+    missing = sorted({*needed} - own.keys())
+    if unknown or missing:
+        raise ValueError(f"The arguments of {name} do not fit: {unknown=}, {missing=}.")
+    return own
+
+
+def inner_model(made: str, arguments: Values) -> dict[str, Any]:
+    """Return the argument that holds a model, the reverse of `inner_arguments`."""
+    named = {"class_name": made, "registered_name": f"{PACKAGES[0]}>{made}"}
+    return {**named, "config": dict(arguments)}
+
+
 # Weights
 
 
@@ -130,8 +161,10 @@ class Line(WeightLine):
     @property
     def heads(self) -> int | None:
         """Axis of the variable that KerasHub splits into heads and head width, or None."""
+        if not self.apart or "attention/" not in self.ours:
+            return None
         *_, layer, name = self.ours.split("/")
-        if not self.apart or "attention/" not in self.ours or name not in ("kernel", "bias"):
+        if name not in ("kernel", "bias"):
             return None
         if layer == "output":
             return 0 if name == "kernel" else None

@@ -9,20 +9,17 @@ from collections.abc import Mapping
 # The `model_type` under which checkpoints of the same architecture load in Hugging Face's form.
 PUBLISHED_FORM: Mapping[str, tuple[str, ...]] = {
     "BLIP2Backbone": ("blip-2",),
-    "CLIPBackbone": ("clip",),
     "DebertaV3Backbone": ("deberta-v2",),
     "DepthAnythingBackbone": ("depth_anything",),
     "ESMBackbone": ("esm",),
     "Gemma3nBackbone": ("gemma3n", "gemma3n_text"),
     "Gemma4Backbone": ("gemma4", "gemma4_text"),
-    "MetaCLIP2Backbone": ("metaclip_2",),
     "MiTBackbone": ("segformer",),
     "MoonshineBackbone": ("moonshine",),
     "PaliGemmaBackbone": ("paligemma",),
     "Qwen3_5MoeBackbone": ("qwen3_5_moe_text",),
     "SAMBackbone": ("sam",),
     "SegFormerBackbone": ("segformer",),
-    "SigLIPBackbone": ("siglip",),
     "SwinTransformerBackbone": ("swin",),
     "T5GemmaBackbone": ("t5gemma",),
     "ViTDetBackbone": ("sam", "vitdet"),  # its published weights are those of SAM's encoder

@@ -17,14 +17,12 @@ from keras_transformer.checkpoints.families.base.family import (
 from keras_transformer.checkpoints.families.base.images import IMAGE_ENCODER
 from keras_transformer.checkpoints.families.base.shared import number
 from keras_transformer.checkpoints.keras_hub.family import (
-    PACKAGES,
     TASK_PREFIX,
     Line,
-    check_dtype,
+    inner_arguments,
+    inner_model,
     layers,
     make_family,
-    registered_class,
-    serialized_arguments,
 )
 from keras_transformer.checkpoints.keras_hub.vision import (
     VIT_FIELDS,
@@ -47,20 +45,13 @@ _DECODER = {
 _LEFT_OUT = 2  # the start and the padding
 # Values of the image encoder with one value that is read.
 _REQUIRED = {"use_mha_bias": True, "use_mlp_bias": True, "use_class_token": False}
-_OTHERS = ("image_shape", "patch_size", "use_patch_bias", "data_format", "dtype", "name")
+_OF_STEM = ("image_shape", "patch_size", "use_patch_bias")
 
 
 def _read_encoder(values: Values) -> dict[str, Any]:
-    given = values["image_encoder"]
-    name = registered_class(given) if isinstance(given, dict) else None
-    if name != "ViTBackbone":
-        raise ValueError(f"image_encoder must be a ViTBackbone, not {str(name)[:200]!r}.")
-    own = serialized_arguments(given)
-    check_dtype(own.get("dtype"))
-    unknown = sorted(own.keys() - {*VIT_FIELDS, *_REQUIRED, *_OTHERS, "trainable"})
-    if unknown:
-        raise ValueError(f"The image encoder has unknown arguments, {unknown}.")
-    for name, supported in {**_REQUIRED, "data_format": "channels_last"}.items():
+    optional = {*VIT_FIELDS, *_REQUIRED, *_OF_STEM}
+    own = inner_arguments(values, "image_encoder", "ViTBackbone", (), optional)
+    for name, supported in _REQUIRED.items():
         if own.get(name, supported) not in (supported, None):
             raise ValueError(f"{name}={own[name]!r} is not supported, only {supported!r}.")
     stem = read_stem(own, class_token=False, use_bias=own.get("use_patch_bias", True))
@@ -81,11 +72,10 @@ def _write_encoder(config: TransformerConfig) -> dict[str, Any]:
     encoder = config.side("encoder")
     own = {theirs: getattr(encoder, field.ours) for theirs, field in VIT_FIELDS.items()}
     own |= {**write_stem(encoder), **_REQUIRED, "use_patch_bias": encoder.stem.use_bias}
-    named = {"class_name": "ViTBackbone", "registered_name": f"{PACKAGES[0]}>ViTBackbone"}
     decoder = config.side("decoder")
     return {
         **{name: getattr(decoder, field.ours) for name, field in _DECODER.items()},
-        "image_encoder": {**named, "config": own},
+        "image_encoder": inner_model("ViTBackbone", own),
         "max_label_length": decoder.max_sequence_length - 1,
     }
 

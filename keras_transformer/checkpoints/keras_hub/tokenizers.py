@@ -28,6 +28,7 @@ from keras_transformer.support.files import path_inside, read_json
 from keras_transformer.tokenizers import Tokenizer
 from keras_transformer.tokenizers.backend import CHINESE, WORD_BREAK, check_ids, refusing
 from keras_transformer.tokenizers.folder import read_text
+from keras_transformer.tokenizers.preparing import set_clip_words
 from keras_transformer.tokenizers.published import PAIRS
 from keras_transformer.tokenizers.rwkv import (
     END_OF_TEXT,
@@ -257,7 +258,8 @@ def _long_words() -> list[normalizers.Normalizer]:
 # Byte-level BPE
 
 
-def _byte_pair(folder: Path, options: _Options) -> tuple[tokenizers.Tokenizer, Path, list[str]]:
+def _pairs(folder: Path) -> tuple[Path, dict[str, int], list[tuple[str, str]]]:
+    """Return the path of a vocabulary, the vocabulary, and the merges of its tokens."""
     path, merges_path = (_asset(folder, name) for name in ("vocabulary.json", "merges.txt"))
     vocabulary = read_json(path, _VOCABULARY_LIMIT)
     if not all(type(index) is int and 0 <= index < 2**31 for index in vocabulary.values()):
@@ -266,10 +268,15 @@ def _byte_pair(folder: Path, options: _Options) -> tuple[tokenizers.Tokenizer, P
     for line in _lines(merges_path):
         if "#version:" in line:
             continue
-        pair = tuple(line.split(" "))
-        if len(pair) != 2:
+        first, *rest = line.split(" ")
+        if len(rest) != 1:
             raise ValueError(f"{merges_path} must have two tokens per line, not {line!r}.")
-        merges.append(pair)
+        merges.append((first, rest[0]))
+    return path, vocabulary, merges
+
+
+def _byte_pair(folder: Path, options: _Options) -> tuple[tokenizers.Tokenizer, Path, list[str]]:
+    path, vocabulary, merges = _pairs(folder)
     backend = _backend(path, lambda: models.BPE(vocabulary, merges))
     # When called, KerasHub's tokenizer does not split a text into words first. (It does as part of
     # a TensorFlow graph. The ids differ for few texts, such as "'save".)
@@ -283,6 +290,18 @@ def _byte_pair(folder: Path, options: _Options) -> tuple[tokenizers.Tokenizer, P
 def _smollm3(folder: Path, options: _Options) -> tuple[tokenizers.Tokenizer, Path, list[str]]:
     backend, path, tokens = _byte_pair(folder, options)
     return backend, path, [*tokens, "<|begin_of_text|>", "<think>", "</think>"]
+
+
+def _clip(folder: Path, options: _Options) -> tuple[tokenizers.Tokenizer, Roles]:
+    """Return CLIP's tokenizer, whose words end with `</w>`."""
+    path, vocabulary, merges = _pairs(folder)
+    ends = {"end_of_word_suffix": "</w>", "unk_token": _TEXT_END}
+    backend = _backend(path, lambda: models.BPE(vocabulary, merges, **ends))
+    set_clip_words(backend)
+    start = "<|startoftext|>"
+    _add_specials(backend, [start, _TEXT_END], path)
+    set_template(backend, TEMPLATES["start_end"], start, _TEXT_END)
+    return backend, {"start": start, **dict.fromkeys(("end", "pad", "unknown"), _TEXT_END)}
 
 
 # SentencePiece
@@ -309,15 +328,44 @@ def _t5(folder: Path, options: _Options) -> tuple[tokenizers.Tokenizer, Roles]:
     return backend, {"end": end, "pad": pad, "unknown": unknown}
 
 
-def _xlm_roberta(folder: Path, options: _Options) -> tuple[tokenizers.Tokenizer, Roles]:
-    """Return XLM-R's tokenizer, with fairseq's ids: four special tokens, the pieces, the mask."""
+def _lower() -> list[normalizers.Normalizer]:
+    """Return the normalizers that make the letters of English small, and leave all others."""
+    return [normalizers.Replace(each.upper(), each) for each in string.ascii_lowercase]
+
+
+def _before(backend: tokenizers.Tokenizer, steps: list[normalizers.Normalizer]) -> None:
+    """Put steps before the normalizer of a backend."""
+    own = [] if backend.normalizer is None else [backend.normalizer]
+    backend.normalizer = normalizers.Sequence([*steps, *own])
+
+
+def _siglip(folder: Path, options: _Options) -> tuple[tokenizers.Tokenizer, Roles]:
+    """Return SigLIP's tokenizer; its preprocessor makes letters small and removes punctuation."""
+    backend, path, _ = _pieces(folder, options)
+    end, unknown = "</s>", "<unk>"
+    preprocessor = _preprocessor(folder)
+    if preprocessor and preprocessor.get("canonicalize_text", True):
+        spaces = [(r"[!-/:-@\[-`{-~]", ""), (r"[\t\n\f\r ]+", " "), (r"\A | \z", "")]
+        steps = [normalizers.Replace(Regex(each), by) for each, by in spaces]
+        _before(backend, [*_lower(), *steps])
+    _add_specials(backend, [end, unknown], path)
+    set_template(backend, TEMPLATES["end"], end, end)
+    return backend, {"end": end, "pad": end, "unknown": unknown}
+
+
+def _fairseq(mask: bool, folder: Path, options: _Options) -> tuple[tokenizers.Tokenizer, Roles]:
+    """Return a tokenizer with fairseq's ids: four special tokens, the pieces, and XLM-R's mask."""
     backend, path, _ = _pieces(folder, options)
     roles: Roles = {"start": "<s>", "pad": "<pad>", "end": "</s>", "unknown": "<unk>"}
     specials = [(token, 0.0) for token in roles.values()]
-    roles["mask"] = "<mask>"
+    further = [("<mask>", 0.0)] if mask else []
+    roles |= {"mask": "<mask>"} if mask else {}
     scored = parse_sentencepiece(path).scored[3:]
-    model = _backend(path, lambda: models.Unigram([*specials, *scored, ("<mask>", 0.0)], 3, False))
+    model = _backend(path, lambda: models.Unigram([*specials, *scored, *further], 3, False))
     model.normalizer, model.decoder = backend.normalizer, backend.decoder
+    preprocessor = _preprocessor(folder)
+    if preprocessor and preprocessor.values.get("to_lower") is True:  # of MetaCLIP 2
+        _before(model, _lower())
     _add_specials(model, list(roles.values()), path)
     set_template(model, PAIRS, roles["start"], roles["end"])
     return model, roles
@@ -419,7 +467,10 @@ _READERS = {
     **dict.fromkeys(
         ("AlbertTokenizer", "FNetTokenizer"), _reader(_pieces, TEMPLATES["bert"], **_BERT_PIECES)
     ),
-    "XLMRobertaTokenizer": _xlm_roberta,
+    "XLMRobertaTokenizer": functools.partial(_fairseq, True),
+    "MetaCLIP2Tokenizer": functools.partial(_fairseq, False),
+    "CLIPTokenizer": _clip,
+    "SigLIPTokenizer": _siglip,
     "RWKVTokenizer": _rwkv,
     "PARSeqTokenizer": _characters,
 }

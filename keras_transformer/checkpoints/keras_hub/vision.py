@@ -79,14 +79,19 @@ VIT_FIELDS = {**ENCODER_FIELDS, "mlp_dim": ConfigField("intermediate_dim", None)
 _CONSTANTS = {**IMAGE_ENCODER, "activation": "gelu", "initializer_range": 0.02}
 
 
-def vit_blocks(
-    theirs: str, first: str = "mlp/dense_1", second: str = "mlp/dense_2"
+def encoder_blocks(
+    theirs: str,
+    first: str = "mlp/dense_1",
+    second: str = "mlp/dense_2",
+    attending: str = "mha",
+    norms: str = "layer_norm_",
+    side: str = "encoder",
 ) -> tuple[Line, ...]:
-    """Return the lines of ViT's blocks, and of its feed-forward layers by their names."""
-    table = attention("mha/{}_dense", "query", "key", "value", "output")
-    table |= {"self_attention_norm": "layer_norm_1", "feed_forward_norm": "layer_norm_2"}
+    """Return the lines of blocks, by the names of their layers; by default those of ViT."""
+    table = attention(f"{attending}/{{}}_dense", "query", "key", "value", "output")
+    table |= {"self_attention_norm": f"{norms}1", "feed_forward_norm": f"{norms}2"}
     table |= {"feed_forward/intermediate": first, "feed_forward/output": second}
-    return layers(table, "encoder/layer_{i}/", theirs)
+    return layers(table, f"{side}/layer_{{i}}/", theirs)
 
 
 def vit_lines(prefix: str = "layers/") -> tuple[Line, ...]:
@@ -95,7 +100,7 @@ def vit_lines(prefix: str = "layers/") -> tuple[Line, ...]:
     table = {"input_patches": "patch_embedding", "position_embedding": "position_embedding"}
     return (
         *layers(table, "encoder/", stem),
-        *vit_blocks(f"{encoder}encoder_layers/vi_t_encoder_block{{i}}/"),
+        *encoder_blocks(f"{encoder}encoder_layers/vi_t_encoder_block{{i}}/"),
         *layers({"encoder/final_norm": f"{encoder}layer_norm"}),
     )
 
@@ -146,7 +151,7 @@ _DEIT_LINES = (
             )
         )
     ),
-    *vit_blocks(
+    *encoder_blocks(
         "layers/dei_t_encoder/encoder_layers/dei_t_encoder_block{i}/",
         "mlp/dense",
         "output_layer/dense",

@@ -137,9 +137,11 @@ def _shares_of_points(
 # Functions that yield the values allowed by a config, by pattern of tensor names.
 COMPUTED: Mapping[str, Callable[[TransformerConfig, str, np.ndarray], Iterator[np.ndarray]]] = {
     "*position_ids": _counted,
+    "*/clip_vision_embedding/vars/1": _counted,  # of KerasHub, as are those with a "/" below
+    "*/sig_lip_*_embedding/vars/0": _counted,
     "*.token_type_ids": _zeros,
     "*rotary_emb*.inv_freq": _rotary,
-    "*/rotary_embedding/vars/0": _rotary,  # of KerasHub
+    "*/rotary_embedding/vars/0": _rotary,
     "*.embed_positions.weight": _waves,
     "*.embed_positions.weights": _counted_waves,
     "*attn.bias": _causal,

@@ -37,6 +37,7 @@ _WRAPPERS = ("module.", "_orig_mod.", "base_model.model.")
 _OTHER_WEIGHTS = (".bin", ".pt", ".pth", ".ckpt", ".h5", ".msgpack", ".pkl")
 FLOATS = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "<u2"}
 _WHOLE_NUMBERS = {"BOOL": "?", "U8": "u1", "I8": "i1", "I16": "<i2", "I32": "<i4", "I64": "<i8"}
+_WHOLE_NUMBERS |= {"int32": "<i4", "int64": "<i8"}  # as HDF5 calls them
 
 
 @dataclasses.dataclass(frozen=True)
