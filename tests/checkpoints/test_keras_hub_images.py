@@ -105,6 +105,59 @@ def test_dino_there_and_back(hub, name, family, sizes):  # noqa: F811
             assert np.array_equal(to_numpy(each), known[each.path]), each.path
 
 
+SWIN = {
+    "image_shape": (24, 24, 3), "patch_size": 2, "embed_dim": 8, "depths": [2, 3],
+    "num_heads": [2, 4], "window_size": 3,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        SWIN,
+        {**SWIN, "image_shape": (12, 24, 3), "qkv_bias": False, "mlp_ratio": 1.7},
+        {**SWIN, "image_shape": (16, 16, 3), "depths": [1, 1]},  # padded, and not moved
+    ],
+)
+def test_swin_there_and_back(hub, tmp_path, sizes):  # noqa: F811
+    """In the second the windows of the last stage are as high as its grid."""
+    backbone = hub.models.SwinTransformerBackbone(**sizes)
+    made = hub.models.SwinTransformerImageClassifier
+    theirs = randomize(made(backbone, num_classes=3, dropout=0.3))
+    ours = kt.from_keras_hub(theirs)
+    assert type(ours) is kt.ImageClassifier and ours.backbone.family == "swin"
+    assert (ours.num_classes, ours.dropout) == (3, 0.3)
+    size = sizes["image_shape"]
+    images = np.random.default_rng(0).normal(size=(3, *size)).astype("float32")
+    states = run(ours.backbone, {"images": images})
+    assert difference(states, run(theirs.backbone, images)) <= 2e-5
+    expected = run(theirs, images)
+    assert difference(run(ours, {"images": images}), expected) <= 1e-4
+    back = kt.to_keras_hub(ours)
+    assert type(back) is made
+    assert_same_weights(back, theirs)
+    assert difference(run(back, images), expected) <= 1e-6
+    theirs.save_to_preset(tmp_path)
+    again = kt.ImageClassifier.from_preset(tmp_path)
+    assert difference(run(again, {"images": images}), expected) <= 1e-4
+
+
+def test_windows_that_are_refused(hub):  # noqa: F811
+    cases = [
+        ({"image_shape": (16, 16, 3)}, "stage 0 has 8 x 8 patches, which are not whole windows"),
+        ({"patch_norm": False}, "patch_norm=False is not supported"),
+    ]
+    for options, message in cases:
+        with pytest.raises(ValueError, match=message):
+            kt.from_keras_hub(hub.models.SwinTransformerBackbone(**{**SWIN, **options}))
+    values = kt.from_keras_hub(hub.models.SwinTransformerBackbone(**SWIN)).config.to_dict()
+    for size, message in ((20, "whole windows of 3 x 3"), (18, "9 x 9 patches of stage 0 have no")):
+        values["encoder"]["input"]["image_size"] = [size, size]
+        model = kt.models.Encoder(kt.TransformerConfig.from_dict(values))
+        with pytest.raises(ValueError, match=f"SwinTransformerBackbone: .*{message}"):
+            kt.to_keras_hub(model)
+
+
 @pytest.mark.parametrize("cut", [True, False])
 def test_images_in_classes_out(hub, tmp_path, cut):  # noqa: F811
     """The image converter goes along: the same images give the same outputs."""

@@ -42,6 +42,7 @@ from keras_transformer.checkpoints.keras_hub.others import what_else
 from keras_transformer.checkpoints.keras_hub.parseq import PARSEQ
 from keras_transformer.checkpoints.keras_hub.rwkv7 import RWKV7
 from keras_transformer.checkpoints.keras_hub.smollm3 import SMOLLM3
+from keras_transformer.checkpoints.keras_hub.swin import SWIN
 from keras_transformer.checkpoints.keras_hub.t5gemma2 import T5GEMMA2
 from keras_transformer.checkpoints.keras_hub.towers import TOWERS
 from keras_transformer.checkpoints.keras_hub.vision import VISION
@@ -76,7 +77,8 @@ def read_config(folder: str | os.PathLike, values: Values) -> dict[str, Any]:
         for name in ("name", "trainable"):
             arguments.pop(name, None)
         unknown = sorted(set(arguments) - family.arguments)
-        missing = [n for n, f in family.fields.items() if f.default is None and n not in arguments]
+        needed = [n for n, f in family.fields.items() if f.default is None] + [*family.needed]
+        missing = [name for name in needed if name not in arguments]
         if unknown or missing:
             raise ValueError(
                 f"The arguments of {registered_class(values)} do not fit: unknown {unknown}, "
@@ -366,6 +368,7 @@ KERAS_HUB: Mapping[str, KerasHubFamily] = {
         T5GEMMA2,
         *VISION,
         *DINO,
+        SWIN,
         *TOWERS,
         WHISPER,
     )

@@ -150,6 +150,7 @@ class Line(WeightLine):
             return line if "{i}" in self.ours else line.at(0)
         shared = self.part is None and self.ours.split("/")[-2] in ("key", "value")
         groups = config.num_key_value_heads if shared else config.num_heads
+        groups = groups if self.apart else 1
         line = dataclasses.replace(self, groups=groups, first=first)
         return line if "{i}" in self.ours else line.at(0)
 
@@ -295,6 +296,7 @@ class KerasHubFamily(Family):
 
     conversions: tuple[Conversion, ...] = USUAL
     more: tuple[str, ...] = ("activation",)  # the arguments that `conversions` read
+    needed: tuple[str, ...] = ()  # those of them that every config has
     names: Names = _NAMES
     # The `model_type` of configs without an argument, and this argument, if the class has two.
     older: tuple[str, str] | None = None
@@ -319,7 +321,7 @@ class KerasHubFamily(Family):
     @property
     def arguments(self) -> set[str]:
         """Names of the constructor's arguments."""
-        return {*self.fields, *self.more, *self.required}
+        return {*self.fields, *self.more, *self.needed, *self.required}
 
     @property
     def silent(self) -> frozenset[str]:

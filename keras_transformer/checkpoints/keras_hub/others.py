@@ -20,7 +20,6 @@ PUBLISHED_FORM: Mapping[str, tuple[str, ...]] = {
     "Qwen3_5MoeBackbone": ("qwen3_5_moe_text",),
     "SAMBackbone": ("sam",),
     "SegFormerBackbone": ("segformer",),
-    "SwinTransformerBackbone": ("swin",),
     "T5GemmaBackbone": ("t5gemma",),
     "ViTDetBackbone": ("sam", "vitdet"),  # its published weights are those of SAM's encoder
     "VideoPrismBackbone": ("videoprism", "videoprism_vision_model"),

@@ -6,7 +6,7 @@ and states twice as wide. Attention is within windows of the grid, which every s
 
 import dataclasses
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from types import MappingProxyType
 from typing import Any
 
@@ -180,6 +180,14 @@ _LAYER = {
 }
 
 
+def places_of(config: TransformerConfig) -> Iterator[tuple[int, int, int]]:
+    """Yield the number of each layer, the number of its stage, and its place in this stage."""
+    ends = config.encoder.stage_ends
+    for stage, (first, end) in enumerate(zip((0, *ends), ends, strict=False)):
+        for i in range(first, end):
+            yield i, stage, i - first
+
+
 def lines_of(
     config: TransformerConfig,
     layer: Mapping[str, str] = MappingProxyType(_LAYER),
@@ -194,19 +202,16 @@ def lines_of(
         further: other lines of a block.
         stages: the beginning of the published names.
     """
-    ends = config.encoder.stage_ends
     lines: tuple[WeightLine, ...] = ()
-    for stage, (first, end) in enumerate(zip((0, *ends), ends, strict=False)):
-        if stage:
+    for i, stage, place in places_of(config):
+        mine, its = f"encoder/layer_{i}/", f"{stages}{stage}.blocks.{place}."
+        if stage and not place:
             merging = {"projection": "reduction", "norm": "norm"}
-            ours, theirs = f"encoder/layer_{first}/merging/", f"{stages}{stage - 1}."
-            lines += layers(merging, ours, f"{theirs}downsample.")
-        for i in range(first, end):
-            mine, its = f"encoder/layer_{i}/", f"{stages}{stage}.blocks.{i - first}."
-            lines += layers(layer, mine, its)
-            for line in further:
-                names = {"ours": f"{mine}{line.ours}", "theirs": f"{its}{line.theirs}"}
-                lines += (dataclasses.replace(line, **names),)
+            lines += layers(merging, f"{mine}merging/", f"{stages}{stage - 1}.downsample.")
+        lines += layers(layer, mine, its)
+        for line in further:
+            names = {"ours": f"{mine}{line.ours}", "theirs": f"{its}{line.theirs}"}
+            lines += (dataclasses.replace(line, **names),)
     return lines
 
 
