@@ -34,6 +34,7 @@ from keras_transformer.support.warned import warn_once
 from keras_transformer.tokenizers import Tokenizer
 
 _LOGGER = logging.getLogger("keras_transformer")
+Arrays = Mapping[str, np.ndarray]
 
 
 def from_keras_hub(model: Any) -> Any:
@@ -136,8 +137,15 @@ def to_keras_hub(model: Any) -> Any:
         except ValueError as error:
             reasons.append(f"\n  {family.architecture}: {error}")
             continue
-        made = _make_backbone(hub, family, arguments, config, backbone)
-        return made if head is None else _make_task(hub, made, model, family, head, theirs)
+        inner, outer = {}, {}
+        if head is not None and model.head:
+            tensors = export(family.heads[type(model).__name__].weights, _float32(model.head))
+            for name, array in tensors.items():
+                part = outer if name.startswith(TASK_PREFIX) else inner
+                part[name.removeprefix(TASK_PREFIX)] = array
+        arguments |= {} if head is None else head["inner"]
+        made = _make_backbone(hub, family, arguments, config, backbone, inner)
+        return made if head is None else _make_task(hub, made, model, head, theirs, outer)
     raise ValueError(f"No class of KerasHub fits this model:{''.join(reasons)}")
 
 
@@ -234,8 +242,11 @@ def _arrays(backbone: Any, config: TransformerConfig) -> dict[str, np.ndarray]:
     }
 
 
-def _make_backbone(hub, family, arguments: dict, config: TransformerConfig, backbone: Any) -> Any:
-    tensors = export(family.lines(config), _arrays(backbone, config))
+def _make_backbone(
+    hub, family, arguments: dict, config: TransformerConfig, backbone: Any, inner: Arrays
+) -> Any:
+    """Return KerasHub's backbone; `inner` are tensors of our head that it contains."""
+    tensors = {**export(family.lines(config), _arrays(backbone, config)), **inner}
     tensors |= {} if family.computed is None else family.computed(config)
     made_class = getattr(hub.models, family.architecture)
     for name, value in arguments.items():
@@ -267,18 +278,17 @@ def _make_backbone(hub, family, arguments: dict, config: TransformerConfig, back
     return made
 
 
-def _make_task(hub, backbone: Any, model: Any, family, head: Mapping[str, Any], tokenizer) -> Any:
-    """Return KerasHub's task over its backbone."""
+def _make_task(
+    hub, backbone: Any, model: Any, head: Mapping[str, Any], tokenizer, tensors: Arrays
+) -> Any:
+    """Return KerasHub's task over its backbone, with the tensors of its head."""
     made_class = getattr(hub.models, head["class_name"])
     preprocessor = None
     if tokenizer is not None or getattr(model, "processor", None) is not None:
         preprocessor = _make_preprocessor(made_class.preprocessor_cls, tokenizer, model)
     options = {"preprocessor": preprocessor, "compile": False, **head["config"]}
     made = made_class(backbone=backbone, **options)
-    lines = family.heads[type(model).__name__].weights
-    if model.head:
-        tensors = export(lines, _float32(model.head))
-        tensors = {name.removeprefix(TASK_PREFIX): array for name, array in tensors.items()}
+    if tensors:
         _load(made.load_task_weights, TASK_WEIGHTS_FILE, tensors)
     if hasattr(made, "masked_lm_head"):
         made.masked_lm_head._intermediate_layer_norm.epsilon = model.transform_norm.epsilon

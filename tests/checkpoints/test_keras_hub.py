@@ -80,7 +80,7 @@ def randomize(model, seed=0):
     for variable in model.weights:
         if variable.path.endswith("/inv_freq"):  # which the config determines
             continue
-        is_scale = variable.path.split("/")[-1] in ("gamma", "weight")
+        is_scale = variable.path.split("/")[-1] in ("gamma", "weight", "moving_variance")
         variable.assign(is_scale + 0.2 * rng.normal(size=variable.shape))
     return model
 

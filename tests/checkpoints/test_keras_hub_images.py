@@ -158,6 +158,78 @@ def test_windows_that_are_refused(hub):  # noqa: F811
             kt.to_keras_hub(model)
 
 
+MIT = {
+    "layerwise_depths": [2, 1, 1, 1], "num_layers": 4, "hidden_dims": [8, 16, 20, 24],
+    "layerwise_num_heads": [1, 2, 2, 3], "layerwise_sr_ratios": [4, 2, 2, 1],
+    "layerwise_patch_sizes": [7, 3, 3, 3], "layerwise_strides": [4, 2, 2, 2],
+    "max_drop_path_rate": 0.1, "image_shape": (64, 64, 3),
+}  # fmt: skip
+SQUARES = np.random.default_rng(0).normal(size=(2, 64, 64, 3)).astype("float32")
+
+
+def test_mit_there_and_back(hub, tmp_path):  # noqa: F811
+    made = hub.models.MiTImageClassifier
+    theirs = randomize(made(hub.models.MiTBackbone(**MIT), num_classes=3, dropout=0.3))
+    ours = kt.from_keras_hub(theirs)
+    assert type(ours) is kt.ImageClassifier and ours.backbone.family == "segformer"
+    states = to_numpy(run(theirs.backbone, SQUARES)).reshape(2, 4, 24)
+    assert difference(run(ours.backbone, {"images": SQUARES}), states) <= 2e-5
+    expected = run(theirs, SQUARES)
+    assert difference(run(ours, {"images": SQUARES}), expected) <= 1e-4
+    back = kt.to_keras_hub(ours)
+    assert type(back) is made
+    assert_same_weights(back, theirs)
+    assert type(kt.to_keras_hub(ours.backbone)) is hub.models.MiTBackbone
+    kt.export_to_huggingface(ours, tmp_path)  # which states no size of images
+    again = kt.ImageClassifier.from_preset(tmp_path)
+    assert difference(run(again, {"images": SQUARES}), expected) <= 1e-4
+
+
+def test_segformer_there_and_back(hub, tmp_path):  # noqa: F811
+    """Most of the head is in the backbone there."""
+    backbone = hub.models.SegFormerBackbone(hub.models.MiTBackbone(**MIT), projection_filters=6)
+    made = hub.models.SegFormerImageSegmenter
+    theirs = randomize(made(backbone, num_classes=3))
+    ours = kt.from_keras_hub(theirs)
+    assert type(ours) is kt.ImageSegmenter and ours.backbone.family == "segformer"
+    assert (ours.num_classes, ours.decoder, ours.dropout) == (3, {"features": 6}, 0.1)
+    # Called without `training`, their batch norm takes the statistics of the batch.
+    expected = theirs.predict_on_batch(SQUARES)
+    assert difference(run(ours, {"images": SQUARES}), expected) <= 1e-4
+    back = kt.to_keras_hub(ours)
+    assert type(back) is made
+    assert_same_weights(back, theirs)
+    assert difference(back.predict_on_batch(SQUARES), expected) <= 1e-6
+    theirs.save_to_preset(tmp_path)
+    again = kt.ImageSegmenter.from_preset(tmp_path)
+    assert difference(run(again, {"images": SQUARES}), expected) <= 1e-4
+    alone = kt.Backbone.from_preset(tmp_path)
+    states = run(ours.backbone, {"images": SQUARES})
+    assert difference(run(alone, {"images": SQUARES}), states) <= 1e-6
+
+
+def test_stages_that_are_refused(hub):  # noqa: F811
+    two = {name: value[:2] for name, value in MIT.items() if isinstance(value, list)}
+    inner = hub.models.MiTBackbone(**{**MIT, **two, "num_layers": 2})
+    with pytest.raises(ValueError, match="num_layers=2 must be 4"):
+        kt.from_keras_hub(hub.models.SegFormerBackbone(inner, projection_filters=6))
+    assert kt.from_keras_hub(inner).config.encoder.num_layers == 3
+    same = {**MIT, "hidden_dims": [8, 16, 16, 24]}
+    config = {**kt.from_keras_hub(hub.models.MiTBackbone(**same)).config.to_dict()}
+    segmenter = kt.ImageSegmenter(
+        kt.models.Encoder(kt.TransformerConfig.from_dict(config)), num_classes=2
+    )
+    with pytest.raises(ValueError, match=r"SegFormerBackbone: .*hidden_dims=\[8, 16, 16, 24\] mu"):
+        kt.to_keras_hub(segmenter)
+    classifier = hub.models.MiTImageClassifier(inner, num_classes=2, pooling="max")
+    with pytest.raises(ValueError, match="pooling='max' of the classifier is not supported"):
+        kt.from_keras_hub(classifier)
+    values = kt.from_keras_hub(inner).config.to_dict()
+    values["encoder"]["input"]["image_size"] = [64, 32]
+    with pytest.raises(ValueError, match=r"MiTBackbone: .*image_shape=\[64, 32, 3\] is not"):
+        kt.to_keras_hub(kt.models.Encoder(kt.TransformerConfig.from_dict(values)))
+
+
 @pytest.mark.parametrize("cut", [True, False])
 def test_images_in_classes_out(hub, tmp_path, cut):  # noqa: F811
     """The image converter goes along: the same images give the same outputs."""

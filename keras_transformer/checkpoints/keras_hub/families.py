@@ -39,6 +39,7 @@ from keras_transformer.checkpoints.keras_hub.family import (
 from keras_transformer.checkpoints.keras_hub.gemma import GEMMA
 from keras_transformer.checkpoints.keras_hub.hdf5 import TASK_WEIGHTS_FILE
 from keras_transformer.checkpoints.keras_hub.others import what_else
+from keras_transformer.checkpoints.keras_hub.mit import MIT
 from keras_transformer.checkpoints.keras_hub.parseq import PARSEQ
 from keras_transformer.checkpoints.keras_hub.rwkv7 import RWKV7
 from keras_transformer.checkpoints.keras_hub.smollm3 import SMOLLM3
@@ -368,6 +369,7 @@ KERAS_HUB: Mapping[str, KerasHubFamily] = {
         T5GEMMA2,
         *VISION,
         *DINO,
+        *MIT,
         SWIN,
         *TOWERS,
         WHISPER,

@@ -36,6 +36,7 @@ _TASK_ARGUMENTS = {
     "MaskedLM": {"normalization_epsilon": "layer_norm_epsilon"},
     "TextEmbedder": {"normalize": "normalize"},
     "ImageClassifier": {"num_classes": "num_classes", "dropout": "dropout"},
+    "ImageSegmenter": {"num_classes": "num_classes"},
 }
 _POOLINGS = {"mean": "mean", "cls": "first", "max": "max"}
 _ACTIVATIONS = {
@@ -130,6 +131,11 @@ def inner_model(made: str, arguments: Values) -> dict[str, Any]:
 # Weights
 
 
+def numbered(i: int) -> str:
+    """Return the end of the name of the layer number `i` of a class, counted from 0."""
+    return f"_{i}" if i else ""
+
+
 @dataclasses.dataclass(frozen=True)
 class Line(WeightLine):
     """One line of a weight table of KerasHub."""
@@ -155,8 +161,7 @@ class Line(WeightLine):
         return line if "{i}" in self.ours else line.at(0)
 
     def at(self, i: int, each: int = 1) -> "Line":
-        number = self.first + i
-        theirs = self.theirs.replace("{i}", f"_{number}" if number else "")
+        theirs = self.theirs.replace("{i}", numbered(self.first + i))
         return dataclasses.replace(self, ours=self.ours.replace("{i}", str(i)), theirs=theirs)
 
     @property
@@ -359,7 +364,10 @@ class KerasHubFamily(Family):
     def published_task(
         self, config: TransformerConfig, task: Values, classes: Values
     ) -> dict[str, Any]:
-        """Return KerasHub's class name and arguments for a task, the reverse of `task`."""
+        """Return KerasHub's class name and arguments for a task, the reverse of `task`.
+
+        The arguments of a part of the head that KerasHub has in the backbone are in `"inner"`.
+        """
         name = task["name"]
         known = self.classes(name) if name in self.heads else ()
         made = next((each for each in known if each in classes), None)
@@ -373,8 +381,9 @@ class KerasHubFamily(Family):
             theirs["pooling_mode"] = modes[0]
         for option in self.heads[name].options:
             theirs |= option.write(task)
+        inner = {name: theirs.pop(name) for name in [*theirs] if name in self.arguments}
         saved = {"task": {"class_name": made, "config": theirs}}
-        back = self.task({**self.published_arguments(config), **saved})
+        back = self.task({**self.published_arguments(config), **inner, **saved})
         mine, its = (TASKS[name].head_values(config, values) for values in (task, back))
         compared = {"hidden_activation", "hidden_bias", "block_norm", "pooling", "dense"}
         compared |= {"projection", "output_dim", "distilled"}
@@ -384,7 +393,7 @@ class KerasHubFamily(Family):
                     f"{made} cannot express {value}={mine[value]!r}, only {its[value]!r}."
                 )
         theirs.pop("layer_norm_epsilon", None)
-        return {"class_name": made, "config": theirs}
+        return {"class_name": made, "config": theirs, "inner": inner}
 
 
 def make_family(

@@ -14,12 +14,10 @@ PUBLISHED_FORM: Mapping[str, tuple[str, ...]] = {
     "ESMBackbone": ("esm",),
     "Gemma3nBackbone": ("gemma3n", "gemma3n_text"),
     "Gemma4Backbone": ("gemma4", "gemma4_text"),
-    "MiTBackbone": ("segformer",),
     "MoonshineBackbone": ("moonshine",),
     "PaliGemmaBackbone": ("paligemma",),
     "Qwen3_5MoeBackbone": ("qwen3_5_moe_text",),
     "SAMBackbone": ("sam",),
-    "SegFormerBackbone": ("segformer",),
     "T5GemmaBackbone": ("t5gemma",),
     "ViTDetBackbone": ("sam", "vitdet"),  # its published weights are those of SAM's encoder
     "VideoPrismBackbone": ("videoprism", "videoprism_vision_model"),

@@ -20,6 +20,7 @@ from keras_transformer.checkpoints.keras_hub.family import (
     REVERSIBLE,
     layers,
     make_family,
+    numbered,
 )
 from keras_transformer.checkpoints.weights.tables import attention
 from keras_transformer.config import TransformerConfig
@@ -69,8 +70,7 @@ def _write_layers(config: TransformerConfig) -> dict[str, Any]:
 def _frequencies(config: TransformerConfig) -> dict[str, np.ndarray]:
     turned = RotaryEmbedding(config.rotary_base).frequencies(config.head_dim).astype("float32")
     name = f"{_THEIRS}self_attn/rotary_embedding/vars/0"
-    numbers = (f"_{i}" if i else "" for i in range(config.num_layers))
-    return {name.replace("{i}", number): turned for number in numbers}
+    return {name.replace("{i}", numbered(i)): turned for i in range(config.num_layers)}
 
 
 SMOLLM3 = make_family(

@@ -28,6 +28,7 @@ from keras_transformer.checkpoints.keras_hub.family import (
     Line,
     layers,
     make_family,
+    numbered,
 )
 from keras_transformer.checkpoints.keras_hub.vision import read_stem, write_stem
 from keras_transformer.checkpoints.weights.tables import Names, fused
@@ -73,17 +74,13 @@ _LAYER = {
 }
 
 
-def _ending(i: int) -> str:
-    return f"_{i}" if i else ""
-
-
 def _lines(config: TransformerConfig) -> tuple[Line, ...]:
     """Return the lines of the layers, which are numbered within their stage there."""
     lines: tuple[Line, ...] = ()
     for i, stage, place in places_of(config):
         ours = f"encoder/layer_{i}/"
-        stages = [f"layers/swin_transformer_stage{_ending(each)}/" for each in (stage - 1, stage)]
-        theirs = f"{stages[1]}blocks/swin_transformer_block{_ending(place)}/"
+        stages = [f"layers/swin_transformer_stage{numbered(each)}/" for each in (stage - 1, stage)]
+        theirs = f"{stages[1]}blocks/swin_transformer_block{numbered(place)}/"
         if stage and not place:
             merging = {"projection": "reduction", "norm": "norm"}
             lines += layers(merging, f"{ours}merging/", f"{stages[0]}downsample/")

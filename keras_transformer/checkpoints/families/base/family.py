@@ -106,6 +106,7 @@ class Family:
         default_factory=dict
     )  # by the name of our task
     names: Names  # variations of the tensor names
+    any_size: bool = False  # no output depends on the size of images that our config states
     pooler: str | None = None  # the tensor that shows that a checkpoint has a pooler
     output_bias: str | None = None  # the bias on the logits; all zeros count as missing
 
@@ -226,6 +227,8 @@ class Family:
                 f"{cannot} source={shorten(config.source)}, only {shorten(back.source)}."
             )
         free = [name for name in ("pooler", "output_bias") if getattr(self, name)]
+        if self.any_size and config.stem is not None and back.stem is not None:
+            back = _with_size(back, config.stem.image_size)
         reasons = differences(config, back, {*free, *_LEFT_OUT, *self.silent})
         if not reasons and self.parts is not None and not _same_parts(config, back):
             raise Inexpressible(f"{cannot} the parts of this config.")
@@ -342,6 +345,12 @@ class Family:
                     f"only {back[value]!r}."
                 )
         return theirs
+
+
+def _with_size(config: TransformerConfig, size: tuple[int, int]) -> TransformerConfig:
+    """Return a config of an encoder of images for images of another size."""
+    stem = config.encoder.input.replace(image_size=size)
+    return config.replace(encoder=config.encoder.replace(input=stem))
 
 
 def _same_parts(config: TransformerConfig, other: TransformerConfig) -> bool:

@@ -39,14 +39,14 @@ _LISTS = {
 # Configs do not have the size of images, which the model does not depend on.
 _SIZE = (512, 512)
 # More stages than images have sizes.
-_MOST_STAGES = 16
+MOST_STAGES = 16
 
 
 def _stages(values: Values) -> list[dict[str, int]]:
     """Return the values of each stage. Raises ValueError if lists have other lengths or values."""
     count = number(values, "num_encoder_blocks", 4)
-    if not 1 <= count <= _MOST_STAGES:
-        raise ValueError(f"num_encoder_blocks must be from 1 to {_MOST_STAGES}, received {count}.")
+    if not 1 <= count <= MOST_STAGES:
+        raise ValueError(f"num_encoder_blocks must be from 1 to {MOST_STAGES}, received {count}.")
     lists = {name: read_blocks({name: usual, **values}, name) for name, usual in _LISTS.items()}
     for name, given in lists.items():
         if len(given) != count or min(given) < 1:
@@ -59,7 +59,7 @@ def _stages(values: Values) -> list[dict[str, int]]:
     return [{name: given[i] for name, given in lists.items()} for i in range(count)]
 
 
-def _read(values: Values) -> dict[str, Any]:
+def keywords_of(values: Values) -> dict[str, Any]:
     """Return keywords of a model in which all layers are like the last."""
     stages = _stages(values)
     first, last = stages[0], stages[-1]
@@ -80,7 +80,7 @@ def _read(values: Values) -> dict[str, Any]:
     }
 
 
-def _read_parts(values: Values, config: TransformerConfig) -> TransformerConfig:
+def read_parts(values: Values, config: TransformerConfig) -> TransformerConfig:
     side, stages, blocks = config.encoder, _stages(values), []
     for i, stage in enumerate(stages):
         width, plain = stage["hidden_sizes"], side.block
@@ -117,7 +117,7 @@ def _stage(block: Block, patches: Any, width: int, depth: int) -> dict[str, int]
     }
 
 
-def _write_parts(config: TransformerConfig) -> tuple[TransformerConfig, dict[str, Any]]:
+def write_parts(config: TransformerConfig) -> tuple[TransformerConfig, dict[str, Any]]:
     side = config.encoder if config.kind == "encoder" else None
     mixed = side is not None and all(
         isinstance(block.feed_forward, MixFeedForward)
@@ -135,7 +135,7 @@ def _write_parts(config: TransformerConfig) -> tuple[TransformerConfig, dict[str
     stated |= {"num_encoder_blocks": len(stages), "num_channels": side.input.num_channels}
     keywords = {
         **SEGFORMER.constants,
-        **_read(stated),
+        **keywords_of(stated),
         "activation": side.block.feed_forward.activation,
         "dropout": side.block.dropout,
         "attention_dropout": side.block.mixer.dropout,
@@ -210,9 +210,10 @@ SEGFORMER = Family(
         "embedding_normalization": True,
         "normalization_epsilon": 1e-5,
     },
-    conversions=(Conversion(_read, lambda config: {}),),
-    parts=PartsWithoutKeywords(_read_parts, _write_parts),
+    conversions=(Conversion(keywords_of, lambda config: {}),),
+    parts=PartsWithoutKeywords(read_parts, write_parts),
     required={"reshape_last_stage": True},
+    any_size=True,
     weights=(),
     of_config=_lines,
     heads={
@@ -221,7 +222,7 @@ SEGFORMER = Family(
                 *layers(
                     {
                         f"decoder/project_{i}": f"decode_head.linear_c.{i}.proj"
-                        for i in range(_MOST_STAGES)
+                        for i in range(MOST_STAGES)
                     },
                     outside=True,
                 ),
