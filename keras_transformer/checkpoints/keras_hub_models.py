@@ -126,7 +126,8 @@ def to_keras_hub(model: Any) -> Any:
     task = None if backbone is model else {"name": type(model).__name__, **model.task_values()}
     tokenizer = getattr(model, "tokenizer", None)
     kind, known = backbone.config.kind, getattr(backbone, "family", None)
-    families = [each for each in KERAS_HUB.values() if each.constants["kind"] == kind]
+    both = (each for family in KERAS_HUB.values() for each in family.every)
+    families = [each for each in both if each.constants["kind"] == kind]
     reasons = []
     for family in [each for each in families if known in each.model_types] or families:
         try:

@@ -188,3 +188,80 @@ def test_towers_that_are_refused(hub):  # noqa: F811
     wide = kt.models.DualEncoder(kt.TransformerConfig.from_dict(values))
     with pytest.raises(ValueError, match="CLIPBackbone: .*vision_encoder must be squares"):
         kt.to_keras_hub(wide)
+
+
+VIDEOS = {
+    "num_frames": 3, "patch_size": 4, "hidden_dim": 8, "intermediate_dim": 32, "num_heads": 2,
+    "num_spatial_layers": 2, "num_temporal_layers": 1, "num_auxiliary_layers": 2,
+    "image_shape": (8, 12, 3), "attention_logit_soft_cap": 2.0,
+}  # fmt: skip
+FRAMES = np.random.default_rng(0).normal(size=(2, 3, 8, 12, 3)).astype("float32")
+
+
+def test_videos_there_and_back(hub, tmp_path):  # noqa: F811
+    theirs = randomize(hub.models.VideoPrismBackbone(**{**VIDEOS, "intermediate_dim": 20}))
+    ours = kt.from_keras_hub(theirs)
+    assert ours.family == "videoprism_vision_model"
+    expected = to_numpy(run(theirs, FRAMES)).reshape(2, 18, 8)
+    assert difference(run(ours, {"videos": FRAMES}), expected) <= 2e-5
+    back = kt.to_keras_hub(ours)
+    assert type(back) is type(theirs)
+    for mine, its in zip(back.weights, theirs.weights, strict=True):
+        # Weights of norms are one less here.
+        assert np.allclose(to_numpy(mine), to_numpy(its), rtol=0, atol=1e-7), its.path
+    kt.export_to_huggingface(ours, tmp_path)
+    again = kt.Backbone.from_preset(tmp_path)
+    assert difference(run(again, {"videos": FRAMES}), expected) <= 2e-5
+    assert type(kt.to_keras_hub(again)) is type(theirs)
+
+
+@pytest.mark.parametrize("last", [2, 0])
+def test_videos_and_texts_there_and_back(hub, tmp_path, last):  # noqa: F811
+    sizes = {"vocabulary_size": 30, "num_text_layers": 3, "num_auxiliary_layers": last}
+    theirs = randomize(hub.models.VideoPrismBackbone(**{**VIDEOS, **sizes}))
+    ours = kt.from_keras_hub(theirs)
+    assert type(ours) is kt.models.DualEncoder and ours.family == "videoprism"
+    mask = np.arange(7) < np.array([[7], [4]])
+    ids = np.where(mask, np.random.default_rng(1).integers(1, 30, (2, 7)), 0).astype("int32")
+    batch = {"token_ids": ids, "padding_mask": mask.astype("int32")}
+    expected = run(theirs, {"pixel_values": FRAMES, **batch})
+    embedder = kt.VideoEmbedder(ours)
+    for name, inputs in (("vision", {"videos": FRAMES}), ("text", {**batch, "padding_mask": mask})):
+        vectors = to_numpy(expected[f"{name}_embeddings"])
+        lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
+        assert difference(run(embedder, inputs), vectors / lengths) <= 2e-5, name
+    back = kt.to_keras_hub(ours)
+    for mine, its in zip(back.weights, theirs.weights, strict=True):
+        assert np.allclose(to_numpy(mine), to_numpy(its), rtol=0, atol=1e-7), its.path
+    theirs.save_to_preset(tmp_path)
+    again = kt.VideoEmbedder.from_preset(tmp_path)
+    found = run(again, {"videos": FRAMES})
+    assert difference(found, run(embedder, {"videos": FRAMES})) <= 1e-6
+
+
+def test_videos_that_are_refused(hub):  # noqa: F811
+    sizes = {"vocabulary_size": 30, "num_text_layers": 1, "intermediate_dim": 20}
+    with pytest.raises(ValueError, match="intermediate_dim=20 must be four times hidden_dim=8"):
+        kt.from_keras_hub(hub.models.VideoPrismBackbone(**{**VIDEOS, **sizes}))
+
+
+def test_a_preset_of_videos_and_texts(hub, tmp_path):  # noqa: F811
+    tokenizer = piece_tokenizer(hub, "VideoPrism", tmp_path, pad_id=0, unk_id=1, bos_id=-1)
+    sizes = {"vocabulary_size": tokenizer.vocabulary_size(), "num_text_layers": 1}
+    theirs = randomize(hub.models.VideoPrismBackbone(**{**VIDEOS, **sizes}))
+    converter = hub.layers.VideoPrismImageConverter(
+        image_size=(8, 12), scale=1 / 70, offset=-1.5, crop_to_aspect_ratio=False
+    )
+    for part in (theirs, tokenizer, converter):
+        part.save_to_preset(tmp_path / "preset")
+    ours = kt.VideoEmbedder.from_preset(tmp_path / "preset")
+    videos = np.random.default_rng(1).integers(0, 256, (2, 3, 8, 12, 3)).astype("uint8")
+    ids = np.ravel(tokenizer("two dogs run"))[None].astype("int32")
+    pixels = to_numpy(converter(videos.reshape(6, 8, 12, 3).astype("float32")))
+    batch = {"token_ids": ids, "padding_mask": np.ones_like(ids)}
+    expected = run(theirs, {"pixel_values": pixels.reshape(FRAMES.shape), **batch})
+    pairs = {"vision": ours.encode(list(videos)), "text": ours.encode_texts(["two dogs run"])}
+    for name, found in pairs.items():
+        vectors = to_numpy(expected[f"{name}_embeddings"])[: len(found)]
+        lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
+        assert difference(found, vectors / lengths) <= 2e-5, name

@@ -38,14 +38,15 @@ from keras_transformer.checkpoints.keras_hub.family import (
 )
 from keras_transformer.checkpoints.keras_hub.gemma import GEMMA
 from keras_transformer.checkpoints.keras_hub.hdf5 import TASK_WEIGHTS_FILE
-from keras_transformer.checkpoints.keras_hub.others import what_else
 from keras_transformer.checkpoints.keras_hub.mit import MIT
+from keras_transformer.checkpoints.keras_hub.others import what_else
 from keras_transformer.checkpoints.keras_hub.parseq import PARSEQ
 from keras_transformer.checkpoints.keras_hub.rwkv7 import RWKV7
 from keras_transformer.checkpoints.keras_hub.smollm3 import SMOLLM3
 from keras_transformer.checkpoints.keras_hub.swin import SWIN
 from keras_transformer.checkpoints.keras_hub.t5gemma2 import T5GEMMA2
 from keras_transformer.checkpoints.keras_hub.towers import TOWERS
+from keras_transformer.checkpoints.keras_hub.video_prism import VIDEO_PRISM
 from keras_transformer.checkpoints.keras_hub.vision import VISION
 from keras_transformer.checkpoints.keras_hub.whisper import WHISPER
 from keras_transformer.checkpoints.other_formats import FAMILIES_PAGE
@@ -372,6 +373,7 @@ KERAS_HUB: Mapping[str, KerasHubFamily] = {
         *MIT,
         SWIN,
         *TOWERS,
+        VIDEO_PRISM,
         WHISPER,
     )
 }

@@ -146,6 +146,7 @@ class Line(WeightLine):
     behind: bool = False  # the decoder's blocks are numbered after the encoder's, of the same class
     first: int = 0  # number of the stack's first layer; set by `of`
     heads_first: bool = False  # the axis of heads of queries, keys and values precedes the inputs
+    more: int = 0  # by which theirs is more than ours, in the weights of norms
 
     def for_config(self, config: TransformerConfig) -> "Line":
         """Return the line for a config, with its number of heads, or of key and value heads."""
@@ -153,6 +154,10 @@ class Line(WeightLine):
         if "attention/" not in self.ours:
             groups = config.expert_dim if self.interleaved else self.groups
             line = dataclasses.replace(self, first=first, groups=groups)
+            if self.of_patches:
+                side, stem = config.stem.patch_size, config.stem
+                shape = (stem.tube_frames, side, side, stem.num_channels)
+                line = dataclasses.replace(line, of_patches=shape)
             return line if "{i}" in self.ours else line.at(0)
         shared = self.part is None and self.ours.split("/")[-2] in ("key", "value")
         groups = config.num_key_value_heads if shared else config.num_heads
@@ -188,6 +193,10 @@ class Line(WeightLine):
         return (*before, self.groups, width // self.groups, *after)
 
     @property
+    def _added(self) -> int:
+        return self.more if self.ours.endswith("/gamma") else 0
+
+    @property
     def _moved(self) -> bool:
         return self.heads_first and self.heads == 1
 
@@ -196,10 +205,11 @@ class Line(WeightLine):
         if self.heads is not None:
             before, after = array.shape[: self.heads], array.shape[self.heads + 2 :]
             array = array.reshape(*before, -1, *after)
-        return super().split(array)
+        return super().split(array) - self._added if self._added else super().split(array)
 
     def join(self, arrays: list[np.ndarray]) -> np.ndarray:
         joined = super().join(arrays)
+        joined = joined + self._added if self._added else joined
         apart = joined.reshape(self._apart(joined.shape))
         return np.swapaxes(apart, 0, 1) if self._moved else apart
 
@@ -301,13 +311,17 @@ class KerasHubFamily(Family):
 
     conversions: tuple[Conversion, ...] = USUAL
     more: tuple[str, ...] = ("activation",)  # the arguments that `conversions` read
-    needed: tuple[str, ...] = ()  # those of them that every config has
+    needed: tuple[str, ...] = ()  # of the further ones, which every config has
     names: Names = _NAMES
     # The `model_type` of configs without an argument, and this argument, if the class has two.
     older: tuple[str, str] | None = None
+    # The family of configs without an argument, and this argument, if the class has two kinds.
+    other: "tuple[KerasHubFamily, str] | None" = None
 
     def of(self, values: Values) -> "KerasHubFamily":
         """Return the family with the `model_type` of these arguments."""
+        if self.other is not None and not values.get(self.other[1]):
+            return self.other[0]
         if self.older is None or values.get(self.older[1]):
             return self
         return dataclasses.replace(self, model_type=self.older[0], older=None)
@@ -315,7 +329,13 @@ class KerasHubFamily(Family):
     @property
     def model_types(self) -> tuple[str, ...]:
         """The names of its architectures in published configs."""
-        return (self.model_type,) if self.older is None else (self.older[0], self.model_type)
+        older = () if self.older is None else (self.older[0],)
+        return (*older, *(() if self.other is None else self.other[0].model_types), self.model_type)
+
+    @property
+    def every(self) -> "tuple[KerasHubFamily, ...]":
+        """The families of both kinds of a class."""
+        return (self,) if self.other is None else (self, self.other[0])
 
     @property
     def tokenizer(self) -> str:

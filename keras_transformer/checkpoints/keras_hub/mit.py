@@ -4,7 +4,8 @@ A `SegFormerBackbone` contains the encoder and most of the head: here the first 
 the second belongs to the `ImageSegmenter`. KerasHub reads images of one size, which must be a
 square of whole patches. It computes gelu by tanh, so that published models, whose gelu is exact,
 have no counterpart there. The norms before its layers have an epsilon of 1e-6, not 1e-5, which
-changes the last digits. Facts are from KerasHub 0.32, `models/mit/*.py` and `models/segformer/*.py`.
+changes the last digits. Facts are from KerasHub 0.32, `models/mit/*.py` and
+`models/segformer/*.py`.
 """
 
 from typing import Any
@@ -175,7 +176,7 @@ _WIDTH = "projection_filters"
 
 
 def _make(name: str, read: Any, write: Any, heads: dict[str, PublishedHead], **values: Any):
-    """Return a family; `read` gives the arguments of the encoder, and `write` those of the class."""
+    """Return a family; `read` gives the arguments of the encoder, `write` those of the class."""
     return make_family(
         "segformer",
         name,

@@ -20,7 +20,6 @@ PUBLISHED_FORM: Mapping[str, tuple[str, ...]] = {
     "SAMBackbone": ("sam",),
     "T5GemmaBackbone": ("t5gemma",),
     "ViTDetBackbone": ("sam", "vitdet"),  # its published weights are those of SAM's encoder
-    "VideoPrismBackbone": ("videoprism", "videoprism_vision_model"),
     "XLNetBackbone": ("xlnet",),
 }
 # Transformers that this library does not compute, with the reason.

@@ -315,6 +315,15 @@ def _pieces(folder: Path, options: _Options) -> tuple[tokenizers.Tokenizer, Path
     return read_sentencepiece(path), path, []
 
 
+def _bare(folder: Path, options: _Options) -> tuple[tokenizers.Tokenizer, Roles]:
+    """Return a tokenizer that puts no tokens around a text."""
+    backend, path, _ = _pieces(folder, options)
+    named = (("pad", "<pad>"), ("unknown", "<unk>"))
+    roles = {role: token for role, token in named if backend.token_to_id(token) is not None}
+    _add_specials(backend, [*roles.values()], path)
+    return backend, dict(roles)
+
+
 def _t5(folder: Path, options: _Options) -> tuple[tokenizers.Tokenizer, Roles]:
     backend, path, _ = _pieces(folder, options)
     end, pad = "</s>", "<pad>"
@@ -471,6 +480,7 @@ _READERS = {
     "MetaCLIP2Tokenizer": functools.partial(_fairseq, False),
     "CLIPTokenizer": _clip,
     "SigLIPTokenizer": _siglip,
+    "VideoPrismTokenizer": _bare,
     "RWKVTokenizer": _rwkv,
     "PARSeqTokenizer": _characters,
 }

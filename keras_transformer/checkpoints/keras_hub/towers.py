@@ -159,7 +159,7 @@ def _clip_lines(name: str, normed: str) -> tuple[Line, ...]:
             }
         ),
         *encoder_blocks(f"{images}{name}_encoder_layer{{i}}/", **blocks),
-        *encoder_blocks(f"{texts}{name}_encoder_layer{{i}}/", **blocks, side="decoder"),
+        *encoder_blocks(f"{texts}{name}_encoder_layer{{i}}/", **blocks, ours="decoder/layer_{i}/"),
         Line("similarity_scale", f"layers/{name}_head/vars/0"),
     )
 
@@ -192,7 +192,7 @@ _SIGLIP_LINES = (
     ),
     *encoder_blocks(f"{_SIGLIP_IMAGES}sig_lip_encoder_layer{{i}}/", **_SIGLIP_BLOCKS),
     *encoder_blocks(
-        f"{_SIGLIP_TEXTS}sig_lip_encoder_layer{{i}}/", **_SIGLIP_BLOCKS, side="decoder"
+        f"{_SIGLIP_TEXTS}sig_lip_encoder_layer{{i}}/", **_SIGLIP_BLOCKS, ours="decoder/layer_{i}/"
     ),
     Line("encoder/vector/probe", f"{_POOLING}vars/0", row=2),
     *layers(

@@ -85,13 +85,14 @@ def encoder_blocks(
     second: str = "mlp/dense_2",
     attending: str = "mha",
     norms: str = "layer_norm_",
-    side: str = "encoder",
+    ours: str = "encoder/layer_{i}/",
+    **options: Any,
 ) -> tuple[Line, ...]:
     """Return the lines of blocks, by the names of their layers; by default those of ViT."""
     table = attention(f"{attending}/{{}}_dense", "query", "key", "value", "output")
     table |= {"self_attention_norm": f"{norms}1", "feed_forward_norm": f"{norms}2"}
     table |= {"feed_forward/intermediate": first, "feed_forward/output": second}
-    return layers(table, f"{side}/layer_{{i}}/", theirs)
+    return layers(table, ours, theirs, **options)
 
 
 def vit_lines(prefix: str = "layers/") -> tuple[Line, ...]:

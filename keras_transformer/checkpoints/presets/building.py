@@ -20,7 +20,7 @@ from keras_transformer.generation.published import unsupported_generation_values
 from keras_transformer.layers.arguments import HostZeros
 from keras_transformer.models import BACKBONES
 from keras_transformer.models.runtime.quantized import LayerByLayer, quantization_of
-from keras_transformer.processors import ImageProcessor
+from keras_transformer.processors import ImageProcessor, VideoProcessor
 from keras_transformer.support.checking import check_bool, shorten
 from keras_transformer.support.foreign_names import check_options
 from keras_transformer.tokenizers import Tokenizer
@@ -267,17 +267,24 @@ def _processor(preset: Preset, kind: type, required: bool):
 
 
 def _of_keras_hub(preset: Preset, kind: type):
-    """Return the processor of a KerasHub folder's images, or of both images and texts, or None."""
+    """Return the processor of a KerasHub folder's images, or of both images and texts, or None.
+
+    The images may be the frames of videos.
+    """
     from keras_transformer.checkpoints import keras_hub
 
-    folder = preset.directory
-    if not keras_hub.has_images(folder):
+    folder, source = preset.directory, getattr(kind, "source_class", kind)
+    if not keras_hub.has_images(folder) or source not in (ImageProcessor, VideoProcessor):
         return None
-    if kind is ImageProcessor:
-        return keras_hub.read_images(folder)
+    made = keras_hub.read_images(folder)
+    if source is VideoProcessor:
+        of_frames = ("size", "crop_size", "resample", "rescale_factor", "mean", "std")
+        made = VideoProcessor(**{name: getattr(made, name) for name in of_frames})
+    if kind is source:
+        return made
     if not kind.has_tokenizer or not keras_hub.has_tokenizer(folder):
         return None
-    return kind(keras_hub.read_images(folder), preset.load_tokenizer())
+    return kind(made, preset.load_tokenizer())
 
 
 def _saved_class(preset: Preset, wanted: type | None) -> type:

@@ -133,13 +133,13 @@ class WeightLine:
         if self.part is not None:
             parts = [each.reshape(*each.shape[:-1], self.groups, -1) for each in arrays]
             array = np.concatenate(parts, axis=-1).reshape(*array.shape[:-1], -1)
-        array = _turned(array) if self.transpose else array
         if self.convolution:
             array = np.moveaxis(array, (-1, -2), (0, 1))
         if self.of_patches:
             array = array.reshape(-1, array.shape[-1]).T
         if self.depthwise:
             array = np.moveaxis(array, -1, 0)[:, None]
+        array = _turned(array) if self.transpose else array
         if self.split_heads:
             array = array.reshape(*array.shape[:-1], self.groups, -1)
         array = array.reshape(*self.grid, *array.shape[1:]) if self.grid else array

@@ -81,6 +81,7 @@ def keywords_of(values: Values) -> dict[str, Any]:
 
 
 def read_parts(values: Values, config: TransformerConfig) -> TransformerConfig:
+    """Return the config with its stages."""
     side, stages, blocks = config.encoder, _stages(values), []
     for i, stage in enumerate(stages):
         width, plain = stage["hidden_sizes"], side.block
@@ -118,6 +119,7 @@ def _stage(block: Block, patches: Any, width: int, depth: int) -> dict[str, int]
 
 
 def write_parts(config: TransformerConfig) -> tuple[TransformerConfig, dict[str, Any]]:
+    """Return the config by keywords, and the published values of its stages."""
     side = config.encoder if config.kind == "encoder" else None
     mixed = side is not None and all(
         isinstance(block.feed_forward, MixFeedForward)
