@@ -159,6 +159,7 @@ def test_tokenizers_of_decoders(hub, tmp_path):  # noqa: F811
     [
         ("Gemma", "<bos>", "<eos>"),
         ("Gemma3", "<bos>", "<eos>"),
+        ("T5Gemma", "<bos>", "<eos>"),
         ("Phi3", "<s>", "<|endoftext|>"),
         ("Mixtral", "<s>", "</s>"),
     ],

@@ -103,6 +103,13 @@ for side, layers in {"encoder": ["sliding", "full"], "decoder": ["full", "slidin
         "layer_types": [f"{each}_attention" for each in layers],
     }
     T5GEMMA2 |= {f"{side}_{name}": value for name, value in sizes.items()}
+T5GEMMA = {
+    n: v for n, v in T5GEMMA2.items() if "global" not in n and not n.startswith("encoder_rope")
+} | {"decoder_hidden_dim": 12}
+CAPPED = {
+    "attn_logit_softcapping": 1.5, "tie_word_embeddings": False, "sliding_window": 2,
+    "decoder_layer_types": ["sliding_attention"] * 2,
+}  # fmt: skip
 ELECTRA = {**{n: v for n, v in LEARNED.items() if n != "vocabulary_size"}, "vocab_size": 30}
 
 
@@ -156,6 +163,8 @@ def assert_same_weights(made, model):
         ("T5", kt.Seq2SeqLM, {**SIZES, "num_layers": 1}, {}),
         ("Bart", kt.Seq2SeqLM, LEARNED, {}),
         ("T5Gemma2", kt.Seq2SeqLM, T5GEMMA2, {}),
+        ("T5Gemma", kt.Seq2SeqLM, T5GEMMA, {}),
+        ("T5Gemma", kt.Seq2SeqLM, {**T5GEMMA, **CAPPED}, {}),
     ],
 )
 def test_a_task_there_and_back(hub, name, task, sizes, options):  # noqa: F811
@@ -167,6 +176,37 @@ def test_a_task_there_and_back(hub, name, task, sizes, options):  # noqa: F811
     taken = {name: batch[name] for name in batch if name in theirs.input}
     assert difference(run(ours, batch), call(theirs, taken), real) <= 1e-4
     assert_same_weights(kt.to_keras_hub(ours), theirs)
+
+
+@pytest.mark.backend_independent
+def test_each_class_says_why_it_cannot():
+    """Models of all kinds: no other error than that a class cannot express it."""
+    names = ("gpt2_base_en", "swin_tiny_patch4_window7_224", "videoprism_base_f16r288")
+    names += ("clip_vit_base_patch32", "blip_image_captioning_base", "whisper_tiny_multi")
+    families = [each for family in KERAS_HUB.values() for each in family.every]
+    for name in names:
+        config, fitting = load_config(name, load_weights=False)[0], []
+        for family in families:
+            if family.constants["kind"] == config.kind:
+                try:
+                    family.published_arguments(_in_their_form(family, config))
+                    fitting.append(family.architecture)
+                except ValueError:
+                    continue
+        assert bool(fitting) == (name != "blip_image_captioning_base"), (name, fitting)
+
+
+@pytest.mark.backend_independent
+def test_windows_that_an_encoder_there_lacks():
+    family = KERAS_HUB["T5GemmaBackbone"]
+    with pytest.raises(ValueError, match="cannot express window=|layer_pattern="):
+        family.published_arguments(load_config("t5gemma_2b_2b", load_weights=False)[0])
+    with pytest.raises(ValueError, match="attention_bias=True is not supported"):
+        family.config({**T5GEMMA, "attention_bias": True})
+    with pytest.raises(ValueError, match="cross_attention_hidden_size=9 must be encoder_hidden_"):
+        family.config({**T5GEMMA, "cross_attention_hidden_size": 9})
+    with pytest.raises(ValueError, match="encoder_layer_types must be a list of"):
+        family.config({**T5GEMMA, "encoder_layer_types": "full_attention"})
 
 
 def test_gradients_through_rwkv(hub):  # noqa: F811

@@ -44,6 +44,7 @@ from keras_transformer.checkpoints.keras_hub.parseq import PARSEQ
 from keras_transformer.checkpoints.keras_hub.rwkv7 import RWKV7
 from keras_transformer.checkpoints.keras_hub.smollm3 import SMOLLM3
 from keras_transformer.checkpoints.keras_hub.swin import SWIN
+from keras_transformer.checkpoints.keras_hub.t5gemma import T5GEMMA
 from keras_transformer.checkpoints.keras_hub.t5gemma2 import T5GEMMA2
 from keras_transformer.checkpoints.keras_hub.towers import TOWERS
 from keras_transformer.checkpoints.keras_hub.video_prism import VIDEO_PRISM
@@ -367,6 +368,7 @@ KERAS_HUB: Mapping[str, KerasHubFamily] = {
         PARSEQ,
         RWKV7,
         SMOLLM3,
+        T5GEMMA,
         T5GEMMA2,
         *VISION,
         *DINO,

@@ -86,7 +86,7 @@ def _read(values: Values) -> dict[str, Any]:
 def _write(config: TransformerConfig) -> tuple[TransformerConfig, dict[str, Any]]:
     plain, stated = write_parts(config)
     if not stated:
-        return plain, {}
+        raise ValueError("its encoder has stages of patches.")
     stem = config.encoder.input
     return plain, {
         **{own: stated[its] for own, its in _LISTS.items()},
@@ -110,7 +110,7 @@ def _encoder(values: Values) -> dict[str, Any]:
 
 def _write_encoder(config: TransformerConfig) -> tuple[TransformerConfig, dict[str, Any]]:
     plain, own = _write(config)
-    return plain, {_INNER: inner_model("MiTBackbone", own)} if own else {}
+    return plain, {_INNER: inner_model("MiTBackbone", own)}
 
 
 _LAYER = {

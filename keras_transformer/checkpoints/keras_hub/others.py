@@ -18,7 +18,6 @@ PUBLISHED_FORM: Mapping[str, tuple[str, ...]] = {
     "PaliGemmaBackbone": ("paligemma",),
     "Qwen3_5MoeBackbone": ("qwen3_5_moe_text",),
     "SAMBackbone": ("sam",),
-    "T5GemmaBackbone": ("t5gemma",),
     "ViTDetBackbone": ("sam", "vitdet"),  # its published weights are those of SAM's encoder
     "XLNetBackbone": ("xlnet",),
 }

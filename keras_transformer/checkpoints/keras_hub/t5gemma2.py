@@ -4,6 +4,7 @@ Each side has a table of its own there, and without an image tower no token has 
 Facts are from KerasHub 0.32, `models/t5gemma2/t5gemma2_backbone.py`.
 """
 
+from collections.abc import Mapping
 from typing import Any
 
 from keras_transformer.checkpoints.families.base.family import (
@@ -28,10 +29,10 @@ from keras_transformer.checkpoints.keras_hub.family import (
     make_family,
 )
 from keras_transformer.checkpoints.weights.tables import Names, attention
-from keras_transformer.config import SIDES, TransformerConfig
+from keras_transformer.config import SIDES, Tokens, TransformerConfig
 
 # Values of a side, by their names in the published configs.
-_OF_SIDE = {
+OF_SIDE = {
     "hidden_dim": "hidden_size",
     "intermediate_dim": "intermediate_size",
     "num_layers": "num_hidden_layers",
@@ -41,7 +42,7 @@ _OF_SIDE = {
     "layer_types": "layer_types",
 }
 # Values that both sides have, with their defaults.
-_OF_BOTH = {
+OF_BOTH = {
     "rms_norm_eps": 1e-6,
     "query_pre_attn_scalar": 1.0,
     "attention_bias": False,
@@ -56,8 +57,8 @@ _FULL_BASE = 1e6  # rotary base of layers without a window: KerasHub has no argu
 
 def _side(values: Values, name: str) -> dict[str, Any]:
     """Return the published config of one side."""
-    given = {theirs: values[f"{name}_{own}"] for own, theirs in _OF_SIDE.items()}
-    given |= {each: values.get(each, usual) for each, usual in _OF_BOTH.items()}
+    given = {theirs: values[f"{name}_{own}"] for own, theirs in OF_SIDE.items()}
+    given |= {each: values.get(each, usual) for each, usual in OF_BOTH.items()}
     rotations = dict(_ROTATIONS)
     for each in rotations:
         found = values.get(f"encoder_{each}") if name == "encoder" else None
@@ -98,12 +99,14 @@ def _read_parts(values: Values, config: TransformerConfig) -> TransformerConfig:
 
 
 def _write_parts(config: TransformerConfig) -> tuple[TransformerConfig, dict[str, Any]]:
+    if not all(isinstance(side.only_side.input, Tokens) for side in config.sides):
+        raise ValueError("both its sides read tokens.")
     plain, sides = written_sides(config)
-    theirs: dict[str, Any] = {name: sides[1][name] for name in _OF_BOTH}
+    theirs: dict[str, Any] = {name: sides[1][name] for name in OF_BOTH}
     with_windows = [side for side in sides if SLIDING in side["layer_types"]]
     theirs["sliding_window"] = with_windows[0]["sliding_window"] if with_windows else None
     for name, side in zip(SIDES, sides, strict=True):
-        theirs |= {f"{name}_{own}": side[its] for own, its in _OF_SIDE.items()}
+        theirs |= {f"{name}_{own}": side[its] for own, its in OF_SIDE.items()}
         prefix = "encoder_" if name == "encoder" else ""
         turned = side["rope_parameters"]
         theirs[f"{prefix}rope_max_wavelength"] = turned[SLIDING]["rope_theta"]
@@ -111,18 +114,29 @@ def _write_parts(config: TransformerConfig) -> tuple[TransformerConfig, dict[str
     return plain, theirs
 
 
-def _blocks(side: str, attending: str, norms: str) -> tuple[Line, ...]:
-    """Return the lines of the blocks of one side, and of the norm behind them."""
-    parts = ("query", "key", "value", "output")
-    table = attention(f"{attending}/{{}}_dense", *parts)
-    table |= {f"self_attention/{n}_norm": f"{attending}/{n}_norm" for n in parts[:2]}
+def blocks_of_side(
+    side: str, layer: str, attentions: Mapping[str, str], norms: str
+) -> tuple[Line, ...]:
+    """Return the lines of the blocks of one side, and of the norm behind them.
+
+    Args:
+        side: our name of the side.
+        layer: the beginning of the name of a block.
+        attentions: the name of each kind of attention.
+        norms: the name of the norm behind the blocks.
+    """
+    parts, table = ("query", "key", "value", "output"), {}
+    for kind, its in attentions.items():
+        table |= attention(f"{its}/{{}}_dense", *parts, ours=f"{kind}_attention")
+        table |= {f"{kind}_attention/{n}_norm": f"{its}/{n}_norm" for n in parts[:2]}
     for ours, theirs in {"gate": "gate", "intermediate": "up", "output": "down"}.items():
         table[f"feed_forward/{ours}"] = f"mlp/{theirs}_proj"
-    for ours, theirs in {"self_attention": "self_attn", "feed_forward": "feedforward"}.items():
+    named = {f"{kind}_attention": f"{kind}_attn" for kind in attentions}
+    for ours, theirs in {**named, "feed_forward": "feedforward"}.items():
         table[f"{ours}_norm"] = f"pre_{theirs}_layernorm"
         table[f"{ours}_output_norm"] = f"post_{theirs}_layernorm"
     return (
-        *layers(table, f"{side}/layer_{{i}}/", f"layers/t5_gemma2_{side}_layer{{i}}/"),
+        *layers(table, f"{side}/layer_{{i}}/", f"layers/{layer}_{side}_layer{{i}}/"),
         *layers({f"{side}/final_norm": f"layers/{norms}"}),
     )
 
@@ -140,15 +154,15 @@ T5GEMMA2 = make_family(
     (
         Line("encoder_token_embedding/embeddings", "layers/embedding/vars/0"),
         *REVERSIBLE,
-        *_blocks("encoder", "self_attn", "rms_normalization"),
-        *_blocks("decoder", "merged_attn", "rms_normalization_1"),
+        *blocks_of_side("encoder", "t5_gemma2", {"self": "self_attn"}, "rms_normalization"),
+        *blocks_of_side("decoder", "t5_gemma2", {"self": "merged_attn"}, "rms_normalization_1"),
     ),
     {"Seq2SeqLM": PublishedHead(values={"start_id": 2})},
     conversions=(Conversion(lambda values: read_sides(_published(values)), lambda config: {}),),
     parts=PartsWithoutKeywords(_read_parts, _write_parts),
     more=(
-        *(f"{side}_{name}" for side in SIDES for name in _OF_SIDE),
-        *_OF_BOTH,
+        *(f"{side}_{name}" for side in SIDES for name in OF_SIDE),
+        *OF_BOTH,
         *(prefix + name for prefix in ("", "encoder_") for name in _ROTATIONS),
         "cross_attention_hidden_size",
         "eoi_token_index",  # of images

@@ -456,7 +456,7 @@ _READERS = {
     **dict.fromkeys(("GPT2Tokenizer", "GPTNeoXTokenizer", "FalconTokenizer"), _GPT),
     **dict.fromkeys(("LlamaTokenizer", "MistralTokenizer", "MixtralTokenizer"), _LLAMA),
     **dict.fromkeys(
-        ("GemmaTokenizer", "Gemma3Tokenizer"),
+        ("GemmaTokenizer", "Gemma3Tokenizer", "T5GemmaTokenizer"),
         _reader(_pieces, start="<bos>", end="<eos>", pad="<pad>", unknown="<unk>"),
     ),
     "Phi3Tokenizer": _reader(_pieces, start="<s>", end=_TEXT_END, unknown="<unk>"),

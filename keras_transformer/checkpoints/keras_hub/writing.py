@@ -27,6 +27,7 @@ _SENTENCE_PIECE = {
     "Phi3Tokenizer": "BPE",
     "GemmaTokenizer": "BPE",
     "Gemma3Tokenizer": "BPE",
+    "T5GemmaTokenizer": "BPE",
 }
 # Tokens of images, without which the tokenizer is one of texts alone.
 _OF_IMAGES = {"<img>", "<start_of_image>", "<end_of_image>"}
