@@ -16,7 +16,7 @@ from tests.checkpoints.test_keras_hub import (
     randomize,
     run,
 )
-from tests.checkpoints.test_keras_hub_live import GROUPED, SIZES, assert_same_weights
+from tests.checkpoints.test_keras_hub_live import GROUPED, QWEN3_5, SIZES, assert_same_weights
 
 pytestmark = [
     pytest.mark.one_backend,
@@ -41,6 +41,10 @@ SU = {
 }  # fmt: skip
 FALCON = {n: v for n, v in SIZES.items() if n != "num_heads"} | {"num_attention_heads": 2}
 QWEN_MOE = {**GROUPED, "moe_intermediate_dim": 10, "num_experts": 3, "top_k": 2}
+QWEN3_5_MOE = {
+    **{n: v for n, v in QWEN3_5.items() if n != "intermediate_dim"}, "num_experts": 3, "top_k": 2,
+    "moe_intermediate_dim": 10, "shared_expert_intermediate_size": 14,
+}  # fmt: skip
 GPT_OSS = {**GROUPED, "num_layers": 2, "num_experts": 3, "head_dim": 6, "sliding_window": 2}
 SMOLLM3 = {
     **{n: v for n, v in GROUPED.items() if n != "num_query_heads"}, "num_attention_heads": 4,
@@ -77,6 +81,7 @@ def both(hub, name, sizes):  # noqa: F811
             {**QWEN_MOE, "shared_expert_intermediate_dim": 14, "norm_top_k_prob": True},
         ),
         ("Qwen3Moe", "qwen3_moe", {**QWEN_MOE, "num_layers": 2, "mlp_only_layers": [0]}),
+        ("Qwen3_5Moe", "qwen3_5_moe_text", QWEN3_5_MOE),
         ("GptOss", "gpt_oss", GPT_OSS),
         ("GptOss", "gpt_oss", {**GPT_OSS, "rope_scaling_factor": 8.0, "head_dim": None}),
         ("SmolLM3", "smollm3", SMOLLM3),
@@ -137,14 +142,25 @@ def test_types_of_families():
 def test_tokenizers_of_decoders(hub, tmp_path):  # noqa: F811
     """Byte-level vocabularies with the special tokens of each class."""
     special = ["<s>", "</s>", "<pad>", "<|endoftext|>", "<|im_end|>", "<think>", "</think>"]
-    special += ["<|begin_of_text|>", "<|end_of_text|>"]
+    special += ["<|begin_of_text|>", "<|end_of_text|>", "<|im_start|>"]
     trained = kt.Tokenizer.train(
         ["a man rides a bike ."] * 9, special_tokens=special, vocabulary_size=300
     )
     vocabulary = trained.get_vocabulary()
     merges = ["a n"] if {"a", "n", "an"} <= vocabulary.keys() else []
-    for name in ("OPT", "Bloom", "Falcon", "Qwen3Moe", "QwenMoe", "GptOss", "SmolLM3"):
-        theirs = getattr(hub.models, f"{name}Tokenizer")(vocabulary=vocabulary, merges=merges)
+    for name in (
+        "OPT",
+        "Bloom",
+        "Falcon",
+        "Qwen3Moe",
+        "Qwen3_5Moe",
+        "QwenMoe",
+        "GptOss",
+        "SmolLM3",
+    ):
+        options = {"has_vision_tokens": False} if name == "Qwen3_5Moe" else {}
+        made = getattr(hub.models, f"{name}Tokenizer")
+        theirs = made(vocabulary=vocabulary, merges=merges, **options)
         theirs.save_to_preset(tmp_path / name)
         ours = kt.Tokenizer.from_preset(tmp_path / name)
         for text in ("a man, naïve", "x"):

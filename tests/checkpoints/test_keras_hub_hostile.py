@@ -19,6 +19,10 @@ from keras_transformer.checkpoints.weights.safetensors_io import to_numpy
 from keras_transformer.checkpoints.weights.tables import expand, export
 from keras_transformer.models import build_backbone
 from keras_transformer.tokenizers import Tokenizer
+from tests.checkpoints.test_keras_hub_decoders import QWEN3_5_MOE, SMOLLM3
+from tests.checkpoints.test_keras_hub_images import MIT, SWIN
+from tests.checkpoints.test_keras_hub_live import T5GEMMA
+from tests.checkpoints.test_keras_hub_towers import IMAGES, TEXTS, VIDEOS
 from tests.tokenizers.test_rwkv import LINES
 
 pytestmark = pytest.mark.backend_independent
@@ -165,6 +169,54 @@ def test_odd_values(preset, value):
         write(preset, serialized("BertBackbone", BERT))
         attempt(load_config, values, "task.json")
         attempt(load_config, {**serialized("BertBackbone", BERT), part: value}, "config.json")
+
+
+def tower(name, **sizes):
+    return serialized(f"CLIP{name}Encoder", {**sizes, "intermediate_activation": "gelu"})
+
+
+MODELS = {
+    "CLIPBackbone": {
+        "vision_encoder": tower("Vision", **IMAGES),
+        "text_encoder": tower("Text", **TEXTS),
+        "projection_dim": 6,
+    },
+    "SwinTransformerBackbone": SWIN,
+    "SegFormerBackbone": {
+        "image_encoder": serialized("MiTBackbone", MIT), "projection_filters": 6,
+    },
+    "VideoPrismBackbone": {**VIDEOS, "vocabulary_size": 30, "num_text_layers": 2},
+    "T5GemmaBackbone": T5GEMMA,
+    "SmolLM3Backbone": SMOLLM3,
+    "Qwen3_5MoeBackbone": QWEN3_5_MOE,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_odd_values_of_larger_models(tmp_path, name):
+    """In the place of each argument, of models within models too, and without it."""
+    whole = json.loads(json.dumps(serialized(name, MODELS[name])))
+    write(tmp_path, whole)
+    load_config(tmp_path, load_weights=False)
+
+    def objects(values):
+        yield values["config"]
+        for each in values["config"].values():
+            if isinstance(each, dict) and "config" in each:
+                yield from objects(each)
+
+    for own in objects(whole):
+        for argument in [*own]:
+            usual = own.pop(argument)
+            for value in (..., None, -1, 2**40, 10**400, 0.5, "x", [1], [[1]] * 4, LAMBDA):
+                if value is not ...:
+                    own[argument] = value
+                write(tmp_path, whole)
+                try:
+                    load_config(tmp_path, load_weights=False)
+                except ValueError as error:
+                    assert str(tmp_path) in str(error)
+            own[argument] = usual
 
 
 def load_and_check(preset):

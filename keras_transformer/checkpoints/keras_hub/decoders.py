@@ -41,6 +41,7 @@ from keras_transformer.checkpoints.weights import tables
 from keras_transformer.checkpoints.weights.tables import Names, fused
 from keras_transformer.config import TransformerConfig
 
+_MOST_WIDTH = 2**20  # of a head whose share of rotated features is computed
 _LLAMA3 = {
     "rope_frequency_adjustment_factor": "rotary_factor",
     "rope_low_freq_factor": "rotary_min_turns",
@@ -65,9 +66,9 @@ def _read_share(values: Values) -> dict[str, Any]:
 
 
 def _read_rotated(values: Values) -> dict[str, Any]:
-    return {
-        "rotary_dim": int(values["head_dim"] * number(values, "partial_rotary_factor", 0.25, float))
-    }
+    share = number(values, "partial_rotary_factor", 0.25, float)
+    width = min(number(values, "head_dim", None), _MOST_WIDTH)  # a larger one is refused later
+    return {"rotary_dim": int(width * share)}
 
 
 def _write_rotated(config: TransformerConfig) -> dict[str, Any]:
@@ -231,18 +232,17 @@ _NEOX_LINES = (
         *_NEOX,
     ),
 )
-_QWEN3_5 = ("decoder/layer_{i}/", "layers/qwen3_5_transformer_decoder{i}/")
 _QWEN3_5_TABLE = {
     **attention("self", "_{}_dense", norm="norm"),
     "self_attention/query_norm": "_self_attention_layer/_query_norm",
     "self_attention/key_norm": "_self_attention_layer/_key_norm",
-    **feed_forward("gate", "intermediate", "output", norm="_post_attention_layernorm"),
     "self_attention_norm": "_input_layernorm",
     "mixer_norm": "_input_layernorm",
     "mixer/gate": "_linear_attn/in_proj_z",
     "mixer/strength": "_linear_attn/in_proj_b",
     "mixer/step": "_linear_attn/in_proj_a",
     "mixer/output": "_linear_attn/out_proj",
+    "feed_forward_norm": "_post_attention_layernorm",
 }
 _QWEN3_5_TABLE.pop("self_attention/query")  # side by side with the gate
 _QWEN3_5_WEIGHTS = {
@@ -252,23 +252,75 @@ _QWEN3_5_WEIGHTS = {
 }
 
 
-def _qwen3_5_lines(config: TransformerConfig) -> tuple[Line, ...]:
-    """Return the lines of the tensors that hold several variables."""
-    ours, theirs = _QWEN3_5
-    queries = [f"{ours}self_attention/{name}" for name in ("query", "gate")]
-    lines = fused(queries, f"{theirs}_self_attention_layer/_query_dense", layers)
-    mixer = delta_of(config)
-    if mixer is None:
-        return lines
-    keys, values = mixer.num_key_heads * mixer.key_dim, mixer.num_value_heads * mixer.value_dim
-    options = {"sizes": (keys, keys, values)}
-    inputs = [f"{ours}mixer/{name}" for name in ("query", "key", "value")]
-    convolutions = [f"{each}_convolution" for each in inputs]
-    stored = {"transpose": True, "ends": ("/vars/0", "")}
-    return (
-        *lines,
-        *fused(inputs, f"{theirs}_linear_attn/in_proj_qkv", layers, **options),
-        *fused(convolutions, f"{theirs}_linear_attn", layers, **options, **stored),
+def like_qwen3_5(
+    model_type: str,
+    name: str,
+    layer: str,
+    table: Mapping[str, str],
+    widths: Mapping[str, ConfigField],
+    further: tuple[Line, ...] = (),
+) -> KerasHubFamily:
+    """Return a decoder family like Qwen 3.5's, given the path of a block.
+
+    `table` has the layers of the feed-forward part, `widths` the arguments that give its sizes, and
+    `further` are lines of it without a layer.
+    """
+    ours, theirs = "decoder/layer_{i}/", f"layers/{layer}{{i}}/"
+
+    def of_config(config: TransformerConfig) -> tuple[Line, ...]:
+        """Return the lines of the tensors that hold several variables."""
+        queries = [f"{ours}self_attention/{name}" for name in ("query", "gate")]
+        lines = fused(queries, f"{theirs}_self_attention_layer/_query_dense", layers)
+        mixer = delta_of(config)
+        if mixer is None:
+            return lines
+        keys, values = mixer.num_key_heads * mixer.key_dim, mixer.num_value_heads * mixer.value_dim
+        options = {"sizes": (keys, keys, values)}
+        inputs = [f"{ours}mixer/{name}" for name in ("query", "key", "value")]
+        convolutions = [f"{each}_convolution" for each in inputs]
+        stored = {"transpose": True, "ends": ("/vars/0", "")}
+        return (
+            *lines,
+            *fused(inputs, f"{theirs}_linear_attn/in_proj_qkv", layers, **options),
+            *fused(convolutions, f"{theirs}_linear_attn", layers, **options, **stored),
+        )
+
+    weights = _QWEN3_5_WEIGHTS.items()
+    return make_family(
+        model_type,
+        name,
+        {
+            **{name: field for name, field in GROUPED_FIELDS.items() if name != "intermediate_dim"},
+            **widths,
+            "tie_word_embeddings": ConfigField("tie_embeddings", False),
+            "head_dim": ConfigField("head_dim", None),
+            "sliding_window_size": ConfigField("window", 32768),
+        },
+        {**DECODER, **QWEN3_5_TEXT.constants, "activation": "silu"},
+        (
+            *REVERSIBLE,
+            *layers({**_QWEN3_5_TABLE, **table}, ours, theirs),
+            *(Line(f"{ours}{mine}", f"{theirs}{its}") for mine, its in weights),
+            *further,
+            *layers({"decoder/final_norm": "layers/qwen3_5_layer_norm"}),
+        ),
+        HEADS,
+        conversions=(
+            DROPOUT,
+            LINEAR_ROTATION,
+            Conversion(_read_rotated, _write_rotated),
+            Conversion(_read_kinds, write_mixers),
+        ),
+        more=(
+            "rope_scaling_factor",
+            "partial_rotary_factor",
+            "layer_types",
+            "mrope_section",  # of images: no output for text depends on it
+            *SIZES,
+        ),
+        required={"vision_encoder": None},
+        of_config=of_config,
+        names=NAMES,
     )
 
 
@@ -340,41 +392,14 @@ DECODERS = (
         conversions=(HEAD_WIDTH, DROPOUT, Conversion(_read_su, _write_su)),
         more=("max_sequence_length", "pretraining_sequence_length", *_SU),
     ),
-    make_family(
+    like_qwen3_5(
         "qwen3_5_text",
         "Qwen3_5",
+        "qwen3_5_transformer_decoder",
         {
-            **GROUPED_FIELDS,
-            "tie_word_embeddings": ConfigField("tie_embeddings", False),
-            "head_dim": ConfigField("head_dim", None),
-            "sliding_window_size": ConfigField("window", 32768),
+            f"feed_forward/{name}": f"_feedforward_{name}_dense"
+            for name in ("gate", "intermediate", "output")
         },
-        {**DECODER, **QWEN3_5_TEXT.constants, "activation": "silu"},
-        (
-            *REVERSIBLE,
-            *layers(_QWEN3_5_TABLE, *_QWEN3_5),
-            *(
-                Line(_QWEN3_5[0] + mine, _QWEN3_5[1] + its)
-                for mine, its in _QWEN3_5_WEIGHTS.items()
-            ),
-            *layers({"decoder/final_norm": "layers/qwen3_5_layer_norm"}),
-        ),
-        HEADS,
-        conversions=(
-            DROPOUT,
-            LINEAR_ROTATION,
-            Conversion(_read_rotated, _write_rotated),
-            Conversion(_read_kinds, write_mixers),
-        ),
-        more=(
-            "rope_scaling_factor",
-            "partial_rotary_factor",
-            "layer_types",
-            "mrope_section",  # of images: no output for text depends on it
-            *SIZES,
-        ),
-        required={"vision_encoder": None},
-        of_config=_qwen3_5_lines,
-        names=NAMES,
+        {"intermediate_dim": FIELDS["intermediate_dim"]},
     ),
 )

@@ -1,7 +1,7 @@
-"""KerasHub decoders with experts: Mixtral, the MoE models of Qwen 2 and 3, and gpt-oss.
+"""KerasHub decoders with experts: Mixtral, the MoE models of Qwen 2, 3 and 3.5, and gpt-oss.
 
 Facts are from KerasHub 0.32, `models/mixtral/*.py`, `models/qwen_moe/*.py`,
-`models/qwen3_moe/*.py` and `models/gpt_oss/*.py`.
+`models/qwen3_moe/*.py`, `models/qwen3_5_moe/*.py` and `models/gpt_oss/*.py`.
 """
 
 from typing import Any
@@ -23,6 +23,7 @@ from keras_transformer.checkpoints.keras_hub.decoders import (
     LLAMA_TABLE,
     TIED,
     like_llama,
+    like_qwen3_5,
 )
 from keras_transformer.checkpoints.keras_hub.family import DROPOUT, HEAD_WIDTH, Line, layers
 from keras_transformer.checkpoints.weights.tables import attention, fused
@@ -125,6 +126,16 @@ def _bank(layer: str) -> tuple[Line, ...]:
     )
 
 
+_QWEN3_5 = "qwen3_5_moe_transformer_decoder"
+_QWEN3_5_TABLE = {
+    "feed_forward/router": "mlp/_router_gate",
+    "feed_forward/shared_score": "mlp/_shared_expert_gate",
+    **{
+        f"feed_forward/shared/{name}": f"mlp/shared_expert/_feedforward_{name}_dense"
+        for name in ("gate", "intermediate", "output")
+    },
+}
+
 # gpt-oss
 
 _GPT_OSS = "layers/gpt_oss_transformer_decoder{i}/"
@@ -219,6 +230,20 @@ EXPERTS = (
         further=_bank("qwen3_moe_transformer_decoder"),
         conversions=(DROPOUT, LINEAR_ROTATION, _qwen_layers(None)),
         more=_QWEN_ARGUMENTS,
+    ),
+    like_qwen3_5(
+        "qwen3_5_moe_text",
+        "Qwen3_5Moe",
+        _QWEN3_5,
+        _QWEN3_5_TABLE,
+        {
+            "num_experts": ConfigField("num_experts", None),
+            "top_k": ConfigField("experts_per_token", None),
+            "moe_intermediate_dim": ConfigField("intermediate_dim", None),
+            "shared_expert_intermediate_size": ConfigField("shared_expert_dim", None),
+            "router_aux_loss_coefficient": ConfigField("load_balancing_factor", 0.001),
+        },
+        _bank(_QWEN3_5),
     ),
     like_llama(
         "gpt_oss",

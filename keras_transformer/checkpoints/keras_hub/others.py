@@ -16,7 +16,7 @@ PUBLISHED_FORM: Mapping[str, tuple[str, ...]] = {
     "Gemma4Backbone": ("gemma4", "gemma4_text"),
     "MoonshineBackbone": ("moonshine",),
     "PaliGemmaBackbone": ("paligemma",),
-    "Qwen3_5MoeBackbone": ("qwen3_5_moe_text",),
+    # It normalizes images within the model, and contains the whole head of a `PromptedSegmenter`.
     "SAMBackbone": ("sam",),
     "ViTDetBackbone": ("sam", "vitdet"),  # its published weights are those of SAM's encoder
     "XLNetBackbone": ("xlnet",),

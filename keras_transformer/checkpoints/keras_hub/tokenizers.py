@@ -468,7 +468,7 @@ _READERS = {
         _reader(_byte_pair, end=_TEXT_END),
     ),
     **dict.fromkeys(
-        ("Qwen3Tokenizer", "Qwen3MoeTokenizer", "Qwen3_5Tokenizer"),
+        ("Qwen3Tokenizer", "Qwen3MoeTokenizer", "Qwen3_5Tokenizer", "Qwen3_5MoeTokenizer"),
         _reader(_byte_pair, end="<|im_end|>", pad=_TEXT_END),
     ),
     "SmolLM3Tokenizer": _reader(_smollm3, end="<|end_of_text|>"),

@@ -80,7 +80,7 @@ def _arguments(name: str, tokenizer: Tokenizer) -> dict[str, Any]:
     first = '"add_prefix_space": true' in json.dumps(values["pre_tokenizer"])
     vocabulary = model["vocab"] | added
     more = {}
-    if name == "Qwen3_5Tokenizer":
+    if name in ("Qwen3_5Tokenizer", "Qwen3_5MoeTokenizer"):
         more["has_vision_tokens"] = "<|vision_start|>" in vocabulary
     return {"vocabulary": vocabulary, "merges": merges, "add_prefix_space": first, **more}
 
