@@ -116,9 +116,10 @@ def inner_arguments(
             f"data_format={_short(order)} of {name} is not supported, only 'channels_last'."
         )
     unknown = sorted(own.keys() - {*needed, *optional, "name", "trainable"})
-    missing = sorted({*needed} - own.keys())
-    if unknown or missing:
-        raise ValueError(f"The arguments of {name} do not fit: {unknown=}, {missing=}.")
+    if unknown:
+        raise ValueError(f"{name} has unknown arguments, {unknown}.")
+    if missing := sorted({*needed} - own.keys()):
+        raise ValueError(f"{name} lacks the arguments {missing}.")
     return own
 
 
