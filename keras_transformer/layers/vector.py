@@ -161,8 +161,9 @@ class SideVector(keras.layers.Layer):
         else:
             end = self.config.vector_end_id
             marks = token_ids if end is None else ops.cast(ops.equal(token_ids, end), "int32")
-            place = ops.one_hot(ops.argmax(marks, axis=1), inputs.shape[1], dtype=inputs.dtype)
-            x = ops.einsum("bl,bld->bd", place, inputs)
+            places = ops.arange(ops.shape(inputs)[1], dtype="int32")  # TensorFlow: of any number
+            place = ops.cast(ops.argmax(marks, axis=1), "int32")[:, None]
+            x = ops.einsum("bl,bld->bd", ops.cast(places == place, inputs.dtype), inputs)
         for layer in (self.norm, self.pooler, self.projection, self.output_projection):
             x = x if layer is None else layer(x)
         return x

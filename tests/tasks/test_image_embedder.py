@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 import keras_transformer as kt
+from keras_transformer.checkpoints.weights.safetensors_io import to_numpy
 from keras_transformer.training import ContrastiveLoss, PairAccuracy, PairwiseSigmoidLoss
 from tests.tasks import duals, images
 
@@ -102,6 +103,17 @@ def test_texts_of_several_lengths_give_what_each_gives_alone(learned):
     together = learned.encode_texts(texts)
     for text, vector in zip(texts, together, strict=True):
         np.testing.assert_allclose(learned.encode_texts(text), vector, atol=1e-5)
+
+
+@pytest.mark.each_backend
+def test_texts_of_more_lengths_than_a_program_is_compiled_for():
+    """TensorFlow compiles a program for any length when it has seen a few."""
+    task = duals.embedder(duals.config)
+    ids = np.arange(12, dtype="int32").reshape(2, 6) % 5 + 3
+    for length in (3, 4, 5, 6):
+        batch = {"token_ids": ids[:, :length]}
+        found = task.predict(batch, verbose=0)
+        np.testing.assert_allclose(found, to_numpy(task(batch)), atol=1e-6)
 
 
 @pytest.mark.parametrize("make", MAKERS)
