@@ -8,6 +8,7 @@ import math
 from typing import ClassVar
 
 from keras_transformer.config.feed_forward import ACTIVATIONS
+from keras_transformer.config.hgnet import HGNetStemConfig
 from keras_transformer.config.inputs import ImageStemConfig, StemConfig
 from keras_transformer.config.options import option, part
 from keras_transformer.config.queries import QueryStemConfig
@@ -27,8 +28,8 @@ INTERPOLATIONS = ("bicubic", "bicubic_antialiased")
 
 __all__ = [
     "ConvolutionStemConfig", "ConvolvedFrameStemConfig", "FoldedFrameStemConfig", "FrameStemConfig",
-    "PatchSequenceStemConfig", "PatchStemConfig", "QueryStemConfig", "ResNetStemConfig",
-    "SeriesStemConfig", "TubeStemConfig",
+    "HGNetStemConfig", "PatchSequenceStemConfig", "PatchStemConfig", "QueryStemConfig",
+    "ResNetStemConfig", "SeriesStemConfig", "TubeStemConfig",
 ]  # fmt: skip
 
 
@@ -733,12 +734,13 @@ WHOLE = (
     SeriesStemConfig(context_length=16, residual=True, end_token=True),
     WaveformStemConfig(norm="layer", use_bias=True),
     ResNetStemConfig(),
+    HGNetStemConfig(affine=True),
     QueryStemConfig(),
     SubsampledFrameStemConfig(num_layers=2),
     ConvolvedFrameStemConfig(),
 )
 _KINDS = (
     "patches", "patch_sequence", "convolutions", "tubes", "frames", "series", "waveform", "resnet",
-    "queries", "subsampled_frames", "convolved_frames", "folded_frames",
+    "hgnet", "queries", "subsampled_frames", "convolved_frames", "folded_frames",
 )  # fmt: skip
 STEMS = {kind: StemConfig.kinds[kind] for kind in _KINDS}

@@ -23,19 +23,22 @@ def grouped_convolution(layer: keras.layers.Conv1D, x):
 
 
 def centered_convolution(layer: keras.layers.Conv2D, x):
-    """Apply a layer of an odd size, without bias and activation, centered at each place of maps.
+    """Apply a layer without bias and activation, centered at each place of maps.
 
-    Beside a map are zeros, on both sides alike, whatever the stride and the layer's `padding`. On
-    PyTorch Keras's layer would copy its input to channels first, and back.
+    Beside a map are zeros, whatever the stride and the layer's `padding`: on both sides alike, for
+    an even size one more behind it. On PyTorch Keras's layer would copy its input to channels
+    first, and back.
 
     Args:
-        layer: the layer, with `data_format="channels_last"`.
+        layer: the layer, with `data_format="channels_last"`, and as many `groups` as features, or
+            one.
         x: float `(batch, rows, columns, features)`.
 
     Returns:
         Float `(batch, rows / strides, columns / strides, filters)`, rounded up.
     """
-    sides = [size // 2 for size in layer.kernel_size]
+    sides = [((size - 1) // 2, size // 2) for size in layer.kernel_size]
+    even = any(before != after for before, after in sides)
     x = ops.cast(x, layer.compute_dtype)
     kernel = ops.cast(layer.kernel, x.dtype)
     if on("torch"):
@@ -47,10 +50,21 @@ def centered_convolution(layer: keras.layers.Conv2D, x):
         *sizes, filters = kernel.shape
         kernel = kernel.reshape(-1, filters).t().contiguous().view(filters, *sizes)
         x, kernel = x.permute(0, 3, 1, 2), kernel.permute(0, 3, 1, 2)
-        found = torch.nn.functional.conv2d(x, kernel, stride=layer.strides, padding=sides)
+        if even:
+            x = torch.nn.functional.pad(x, (*sides[1], *sides[0]))
+        found = torch.nn.functional.conv2d(
+            x,
+            kernel,
+            stride=layer.strides,
+            padding=0 if even else [before for before, _ in sides],
+            groups=layer.groups,
+        )
         return found.permute(0, 2, 3, 1)
-    if any(sides):
-        x = ops.pad(x, ((0, 0), *((side, side) for side in sides), (0, 0)))
+    if any(map(any, sides)):
+        x = ops.pad(x, ((0, 0), *sides, (0, 0)))
+    if layer.groups > 1:
+        kernel = ops.transpose(kernel, (0, 1, 3, 2))
+        return ops.depthwise_conv(x, kernel, layer.strides, "valid", data_format="channels_last")
     return ops.conv(x, kernel, layer.strides, "valid", data_format="channels_last")
 
 

@@ -54,10 +54,10 @@ def shaken(reference, scale=0.3):
     random = torch.Generator().manual_seed(1)
     with torch.no_grad():
         for name, tensor in reference.state_dict().items():
-            if name.endswith(("num_batches_tracked", "n_points_scale")):
+            if name.endswith(("num_batches_tracked", "points_scale", "reg_scale", ".up")):
                 continue
             tensor.copy_(torch.randn(tensor.shape, generator=random) * scale)
-            if name.endswith("weight") and tensor.ndim == 1:
+            if name.endswith(("weight", "lab.scale")) and tensor.ndim == 1:
                 tensor.add_(1)
             if name.endswith("running_var"):
                 tensor.abs_().add_(0.5)

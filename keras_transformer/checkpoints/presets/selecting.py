@@ -17,6 +17,7 @@ _MODALITIES = {
     "patch_sequence": "images",
     "convolutions": "images",
     "resnet": "images",
+    "hgnet": "images",
     "queries": "images",
     "tubes": "videos",
     "frames": "sound",

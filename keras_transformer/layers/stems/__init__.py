@@ -2,6 +2,7 @@
 
 from keras_transformer.layers.stems.folded_frames import FoldedFrameStem
 from keras_transformer.layers.stems.frames import FrameStem
+from keras_transformer.layers.stems.hgnet import HGNetStem
 from keras_transformer.layers.stems.images import ConvolutionStem, PatchStem
 from keras_transformer.layers.stems.patch_sequences import PatchSequenceStem
 from keras_transformer.layers.stems.queries import QueryStem
@@ -22,6 +23,7 @@ STEMS: dict[str, type[PositionedStem]] = {
     "series": SeriesStem,
     "waveform": WaveformStem,
     "resnet": ResNetStem,
+    "hgnet": HGNetStem,
     "queries": QueryStem,
     "subsampled_frames": SubsampledFrameStem,
     "convolved_frames": ConvolvedFrameStem,

@@ -21,7 +21,11 @@ from keras_transformer.tasks.images.located import LocatedTask, MovedTargets, Ta
 from keras_transformer.tasks.images.map_plots import draw_objects
 from keras_transformer.tasks.images.objects import read_objects
 from keras_transformer.tasks.media.augmentation import augmentation_of
-from keras_transformer.training.losses.detection_loss import DetectionLoss, corners
+from keras_transformer.training.losses.detection_loss import (
+    DetectionLoss,
+    EdgeDetectionLoss,
+    corners,
+)
 
 # Targets of a batch are padded to a multiple of this, so that few shapes are compiled.
 _STEP = 8
@@ -130,8 +134,11 @@ class Objects(Targets):
         return images, ops.concatenate([centers, lengths, classes[..., None]], axis=-1)
 
 
-class DenoisedTargets(MovedTargets):
-    """The loss of predictions, and that of noisy objects that the decoder makes of the targets."""
+class DecodedTargets(MovedTargets):
+    """The loss of predictions, and of what the decoder makes with the targets.
+
+    These are queries of noisy objects, and distributions of edges.
+    """
 
     def batch(self, x, y, sample_weight, training):
         x, y, sample_weight = super().batch(x, y, sample_weight, training)
@@ -143,12 +150,25 @@ class DenoisedTargets(MovedTargets):
     def loss(self, states, x, y, sample_weight, training):
         if not training:
             return super().loss(states, x, y, sample_weight, training)
-        value = super().loss(states["found"], x, y, sample_weight, training)
-        boxes, classes, _ = repeated(x[BOXES], x[CLASSES], self.model.head.num_denoising)
-        targets = ops.concatenate([boxes, ops.cast(classes, boxes.dtype)[..., None]], axis=-1)
-        of_noise = self.model.loss.of_known_pairs(targets, states["denoised"], sample_weight)
+        model, loss = self.model, self.model.loss
+        edges = "found_edges" in states and isinstance(loss, EdgeDetectionLoss)
+        further = []
+        if edges:
+            value = loss.of_layers(y, states["found"], states["found_edges"], sample_weight)
+            further += model.losses
+        else:
+            value = super().loss(states["found"], x, y, sample_weight, training)
+        if "denoised" in states:
+            boxes, classes, _ = repeated(x[BOXES], x[CLASSES], model.head.num_denoising)
+            targets = ops.concatenate([boxes, ops.cast(classes, boxes.dtype)[..., None]], axis=-1)
+            found = states["denoised"]
+            if edges:
+                given = targets, found, states["denoised_edges"], sample_weight
+                further.append(loss.of_layers(*given, known=True))
+            else:
+                further.append(loss.of_known_pairs(targets, found, sample_weight))
         # As Keras adds losses of layers: each of several replicas has its share.
-        return value + self.model._aggregate_additional_loss(of_noise)
+        return value + sum(model._aggregate_additional_loss(each) for each in further)
 
     def logs(self, states, x, y, sample_weight):
         states = states["found"] if isinstance(states, dict) else states
@@ -240,7 +260,7 @@ class ObjectDetector(LocatedTask):
 
     alias = "object_detection"
     backbone_kinds = ("encoder", "seq2seq")
-    stem_kinds = ("patches", "resnet")
+    stem_kinds = ("patches", "resnet", "hgnet")
     takes_queries = True
     head_class = DetectionHead
     task_options = DetectionHead.options
@@ -281,8 +301,8 @@ class ObjectDetector(LocatedTask):
         return self.head.label_names
 
     def training_loss(self):
-        if self.head.num_denoising and isinstance(self.loss, DetectionLoss):
-            return DenoisedTargets(self)
+        if self.head.reads_objects and isinstance(self.loss, DetectionLoss):
+            return DecodedTargets(self)
         return super().training_loss()
 
     def _named(self, inputs):
