@@ -473,6 +473,9 @@ def special(family: Family) -> list[str]:
     if stem is not None and stem.kind == "resnet":
         maps = ", whose maps of several stages its head reads" if stem.num_maps else ""
         parts.append(f"an encoder of images, behind a ResNet{maps}")
+    if stem is not None and stem.kind == "hgnet":
+        maps = ", whose maps of several stages its head reads" if stem.num_maps else ""
+        parts.append(f"an encoder of images, behind an HGNet{maps}")
     if stem is not None and stem.kind == "queries":
         parts.append("an encoder of images, behind a ResNet, and a decoder of object queries")
         parts.append("positions that each attention adds to queries and keys")

@@ -1,4 +1,4 @@
-"""What the configs of convolutional networks that make the states of an image share."""
+"""Base of the configs of convolutional networks that make the states of an image."""
 
 import math
 from typing import NamedTuple

@@ -102,7 +102,7 @@ def test_same_outputs(tmp_path, name):
 
 @pytest.mark.one_backend
 def test_published_config_comes_back(tmp_path):
-    """What a file says is in the exported one, except for values that only training reads."""
+    """Values of a file are those of the exported one."""
     reference = d_fine(**CONFIGS["two maps"])
     reference.save_pretrained(tmp_path / "theirs")
     kt.export_to_huggingface(kt.Task.from_preset(tmp_path / "theirs"), tmp_path / "ours")

@@ -158,7 +158,9 @@ def _corners(located, starts, rows, columns) -> tuple:
 
     Args:
         located: float32 `(..., points, 2)`, x and y as shares of the image.
-        starts, rows, columns: int32 `(points,)`, see `_sizes`.
+        starts: int32 `(points,)`, see `_sizes`.
+        rows: int32 `(points,)`.
+        columns: int32 `(points,)`.
 
     Returns:
         Numbers of places, int32 `(..., points, 4)`, counted over all maps, and their shares,

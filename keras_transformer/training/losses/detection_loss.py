@@ -285,10 +285,10 @@ class EdgeDetectionLoss(VarifocalDetectionLoss):
 
     The distributions of a prediction with an object are to have the place of its edges as their
     expected value: their cross-entropy with the two distances next to it, weighted by the IoU of
-    the box (fine-grained localization). Those of earlier layers are to be like those of the last
-    one: their divergence, weighted by the IoU, or without an object by the largest probability of a
-    class, as the mean of predictions with objects and the mean of others, by the square roots of
-    their numbers (decoupled distillation).
+    the box (fine-grained localization). The distributions of earlier layers are to be like those
+    of the last one: their divergence, weighted by the IoU, or without an object by the largest
+    probability of a class, as the mean of predictions with objects and the mean of others, by the
+    square roots of their numbers (decoupled distillation).
 
     Takes what `VarifocalDetectionLoss` takes, and has its value. The other losses are in that of
     `fit`, which reads the distributions of the layers of a decoder with `edges`.

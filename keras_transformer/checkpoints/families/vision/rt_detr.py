@@ -88,7 +88,7 @@ def read_maps(values: Values, network: Values, widths: Sequence[int]) -> int:
 
     Args:
         values: the published config.
-        network: that of the network, with `out_indices` or `out_features`.
+        network: the network's own config, with `out_indices` or `out_features`.
         widths: features of the maps of all of its stages.
 
     Raises:
