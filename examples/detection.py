@@ -92,21 +92,14 @@ def make_task() -> kt.ObjectDetector:
         return kt.ObjectDetector(
             kt.models.Seq2Seq(config), processor, labels=labels, auxiliary_loss=FLAGS.auxiliary_loss
         )
-    further = {"num_maps": 1, "projection_norm": True, "positions": "counts"}
-    edges = FLAGS.detector == "edges"
-    network |= further if edges else further | {"variant": "d"}
-    if edges:
-        network = {name: x for name, x in network.items() if name != "block"}
-        network |= {"kind": "hgnet", "filters": [16, 16], "inner_widths": [16, 16, 16]}
-        network |= {"block_layers": [2, 2, 2], "kernel_sizes": [3, 3, 5]}
-        network |= {"light": [False, False, True], "affine": True}
+    further = {"variant": "d", "num_maps": 1, "projection_norm": True, "positions": "counts"}
     config = kt.TransformerConfig(
-        kind="encoder", **{**values, "num_layers": 1}, position="none", stem=network
+        kind="encoder", **{**values, "num_layers": 1}, position="none", stem=network | further
     )
     decoder = {name: values[name] for name in ("num_layers", "num_heads", "intermediate_dim")}
     decoder |= {"num_queries": FLAGS.tokens, "width": FLAGS.width}
     decoder |= {"num_denoising": FLAGS.num_denoising}
-    if edges:
+    if FLAGS.detector == "edges":
         decoder |= {"join": "csp_elan", "value_projection": False, "gated": True, "edges": {}}
     processor = kt.ImageProcessor(size=(64, 64), family="RTDetr", mean=None, std=None)
     return kt.ObjectDetector(
