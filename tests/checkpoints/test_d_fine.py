@@ -2,19 +2,25 @@
 
 import json
 
-import keras
 import numpy as np
 import pytest
 
 import keras_transformer as kt
 from keras_transformer.checkpoints import load_config
 from keras_transformer.checkpoints.families import FAMILIES
-from keras_transformer.checkpoints.presets.assignment import backbone_variables
 from keras_transformer.checkpoints.weights.safetensors_io import to_numpy
 from keras_transformer.training import EdgeDetectionLoss
 from tests.checkpoints.family_d_fine import NETWORK, VALUES, d_fine
-from tests.checkpoints.test_families import gradients_of
-from tests.checkpoints.test_rt_detr import pixels, shaken
+from tests.checkpoints.on_maps import (
+    assert_same_gradients,
+    assert_same_outputs,
+    checked_parameters,
+    loss_of_a_step,
+    pixels,
+    random_objects,
+    shaken,
+    share_noise,
+)
 
 torch = pytest.importorskip("torch")
 safetensors = pytest.importorskip("safetensors.numpy")
@@ -28,7 +34,12 @@ TWO_MAPS = {
     "feat_strides": [16, 32],
 }
 CONFIGS = {
-    "three maps": {"num_denoising": 4, "num_queries": 12, "reg_scale": 8.0},
+    "three maps": {
+        "num_denoising": 4,
+        "num_queries": 12,
+        "reg_scale": 8.0,
+        "freeze_backbone_batch_norms": False,
+    },
     # Maps that are as wide as the states of the decoder, which are not projected.
     "two maps": {
         **TWO_MAPS,
@@ -56,42 +67,20 @@ CONFIGS = {
 def test_same_outputs(tmp_path, name):
     """For images of several sizes, and the way back."""
     reference = shaken(d_fine(**CONFIGS[name]), 0.2)
-    reference.save_pretrained(tmp_path / "theirs")
-    kt.ImageProcessor(size=(64, 96), family="RTDetr", mean=None, std=None).save(tmp_path / "theirs")
-    task = kt.Task.from_preset(tmp_path / "theirs")
-    assert type(task) is kt.ObjectDetector and task.num_classes == 5
     sizes = [(64, 96)]
     if name == "three maps":  # in the second one some of the places are too near to the edge
         sizes += [(32, 448)]
-    for size in sizes:
-        ours, theirs = pixels(*size)
-        with torch.no_grad():
-            expected = reference(theirs)
-        found = to_numpy(task({"images": ours}))
-        assert expected.logits.std() > 0.1 and expected.pred_boxes.std() > 0.01
-        assert expected.enc_topk_logits.max(-1).values.unique().numel() > 2
-        assert found.shape == (2, len(expected.logits[0]), 4 + 5)
-        assert np.abs(found[..., 4:] - expected.logits.numpy()).max() <= 1e-4
-        assert np.abs(found[..., :4] - expected.pred_boxes.numpy()).max() <= 1e-4
-        alone = to_numpy(task({"images": ours[1:]}))
-        assert np.abs(alone - found[1:]).max() <= 1e-4
-
-    kt.export_to_huggingface(task, tmp_path / "ours")
-    again, info = type(reference).from_pretrained(tmp_path / "ours", output_loading_info=True)
-    assert not any(info.values()), info
+    task, again = assert_same_outputs(reference, tmp_path, sizes)
     tensors = reference.state_dict()
     for path, tensor in again.state_dict().items():
         assert torch.equal(tensor, tensors[path]), path
-    with torch.no_grad():
-        assert (again.eval()(theirs).logits - expected.logits).abs().max() <= 1e-6
-    back = kt.Task.from_preset(tmp_path / "ours")
-    assert back.task_values() == task.task_values()
-    assert back.backbone.config == task.backbone.config
-    assert back.processor.values() == task.processor.values()
+    ours, _ = pixels(64, 96)
+    both = to_numpy(task({"images": ours}))
+    assert np.abs(to_numpy(task({"images": ours[1:]})) - both[1:]).max() <= 1e-4
     task.save_to_preset(tmp_path / "saved")
     saved = kt.Task.from_preset(tmp_path / "saved")
     assert saved.task_values() == task.task_values()
-    assert np.array_equal(to_numpy(saved({"images": ours})), to_numpy(task({"images": ours})))
+    assert np.array_equal(to_numpy(saved({"images": ours})), both)
     if name == "three maps":
         config = task.backbone.config
         plan = kt.planning.make_plan(config, batch_size=2, length=config.stem.num_states)
@@ -205,29 +194,9 @@ def test_same_losses_and_gradients(tmp_path, monkeypatch, name):
     reference.save_pretrained(tmp_path / "theirs")
     task = kt.Task.from_preset(tmp_path / "theirs")
     assert isinstance(task.loss, EdgeDetectionLoss)
-    random = np.random.default_rng(3)
-    most, width = max(counts), 4
-    targets = np.zeros((2, width, 5), "float32")
-    targets[..., 4] = -1
-    for row, count in zip(targets, counts, strict=True):
-        places = random.permutation(width)[:count]  # padding may stand anywhere
-        row[places, :4] = random.uniform(0.2, 0.5, (count, 4))
-        row[places, 4] = random.integers(0, 5, count)
-    known = [row[row[:, 4] >= 0] for row in targets]
-    labels = [
-        {"boxes": torch.tensor(row[:, :4]), "class_labels": torch.tensor(row[:, 4]).long()}
-        for row in known
-    ]
+    targets, labels = random_objects(counts)
     if wanted:
-        groups, slots = max(wanted // most, 1), max(wanted, width)
-        noise = random.uniform(size=(2, 2 * slots, 10)).astype("float32")
-        task.decoder_layer.denoising.noise = lambda shape: keras.ops.convert_to_tensor(noise)
-        near = np.arange(groups * most).reshape(groups, 1, most)
-        drawn = torch.tensor(noise)[:, np.concatenate([near, near + slots], axis=1).reshape(-1)]
-        shares = iter([drawn[..., 0], drawn[..., 6:]])
-        integers = iter([(drawn[..., 1] * 5).int(), (drawn[..., 2:6] >= 0.5).float()])
-        monkeypatch.setattr(torch, "rand_like", lambda *args, **options: next(shares))
-        monkeypatch.setattr(torch, "randint_like", lambda *args, **options: next(integers))
+        share_noise(task, counts, monkeypatch)
     ours, theirs = pixels(96, 128)
     reference.requires_grad_(True).train()
     parts = published_loss(reference, reference.model(theirs, labels=labels), labels)
@@ -237,34 +206,16 @@ def test_same_losses_and_gradients(tmp_path, monkeypatch, name):
     told = {path.split("_dn_")[0].split("_aux_")[0] for path, part in parts.items() if part > 1e-4}
     assert told == {"loss_vfl", "loss_bbox", "loss_giou", "loss_fgl", "loss_ddf"}
 
-    step = task.step_loss()
-    x, y, _ = step.batch({"images": ours}, targets, None, training=True)
-
-    def computed():
-        return step.loss(step.states(x, None, training=True), x, y, None, training=True)
-
+    computed = loss_of_a_step(task, ours, targets)
     value = float(to_numpy(computed()))
     assert abs(value - float(expected.detach())) <= 1e-4 * value
-    variables = {**backbone_variables(task.backbone), **task.head}
-    trained = {id(v) for v in task.trainable_variables}
-    found = gradients_of({p: v for p, v in variables.items() if id(v) in trained}, computed)
+    # Sums over all features and places, most of which cancel each other.
+    bounds = {"_affine/": 5e-4}
+    found = assert_same_gradients(task, computed, reference, tmp_path, bounds)
     assert len(found) > 200 and "encoder/input_convolution_1_affine/scale" in found
     assert not any(path.endswith(("edges/reach", "edges/scale")) for path in found)
-
-    # Their gradients are read as the weights of a checkpoint.
-    with torch.no_grad():
-        for parameter in reference.parameters():
-            parameter.copy_(parameter.grad)
-    reference.save_pretrained(tmp_path / "gradients")
-    gradients = kt.Task.from_preset(tmp_path / "gradients")
-    gradients = {**backbone_variables(gradients.backbone), **gradients.head}
-    for path, value in found.items():
-        wanted = to_numpy(gradients[path])
-        # Sums over all features and places, most of which cancel each other.
-        bound = 5e-4 if "_affine/" in path else 1e-4
-        assert np.abs(value - wanted).max() <= bound * max(np.abs(wanted).max(), 1), path
     # Evaluation has the loss of the last layer's boxes and classes alone.
-    x, y, _ = step.batch({"images": ours}, targets, None, training=False)
+    x, _, _ = task.step_loss().batch({"images": ours}, targets, None, training=False)
     assert x.keys() == {"images"}
 
 
@@ -354,3 +305,12 @@ def test_other_decoders_are_not_written(family, decoder, message):
         config = FAMILIES["d_fine"].config({})
     with pytest.raises(ValueError, match=message):
         FAMILIES[family].published_config(config, task)
+
+
+@pytest.mark.one_backend
+@pytest.mark.parametrize(
+    ("name", "said"), [("nano", 4), ("small", 10), ("medium", 19), ("large", 31), ("xlarge", 62)]
+)
+def test_presets_have_as_many_parameters(name, said):
+    """As Transformers' class, and, in millions, in table 1 of the paper."""
+    assert checked_parameters(f"dfine_{name}_coco") == pytest.approx(said * 1e6, rel=0.06)
