@@ -156,8 +156,8 @@ class RefiningDecoder(HeadLayer):
         as shares of the image, and logits. With `training` `(batch, 1 + num_layers, num_queries, 4
         + classes)`: the proposals and the outputs of each layer, with `edges` between them the
         boxes that are moved. With `objects` a dict: `found` is this; `denoised`, with
-        `num_denoising`, the outputs of the noisy queries, `(batch, num_layers, queries, 4 +
-        classes)`; and with `edges` `found_edges` and `denoised_edges`, `Edges` of both.
+        `num_denoising`, the outputs of the noisy queries, without proposals; and with `edges`
+        `found_edges` and `denoised_edges`, `Edges` of both.
 
     Raises:
         ValueError: if the maps have fewer places than there are queries.

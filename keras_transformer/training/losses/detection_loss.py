@@ -38,8 +38,9 @@ class _Pairs(NamedTuple):
         """Return the pairs of the last `count` layers of each image."""
 
         def last(x):
-            by_image = ops.reshape(x, (-1, self.layers, *x.shape[1:]))[:, -count:]
-            return ops.reshape(by_image, (-1, *x.shape[1:]))
+            shape = ops.shape(x)[1:]
+            by_image = ops.reshape(x, (-1, self.layers, *shape))[:, -count:]
+            return ops.reshape(by_image, (-1, *shape))
 
         kept = [
             x if name in ("layers", "number") else last(x) for name, x in self._asdict().items()
