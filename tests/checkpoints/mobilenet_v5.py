@@ -76,25 +76,27 @@ def small_args(size=64, grid=2):
     }  # fmt: skip
 
 
-def weights(name, shape):
-    """Return values that a name and a shape determine, of about the size of trained ones."""
+def noise(name, shape):
+    """Return normal values that a name and a shape determine, float32."""
     random = np.random.RandomState(zlib.crc32(name.encode()))
-    values = random.standard_normal(shape).astype("float32")
+    return random.standard_normal(shape).astype("float32")
+
+
+def weights(name, shape):
+    """Return values for a parameter of the tower, of about the size of trained ones."""
     if len(shape) > 1:
-        return values * np.float32(np.prod(shape[1:]) ** -0.5)
-    return 0.3 * values + np.float32(not name.endswith("bias"))
+        return noise(name, shape) * np.float32(np.prod(shape[1:]) ** -0.5)
+    return 0.3 * noise(name, shape) + np.float32(not name.endswith("bias"))
 
 
-def fill(module, prefix="", skip=()):
-    """Set the parameters of a module to `weights` of their names."""
+def fill(network):
+    """Set the parameters of a tower to `weights` of their names."""
     import torch
 
     with torch.no_grad():
-        for name, parameter in module.named_parameters():
-            if not name.startswith(skip or "-"):
-                made = weights(prefix + name, tuple(parameter.shape))
-                parameter.copy_(torch.from_numpy(made))
-    return module.eval()
+        for name, parameter in network.named_parameters():
+            parameter.copy_(torch.from_numpy(weights(name, tuple(parameter.shape))))
+    return network.eval()
 
 
 def pictures(count=2, size=64):
@@ -274,21 +276,34 @@ def register():
 
 
 def sample(states):
-    """Return what is kept of states `(images, places, 2048)`: every 31st feature, and all lengths."""
+    """Return what is kept of states `(images, places, 2048)`: every 31st number, and lengths."""
     lengths = np.sqrt((states.astype("float64") ** 2).mean(-1))
     return np.concatenate([states[..., ::31], lengths[..., None]], axis=-1)
 
 
 def main():
+    """Write what timm computes, and what Transformers computes with it."""
+    import tempfile
+
     import timm
     import torch
 
-    network = timm.create_model("mobilenetv5_300m_enc", **small_args())
+    from tests.tasks import test_gemma3n_images, vision_chats
+
+    network = fill(timm.create_model("mobilenetv5_300m_enc", **small_args()))
     images = torch.from_numpy(pictures()).permute(0, 3, 1, 2)
     with torch.no_grad():
-        states = fill(network)(images).flatten(2).transpose(1, 2).numpy()
-    found = [[[round(float(x), 7) for x in row] for row in each] for each in sample(states)]
-    VALUES.write_text(json.dumps({"timm": timm.__version__, "states": found}) + "\n")
+        states = network(images).flatten(2).transpose(1, 2).numpy()
+    with tempfile.TemporaryDirectory() as folder:
+        model, processor = vision_chats.gemma3n(Path(folder), timm=True)
+    assert type(model.model.vision_tower).__name__ == "TimmWrapperModel"
+    logits = [
+        test_gemma3n_images.expected_logits(model, processor, conversation)[-2:]
+        for conversation in test_gemma3n_images.conversations()
+    ]
+    found = {"states": sample(states), "logits": np.stack(logits)}
+    rounded = {name: np.round(each.astype("float64"), 6).tolist() for name, each in found.items()}
+    VALUES.write_text(json.dumps({"timm": timm.__version__, **rounded}) + "\n")
 
 
 if __name__ == "__main__":
