@@ -63,6 +63,9 @@ def model_rows(
     apart = backbone.get("source")
     sides = backbone["kind"] == "dual" or backbone.get("placeholder_id") is not None
     beside = apart or (sides and (backbone["encoder"] or {})) or {}
+    if not backbone["num_layers"]:  # a stem alone, without the values of blocks
+        rows.pop("layers", None)
+        beside = {n: value for n, value in beside.items() if n in ("hidden_dim", "stem")}
     what = "sound" if "frames" in (beside.get("stem") or {}).get("kind", "") else "images"
     for key in beside:
         shown = key in _ROWS and _ROWS[key] in rows and key not in ("vocabulary_size", "position")

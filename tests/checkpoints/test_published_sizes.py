@@ -205,8 +205,8 @@ SAID = {
     "qwen3_vl_instruct_30b_a3b": 31_100,
     "qwen3_vl_instruct_235b_a22b": 236_000,
     "qwen3_vl_instruct_32b": 33_400,
-    "gemma3n_audio_instruct_e2b": 5_440 - 300,  # without the encoder of images
-    "gemma3n_audio_instruct_e4b": 7_850 - 300,
+    "gemma3n_vision_instruct_e2b": 5_440,
+    "gemma3n_vision_instruct_e4b": 7_850,
     "gemma4_vision_instruct_e2b": 5_100,
     "gemma4_vision_instruct_e4b": 8_000,
     "gemma4_vision_instruct_26b_a4b": 25_200 + 570,  # the texts, and the image tower

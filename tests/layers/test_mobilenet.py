@@ -49,6 +49,10 @@ def filled(config):
     return backbone, theirs
 
 
+def states_of(backbone, images):
+    return backbone.predict({"images": images}, verbose=0)
+
+
 @pytest.fixture(scope="module")
 def both():
     return filled(small())
@@ -58,12 +62,12 @@ def both():
 def test_states_are_those_of_timm(both):
     """Each block, stride, kernel and factor that differs is in the small network."""
     backbone, _ = both
-    states = to_numpy(backbone({"images": IMAGES}))
+    states = states_of(backbone, IMAGES)
     expected = np.array(json.loads(mobilenet_v5.VALUES.read_text())["states"])
     assert states.shape == (2, 4, 2048)
     assert np.abs(mobilenet_v5.sample(states) - expected).max() <= 2e-5
-    alone = to_numpy(backbone({"images": IMAGES[1:]}))
-    assert np.abs(alone[0] - states[1]).max() <= 1e-5
+    alone = states_of(backbone, IMAGES[[1, 1]])  # of the same size, a compiled program
+    assert np.abs(alone[0] - states[1]).max() <= 1e-6
 
 
 @pytest.mark.one_backend
@@ -110,16 +114,16 @@ def test_states_are_those_of_keras_hub(both):
             variable.assign(hook_fn(value, variable.shape) if hook_fn else value)
 
     convert_weights(hub, Loader(), {})
-    expected = to_numpy(hub(IMAGES)).reshape(2, 4, 2048)
-    assert np.abs(to_numpy(backbone({"images": IMAGES})) - expected).max() <= 2e-5
+    expected = hub.predict(IMAGES, verbose=0).reshape(2, 4, 2048)
+    assert np.abs(states_of(backbone, IMAGES) - expected).max() <= 2e-5
 
 
 @pytest.mark.each_backend
 def test_images_of_other_sizes(both):
     """Any size whose map is averaged to the grid; others are refused."""
     backbone, _ = both
-    larger = to_numpy(backbone({"images": np.repeat(np.repeat(IMAGES, 2, 1), 2, 2)}))
-    assert larger.shape == (2, 4, 2048)
+    images = np.repeat(np.repeat(IMAGES[:1], 2, 1), 2, 2)
+    assert to_numpy(backbone({"images": images})).shape == (1, 4, 2048)
     with pytest.raises(ValueError, match="80 x 96 pixels has a map of 5 x 6 places"):
         backbone({"images": np.zeros((1, 80, 96, 3), "float32")})
 

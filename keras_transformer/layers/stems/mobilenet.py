@@ -137,8 +137,8 @@ class MobileNetV5Stem(ImageStem):
         stem, images = self.config.stem, ops.cast(inputs["images"], self.compute_dtype)
         size, maps = self.image_size(images), []
         stem.check_size(size)
-        if None in images.shape[1:3]:  # a graph, whose images have the config's size
-            images = ops.reshape(images, (-1, *size, stem.num_channels))
+        if None in images.shape[1:3]:  # a graph: it is an error if they have another size
+            images = ops.reshape(images, (ops.shape(images)[0], *size, stem.num_channels))
         x = self._convolved(stem.first_convolution, images)
         for blocks in stem.blocks_of_stages:
             for block in blocks:

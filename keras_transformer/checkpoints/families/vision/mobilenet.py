@@ -63,7 +63,8 @@ def read_network(values: Values) -> Side:
     grid = number(given, "msfa_output_resolution", _USUAL.state_grid[0])
     overlay = nested(given, "pretrained_cfg_overlay")
     size = overlay.get("input_size", [3, *_USUAL.image_size])
-    if not isinstance(size, (list, tuple)) or len(size) != 3 or size[0] != 3 or len(overlay) > 1:
+    three = isinstance(size, (list, tuple)) and len(size) == 3 and size[0] == 3
+    if not three or overlay.keys() - {"input_size"}:
         raise ValueError(
             "pretrained_cfg_overlay of the image tower must have input_size alone, three numbers, "
             f"the first of them 3, received {shorten(overlay)}."
