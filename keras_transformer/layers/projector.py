@@ -74,7 +74,7 @@ class Projector(keras.layers.Layer):
         self._standardized = config.projector.standardized
         self._stride, self._hard_tokens = config.projector.stride, config.projector.hard_tokens
         self._scale = self._widths[0] ** 0.5 if config.projector.scaled else 1.0
-        # Those of sound are behind those of images.
+        # The tokens of sound are behind those of images.
         of_sound = config.sound_projector
         behind = 0 if of_sound is None else of_sound.hard_tokens
         self._first_hard = decoder.vocabulary_size - behind - self._hard_tokens

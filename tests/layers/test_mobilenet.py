@@ -72,7 +72,7 @@ def test_states_are_those_of_timm(both):
 
 @pytest.mark.one_backend
 def test_the_class_of_the_tests_is_that_of_timm(both):
-    """What stands in for timm in other tests."""
+    """Other tests have it in place of timm."""
     torch = pytest.importorskip("torch")
     network = mobilenet_v5.fill(mobilenet_v5.encoder(**mobilenet_v5.small_args()))
     with torch.no_grad():

@@ -6,8 +6,10 @@ import json
 import keras
 import numpy as np
 import pytest
+from safetensors.numpy import load_file, save_file
 
 import keras_transformer as kt
+from keras_transformer.checkpoints.families import FAMILIES
 from keras_transformer.checkpoints.weights.safetensors_io import to_numpy
 from keras_transformer.generation import BeamSearch, Rules
 from tests.checkpoints import mobilenet_v5
@@ -146,7 +148,7 @@ def test_same_states_of_images(both):
 
 @pytest.mark.each_backend
 def test_same_logits_as_with_timm(both):
-    """What Transformers computed with timm's own tower, at the last places of conversations."""
+    """Logits of Transformers with timm's own tower, at the last places of conversations."""
     *_, task = both
     arrays, mask = arrays_of(task, conversations())
     found = to_numpy(task(arrays))
@@ -318,3 +320,131 @@ def test_adapters(tmp_path):
     merged = type(model).from_pretrained(tmp_path / "merged").eval()
     expected = expected_logits(merged, processor, conversations()[4])
     assert np.abs(adapted[4][mask[4]] - expected).max() <= 1e-4
+
+
+@pytest.mark.one_backend
+def test_integers_and_their_adapters(tmp_path):
+    """Layers of blocks have integers, and their adapters learn; the tower of images has floats."""
+    vision_chats.gemma3n(tmp_path)
+    task = kt.ImageToText.from_preset(tmp_path, dtype="int8")
+    stem = task.backbone.encoder_stem
+    assert {str(v.dtype) for v in stem.variables} == {"float32"}
+    kernels = [v for v in task.backbone.decoder.variables if v.path.endswith("query/kernel")]
+    assert {str(v.dtype) for v in kernels} == {"int8"}
+    task.enable_lora(rank=2)
+    rows = [[*some, said()] for some in conversations()[1:]]
+    losses = task.fit(rows, epochs=3, verbose=0).history["loss"]
+    assert losses[-1] < losses[0]
+    plan = kt.planning.make_plan(
+        task.backbone.config, batch_size=2, length=40, dtype="int8", lora_rank=2
+    )
+    assert plan.memory.weights > sum(4 * v.size for v in map(to_numpy, stem.variables))
+
+
+@pytest.mark.backend_independent
+@pytest.mark.parametrize("size", [768, 64])
+def test_same_pixels(size):
+    """Images of odd sizes, larger and smaller, and long ones."""
+    values = {
+        "image_processor_type": "SiglipImageProcessorFast", "do_normalize": False,
+        "do_rescale": True, "do_resize": True, "resample": 2, "do_convert_rgb": None,
+        "size": {"height": size, "width": size}, "image_mean": [0.5] * 3, "image_std": [0.5] * 3,
+    }  # fmt: skip
+    ours = kt.ImageProcessor.from_values(values)
+    theirs = transformers.SiglipImageProcessorPil.from_dict({**values, "do_convert_rgb": True})
+    random = np.random.default_rng(0)
+    for shape in ((31, 17, 3), (769, 801, 3), (7, 5, 3), (1025, 33, 3)):
+        image = random.integers(0, 256, shape, dtype="uint8")
+        expected = np.moveaxis(theirs([image], return_tensors="np")["pixel_values"], 1, -1)
+        assert np.abs(ours([image]) - expected).max() <= 1e-5
+    written = ours.values()
+    assert written["image_processor_type"] == "SiglipImageProcessor"
+    assert (written["do_normalize"], written["size"]) == (False, values["size"])
+
+
+@pytest.mark.one_backend
+def test_what_does_not_fit_is_refused(both):
+    """Counts of states, texts with tokens of states, videos, and recordings without numbers."""
+    *_, task = both
+    arrays, _ = arrays_of(task, conversations()[1:2])
+    ids = arrays["decoder_token_ids"]
+    token = task.backbone.config.placeholder_id
+    fewer = np.where(np.cumsum(ids == token, axis=1) == 4, 5, ids)
+    with pytest.raises(ValueError, match="has .* placeholders, tokens of the id"):
+        task.backbone({**arrays, "decoder_token_ids": fewer})
+    alone = {n: x for n, x in arrays.items() if n != "decoder_placed_states"}
+    found = to_numpy(task.backbone(alone))  # an image for each row needs no numbers
+    assert np.abs(found - to_numpy(task.backbone(arrays))).max() <= 1e-6
+    with pytest.raises(ValueError, match="and the encoder makes 4 states of an input"):
+        task.backbone({**alone, "decoder_token_ids": fewer})
+    heard, _ = arrays_of(task, conversations()[3:4])
+    del heard["decoder_placed_states"]
+    with pytest.raises(ValueError, match="recordings are behind those of images: give `decoder_pl"):
+        task.backbone(heard)
+    with pytest.raises(ValueError, match=r"the text has '<image_soft_token>', which stands for"):
+        task.chat([user("which <image_soft_token> ?")])
+    with pytest.raises(ValueError, match="this model reads no videos"):
+        task.chat([user({"type": "video", "video": np.zeros((2, 8, 8, 3), "uint8")}, "which ?")])
+    with pytest.raises(ValueError, match="has 1 images? and 0|its chat template writes"):
+        task.tokenizer.chat_template, kept = (
+            "{{ messages[0]['role'] }}",
+            task.tokenizer.chat_template,
+        )
+        try:
+            task.chat([user(pictures(1)[0], "which ?")])
+        finally:
+            task.tokenizer.chat_template = kept
+
+
+@pytest.mark.one_backend
+def test_folders_without_the_tower_are_refused(tmp_path):
+    """Its tensors are named; texts alone load."""
+    vision_chats.gemma3n(tmp_path)
+    path = tmp_path / "model.safetensors"
+    tensors = load_file(path)
+    tower = {n: x for n, x in tensors.items() if n.startswith("model.vision_tower.")}
+    assert "model.vision_tower.timm_model.conv_stem.conv.weight" in tower
+    save_file({n: x for n, x in tensors.items() if n not in tower}, path)
+    with pytest.raises(ValueError, match=r"vision_tower\.timm_model\.conv_stem"):
+        kt.ImageToText.from_preset(tmp_path)
+    assert kt.CausalLM.from_preset(tmp_path).backbone.config.kind == "decoder"
+
+
+@pytest.mark.backend_independent
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"vision_config": {"architecture": "resnet50"}}, "architecture='resnet50'"),
+        ({"vision_config": {"model_type": "siglip_vision_model"}}, "only 'gemma3n_vision'"),
+        ({"vision_config": {"vocab_offset": 262_143}}, "those before the tokens of sound"),
+        ({"vision_config": {"vocab_size": 0}}, "those before the tokens of sound"),
+        ({"vision_soft_tokens_per_image": 64}, "vision_soft_tokens_per_image=64 must be the numb"),
+        ({"audio_token_id": 262_274}, "audio_token_id=262,274"),
+        ({"text_config": {"pad_token_id": 1}}, "pad_token_id=1"),
+        ({"image_token_id": "x"}, "image_token_id must be a number"),
+    ],
+)
+def test_wrong_values_are_refused(values, message):
+    with pytest.raises(ValueError, match=message):
+        FAMILIES["gemma3n"].config(values)
+
+
+@pytest.mark.backend_independent
+def test_configs_that_have_no_place():
+    """Images of one size stand beside sound under the conditions of others."""
+    config = FAMILIES["gemma3n"].config({})
+    assert config.num_placeholders == 256 and config.hearing_side == "sound"
+    with pytest.raises(ValueError, match="The `stride` of a projector needs an encoder of sound"):
+        config.replace(projector=config.projector.replace(stride=2))
+    with pytest.raises(ValueError, match="`scaled` need the type 'norm_around'"):
+        kt.config.Projector(type="mlp", scaled=True)
+    most = config.vocabulary_size
+    with pytest.raises(ValueError, match="`hard_tokens` are the last of the vocabulary, which has"):
+        config.replace(
+            projector=config.projector.replace(hard_tokens=2**16),
+            decoder=config.decoder.replace(
+                input=config.decoder.input.replace(vocabulary_size=2**16)
+            ),
+            placeholders=kt.config.Placeholders(token_id=5),
+        )
+    assert most == 262_400

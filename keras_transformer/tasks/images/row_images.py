@@ -279,7 +279,9 @@ class Recordings:
             self.samples.append(_samples(self.processor, sound, f"x[{place}]"))
 
     def arrays(self, least: int) -> dict[str, np.ndarray]:
-        """Return the inputs of the side that hears, of at least so many; empty without recordings.
+        """Return the inputs of the side that hears; empty without recordings.
+
+        `least` is the number of recordings that the batch has in any case.
 
         Raises ValueError if most of them would be padding.
         """
@@ -299,7 +301,10 @@ class Recordings:
         return {f"{side}_{name}": array for name, array in made.items()}
 
     def states(self, sound: Any, behind: int) -> np.ndarray:
-        """Return the numbers of the states of a recording, behind so many states of images."""
+        """Return the numbers of the states of a recording.
+
+        `behind` is the number of states of all images, which are counted first.
+        """
         number, layout = self.found[_identity(sound)]
         # A further state of the model is behind those of all recordings.
         last = len(self.samples) * self.of_each
