@@ -132,69 +132,64 @@ class MobileNetStage(Part):
             before: int, features of the map before the stage.
             grid: ints, its rows and columns.
         """
-        features, number = before, 0
-        for size, factor in zip(self.kernel_sizes, self.expansions, strict=True):
-            own, inner, first = f"{name}_block_{number}", factor * features, not number
-            after = halved(grid) if first else grid
-            step = 2 if first else 1
-            expansion, projection = f"{own}_expansion", f"{own}_projection"
-            if self.block == "edge_residual":
-                found = [
-                    MobileNetConvolution(
-                        expansion, size, features, inner, after, step, activated=True
-                    )
-                ]
-            else:
-                one = {"depthwise": True}
-                found = []
-                if size:
-                    found.append(
-                        MobileNetConvolution(
-                            f"{own}_depthwise", size, features, features, grid, **one
-                        )
-                    )
-                found.append(
-                    MobileNetConvolution(expansion, 1, features, inner, grid, activated=True)
-                )
-                if first:
-                    found.append(
-                        MobileNetConvolution(
-                            f"{own}_halving", self.halving_size, inner, inner, after, step,
-                            activated=True, **one,
-                        )
-                    )  # fmt: skip
-            found.append(MobileNetConvolution(projection, 1, inner, self.dim, after))
-            scaled = self.block != "edge_residual"
-            yield MobileNetBlock(own, tuple(found), self.dim, not first, scaled)
-            features, grid, number = self.dim, after, number + 1
-        for _ in range(self.attentions):
+        edge, features = self.block == "edge_residual", before
+        sizes = zip(self.kernel_sizes, self.expansions, strict=True)
+        for number, (size, factor) in enumerate(sizes):
+            own, halves = f"{name}_block_{number}", not number
+            inner = factor * features
+            make = self._edge_residual if edge else self._bottleneck
+            found = make(own, size, features, inner, grid, halves)
+            yield MobileNetBlock(own, found, self.dim, not halves, not edge)
+            features, grid = self.dim, found[-1].grid
+        inner = self.pair_expansion * self.dim
+        for number in range(len(self.kernel_sizes), self.num_blocks, 2):
             own = f"{name}_block_{number}"
-            yield MobileNetBlock(own, self._of_attention(own, grid), self.dim, True, True, self)
-            own, inner = f"{name}_block_{number + 1}", self.pair_expansion * self.dim
-            found = [
-                MobileNetConvolution(f"{own}_expansion", 1, self.dim, inner, grid, activated=True),
-                MobileNetConvolution(f"{own}_projection", 1, inner, self.dim, grid),
-            ]
-            yield MobileNetBlock(own, tuple(found), self.dim, True, True)
-            number += 2
+            yield MobileNetBlock(own, self._attention(own, grid), self.dim, True, True, self)
+            own = f"{name}_block_{number + 1}"
+            found = self._bottleneck(own, 0, self.dim, inner, grid, False)
+            yield MobileNetBlock(own, found, self.dim, True, True)
 
-    def _of_attention(self, name: str, grid: tuple[int, int]) -> tuple[MobileNetConvolution, ...]:
-        """Return the convolutions of a block of attention, in the order of their names."""
-        inner = self.num_heads * self.head_dim
-        plain = {"norm": False}
+    @property
+    def num_blocks(self) -> int:
+        """Number of blocks, those of the pairs among them."""
+        return len(self.kernel_sizes) + 2 * self.attentions
+
+    def _edge_residual(self, name, size, features, inner, grid, halves):
+        """Return the convolutions of an edge residual."""
+        step, after = (2, halved(grid)) if halves else (1, grid)
+        first = MobileNetConvolution(
+            f"{name}_expansion", size, features, inner, after, step, activated=True
+        )
+        return first, MobileNetConvolution(f"{name}_projection", 1, inner, self.dim, after)
+
+    def _bottleneck(self, name, size, features, inner, grid, halves):
+        """Return the convolutions of an inverted bottleneck."""
+        found, after = [], grid
+        if size:
+            sizes = size, features, features
+            found.append(MobileNetConvolution(f"{name}_depthwise", *sizes, grid, depthwise=True))
+        found.append(
+            MobileNetConvolution(f"{name}_expansion", 1, features, inner, grid, activated=True)
+        )
+        if halves:
+            sizes, after = (self.halving_size, inner, inner), halved(grid)
+            values = {"depthwise": True, "activated": True}
+            found.append(MobileNetConvolution(f"{name}_halving", *sizes, after, 2, **values))
+        found.append(MobileNetConvolution(f"{name}_projection", 1, inner, self.dim, after))
+        return tuple(found)
+
+    def _attention(self, name: str, grid: tuple[int, int]) -> tuple[MobileNetConvolution, ...]:
+        """Return the convolutions of a block of attention."""
+        inner, plain, fewer = self.num_heads * self.head_dim, {"norm": False}, self.keys_of(grid)
         found = [MobileNetConvolution(f"{name}_query", 1, self.dim, inner, grid, **plain)]
-        fewer = self.keys_of(grid)
         for each in ("key", "value"):
             if self.key_stride > 1:
-                found.append(
-                    MobileNetConvolution(
-                        f"{name}_{each}_reduction", _REDUCTION, self.dim, self.dim, fewer,
-                        self.key_stride, depthwise=True,
-                    )
-                )  # fmt: skip
-            found.append(
-                MobileNetConvolution(f"{name}_{each}", 1, self.dim, self.head_dim, fewer, **plain)
-            )
+                sizes = _REDUCTION, self.dim, self.dim
+                values = {"step": self.key_stride, "depthwise": True}
+                own = f"{name}_{each}_reduction"
+                found.append(MobileNetConvolution(own, *sizes, fewer, **values))
+            sizes = 1, self.dim, self.head_dim
+            found.append(MobileNetConvolution(f"{name}_{each}", *sizes, fewer, **plain))
         found.append(MobileNetConvolution(f"{name}_output", 1, inner, self.dim, grid, **plain))
         return tuple(found)
 
@@ -204,7 +199,7 @@ class MobileNetStage(Part):
         return rows, columns
 
 
-def _bottleneck(dim: int, sizes: tuple[int, ...], factors: tuple[int, ...], **values):
+def _stage(dim: int, sizes: tuple[int, ...], factors: tuple[int, ...], **values):
     return MobileNetStage(dim=dim, kernel_sizes=sizes, expansions=factors, **values)
 
 
@@ -224,13 +219,13 @@ class MobileNetV5StemConfig(ImageStemConfig, kind="mobilenet_v5"):
     stages: tuple[MobileNetStage, ...] = option(
         "the stages, two or more.",
         (
-            _bottleneck(128, (3, 3, 3), (4, 4, 4), block="edge_residual"),
-            _bottleneck(256, (3, 5, 3, 5, 3), (6, 4, 4, 4, 4)),
-            _bottleneck(
+            _stage(128, (3, 3, 3), (4, 4, 4), block="edge_residual"),
+            _stage(256, (3, 5, 3, 5, 3), (6, 4, 4, 4, 4)),
+            _stage(
                 640, (*(5,) * 8, 0), (6, *(4,) * 7, 1),
                 attentions=14, num_heads=12, head_dim=64, key_stride=2,
             ),
-            _bottleneck(1280, (5,), (6,), attentions=19, num_heads=16, head_dim=96),
+            _stage(1280, (5,), (6,), attentions=19, num_heads=16, head_dim=96),
         ),
     )  # fmt: skip
     state_grid: tuple | list = option("rows and columns of the states.", (16, 16))
@@ -245,6 +240,9 @@ class MobileNetV5StemConfig(ImageStemConfig, kind="mobilenet_v5"):
             )
         if not 2 <= len(self.stages) <= 8:
             raise ValueError(f"The stem must have 2 to 8 `stages`, received {len(self.stages)}.")
+        count = sum(stage.num_blocks for stage in self.stages)
+        if count > 2**10:
+            raise ValueError(f"The stages must have at most 1,024 blocks, received {count:,}.")
         self.check_size(self.image_size)
 
     def check_size(self, image_size: tuple[int, int]) -> None:

@@ -204,6 +204,7 @@ STAGE = {"dim": 8, "kernel_sizes": [3], "expansions": [2]}
         ({"stages": [STAGE, {**STAGE, "halving_size": 4}]}, "`halving_size` must be odd"),
         ({"stages": [STAGE, {**STAGE, "num_heads": 999}]}, "`num_heads` times `head_dim`"),
         ({"stages": [STAGE, {**STAGE, "attentions": 10**6}]}, "`attentions` must be at most"),
+        ({"stages": [STAGE, {**STAGE, "attentions": 900}]}, "at most 1,024 blocks, received 1,802"),
         ({"stages": [STAGE, {**STAGE, "dim": 10**6}]}, "`dim` must be at most"),
         ({"stages": [STAGE, {**STAGE, "block": "wide"}]}, "`block` must be one of"),
     ],
