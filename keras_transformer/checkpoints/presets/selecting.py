@@ -17,6 +17,7 @@ _MODALITIES = {
     "patch_sequence": "images",
     "convolutions": "images",
     "resnet": "images",
+    "mobilenet_v5": "images",
     "queries": "images",
     "tubes": "videos",
     "frames": "sound",
