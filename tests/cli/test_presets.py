@@ -71,6 +71,15 @@ def test_info_of_two_towers(run):
 
 
 @pytest.mark.backend_independent
+def test_info_of_a_convolutional_network(run):
+    """A row for each stage, of all of its layers."""
+    _, out, _ = run("info", "gemma3n_vision_instruct_e2b")
+    rows = [line.split() for line in out.splitlines() if "encoder: input" in line]
+    stages = [int(row[4].replace(",", "")) for row in rows if row[2] == "stage"]
+    assert stages == [1_492_608, 2_439_168, 63_407_744, 211_540_480] and len(rows) < 15
+
+
+@pytest.mark.backend_independent
 def test_info_counts_the_cache(run):
     """Llama 3 has 32 layers with 8 key/value heads of 128: 131,072 numbers a token and side."""
     code, out, _ = run("info", "llama3_8b_en", "--length", "4096", "--batch", "2")
