@@ -88,7 +88,7 @@ class TransformerConfig(Part):
     encoder: Side | None = option("the encoder.", None)
     sound: Side | None = option(
         "an encoder of sound beside one of images: its states replace placeholders of the decoder "
-        "as well, and are counted after the states of all images (Gemma 4).",
+        "as well, and are counted after the states of all images (Gemma 3n, Gemma 4).",
         None,
     )
     sound_projector: Projector | None = option("layers between `sound` and the decoder.", None)
