@@ -233,7 +233,7 @@ class TransformerConfig(Part):
                 )
         if isinstance(images.input, Tokens):
             raise ValueError(
-                "The encoder of kind='dual' reads images or sound: give it a stem, "
+                "The encoder of kind='dual' reads images, videos or sound: give it a stem, "
                 "`encoder={'stem': ...}`."
             )
         if getattr(images.input, "masked", images.input.kind == "waveform"):
@@ -677,6 +677,13 @@ class TransformerConfig(Part):
         mixer = self.last_side.block.mixer
         pattern = mixer.pattern if isinstance(mixer, Attention) else None
         return None if pattern is None else pattern.receptive_field
+
+    @property
+    def reads_padding(self) -> bool:
+        """Whether a text's vector is the state of the last place, padding or not (SigLIP)."""
+        side = self.last_side
+        last = side.vector is not None and side.vector.pooling == "last"
+        return last and not side.input.class_token
 
     @property
     def num_placeholders(self) -> int | None:

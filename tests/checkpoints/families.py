@@ -25,6 +25,7 @@ OF_TEXTS = {
 }
 OF_OTHERS = {
     **family_images.CONFIGS,
+    **family_images.OF_MAPS,
     **family_sound.CONFIGS,
     **family_videos.CONFIGS,
     **family_series.CONFIGS,
@@ -32,6 +33,7 @@ OF_OTHERS = {
     **family_duals.TEXTS,
     **family_duals.OF_PATCHES,
     **family_duals.OF_SOUND,
+    **family_duals.OF_VIDEOS,
     **family_writers.OF_IMAGES,
     **family_placed.CONFIGS,
     **family_placed.OF_ANY_SIZE,
@@ -126,6 +128,8 @@ _OTHERWISE = {
     "ParakeetEncoderModel": "ParakeetEncoder",
     "ParakeetCTCModel": "ParakeetForCTC",
     "ParakeetCTCForCTC": "ParakeetForCTC",
+    "VideoPrismModel": "VideoPrismClipModel",
+    "VideoPrismVisionForVideoClassification": "VideoPrismForVideoClassification",
 }
 
 

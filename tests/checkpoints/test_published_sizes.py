@@ -350,7 +350,7 @@ def test_every_published_preset_says_where_it_is_from():
         "siglip_text_model",
         "siglip_vision_model",
         "siglip2_text_model",
-        "siglip2_vision_model",
+        "siglip2_vision_model", "vitdet",
     }  # fmt: skip
     assert {metadata["family"] for *_, metadata in presets} == set(FAMILIES) - without
     for name, _, task, metadata in presets:
