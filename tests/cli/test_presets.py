@@ -34,7 +34,7 @@ def test_presets_of_a_task(run):
     assert code == 0
     assert [row.split()[0] for row in out.splitlines()[1:]] == ["opus_mt_en_de"]
     code, _, errors = run("presets", "--task", "poetry")
-    assert code == 2 and "one of audio_classification, " in errors
+    assert code == 2 and "one of AudioClassifier, " in errors
 
 
 @pytest.mark.backend_independent
