@@ -289,6 +289,10 @@ def mixer_words(config: TransformerConfig) -> list[str]:
         shifted = any(pattern.shift for pattern in windows)
         where = ", shifted in every second layer" if shifted else " in most layers"
         words.append(f"attention within windows of the grid of patches{where}")
+    if any(each.bottleneck is not None for each in config.last_side.every_block):
+        words.append("convolutions behind some blocks")
+    if config.last_side.of_videos:
+        words.append("attention within each frame, then over time at each place")
     if block.conformer is not None:
         words.append("a second feed-forward layer and a convolution in each block (Conformer)")
     if any(isinstance(getattr(mixer, "score_bias", None), RelativeKeys) for mixer in mixers):
@@ -367,8 +371,8 @@ def special(family: Family) -> list[str]:
     if config.attention_sinks:
         parts.append("attention to nothing")
     if config.kind == "dual":
-        heard = config.sides[0].stem.kind == "folded_frames"
-        first = "sound" if heard else "images"
+        kinds = {"folded_frames": "sound", "tubes": "videos"}
+        first = kinds.get(config.sides[0].stem.kind, "images")
         for what, side in zip((first, "texts"), config.sides, strict=True):
             parts.append(f"{what} pooled by {side.vector_pooling!r}".replace("'", ""))
         parts += ["texts read in both directions"] * config.sides[1].bidirectional
@@ -376,6 +380,10 @@ def special(family: Family) -> list[str]:
         parts += ["two layers for each vector"] * (config.vector_activation is not None)
         parts += ["a scale of similarities for each direction"] * config.similarity_text_scale
         parts += ["a bias of similarities"] * config.similarity_bias
+        if config.similarity.fixed_scale is not None:
+            parts.append("similarities with a fixed scale")
+        if config.sides[1].only_side.input.class_token:
+            parts.append("a class token behind each text")
     elif config.vector_pooling:
         normalized = "a normalized vector" if config.vector_normalization else "a vector"
         parts.append(f"{normalized}, pooled by {config.vector_pooling}")
@@ -395,8 +403,6 @@ def special(family: Family) -> list[str]:
         }
         by = ways.get(config.flat["projector"], "one layer")
         kind = "states of images"
-        if config.hearing_side == "encoder":
-            kind = "states of sound, of Conformers that attend to the last few, some of them"
         if config.queries is not None:
             kind = "trained queries that attend to images in some layers"
         where = " of the encoder" * (config.placeholder_side == "encoder")
@@ -454,7 +460,8 @@ def special(family: Family) -> list[str]:
             parts.append("positions that are added again behind each block but the last")
     if stem is not None and stem.kind == "tubes":
         token = ", behind a class token" if stem.class_token else ""
-        parts.append(f"tubes of videos, patches over {stem.tube_frames} frames{token}")
+        over = f"over {stem.tube_frames} frames" if stem.tube_frames > 1 else "of single frames"
+        parts.append(f"tubes of videos, patches {over}{token}")
     if stem is not None and stem.kind == "patch_sequence":
         windows = ", in windows in most layers" if stem.window else ""
         grid = ", with trained positions that are interpolated" if stem.position_grid else ""
@@ -476,6 +483,8 @@ def special(family: Family) -> list[str]:
     if stem is not None and stem.kind == "hgnet":
         maps = ", whose maps of several stages its head reads" if stem.num_maps else ""
         parts.append(f"an encoder of images, behind an HGNet{maps}")
+    if stem is not None and stem.kind == "mobilenet_v5":
+        parts.append("images of one size, read by a MobileNetV5 without blocks behind it")
     if stem is not None and stem.kind == "queries":
         parts.append("an encoder of images, behind a ResNet, and a decoder of object queries")
         parts.append("positions that each attention adds to queries and keys")
@@ -511,7 +520,6 @@ def special(family: Family) -> list[str]:
     theirs = family.published_config(config)
     turned = config.position == "rotary" or on_grid(config)
     said = {"rope_theta": turned, "conv_kernel_size": config.last_side.block.conformer is not None}
-    said["audio_config"] = config.hearing_side == "encoder"
     switches = {n: w for n, w in _SWITCHES.items() if not said.get(n)}
     parts += [words for name, words in switches.items() if name in theirs]
     if config.num_layer_groups * config.layers_per_group < config.num_layers:
@@ -524,7 +532,7 @@ def special(family: Family) -> list[str]:
     if SWITCHED_WINDOW in family.conversions or (named and config.window is None):
         parts.append("a window, if the config has one")
     varied = sorted({name for own in config.layer_pattern or () for name in own})
-    if varied:
+    if varied and not config.last_side.of_videos:
         parts.append(f"layers that differ by turns in {names_of(varied)}")
     overrides = config.flat["encoder"] or config.flat["decoder"]
     if overrides or config.share_embeddings is False:

@@ -106,12 +106,6 @@ NOT_COVERED = (
         ({"model_type": "blip", "architectures": ["BlipForImageTextRetrieval"]},),
     ),
     NotCovered(
-        "ViTDet (`vitdet`)",
-        "Its learned positions are those of a smaller grid than the biases of its scores, and some "
-        "blocks have convolutions behind them. Its windows and biases are SAM's, which is covered.",
-        ({"model_type": "vitdet"},),
-    ),
-    NotCovered(
         "InstructBLIP, and BLIP-2 for images and texts that fit",
         "Their query transformer reads a text beside its trained states, with a feed-forward layer "
         "of its own for tokens: `queries` are a side without tokens.",
@@ -128,12 +122,6 @@ NOT_COVERED = (
     NotCovered(
         "Images for Llama 4 (`llama4`)",
         "The text model in such a folder loads alone, as a `llama4_text`, and is exported as one.",
-    ),
-    NotCovered(
-        "Images for Gemma 3n (`gemma3n`)",
-        "Its tower of images is a MobileNetV5, a convolutional network of the package timm, and no "
-        "stack of transformer blocks: a folder loads with texts and sound, its weights of images "
-        "are not read, and a message with an image is an error.",
     ),
     NotCovered(
         "RWKV-7 in Hugging Face's format",
@@ -218,9 +206,10 @@ NOT_COVERED = (
     ),
     NotCovered(
         "Presets of GraniteMoE with a shared expert, Hunyuan dense, Ministral, PatchTSMixer, "
-        "Phi-3.5-MoE and RoBERTa with norms first",
+        "Phi-3.5-MoE, RoBERTa with norms first and ViTDet",
         "Folders of these types load. A preset has values that two sources agree on, which are "
         "missing here: GraniteMoE's is a model for tests; Ministral 8B has the type `mistral`; "
+        "ViTDet's published weights are pickles of Detectron2; "
         "of the others, these are in their own configs alone: the longest sequence and the "
         "scaling of the positions (Hunyuan), the lengths of a series and of its pieces "
         "(PatchTSMixer), the factors of the positions (Phi), and their number (RoBERTa).",

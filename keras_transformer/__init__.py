@@ -26,7 +26,7 @@ What there is:
                         a class or a distance for each pixel of an image
     ObjectDetector      boxes with classes in images
     PromptedSegmenter   masks of the objects at points and in boxes of an image
-    ImageEmbedder, AudioEmbedder
+    ImageEmbedder, AudioEmbedder, VideoEmbedder
                         vectors of images or recordings and of texts in one space; zero-shot
                         classification
     PageEmbedder        vectors for each part of a page and each word of a query, for search
@@ -125,6 +125,7 @@ from keras_transformer.tasks import (  # noqa: E402
     TextEmbedder,
     TokenClassifier,
     VideoClassifier,
+    VideoEmbedder,
 )
 from keras_transformer.tokenizers import Tokenizer  # noqa: E402
 
@@ -161,6 +162,7 @@ register_tasks(
     TextEmbedder,
     TokenClassifier,
     VideoClassifier,
+    VideoEmbedder,
 )
 
 __all__ = [
@@ -195,6 +197,7 @@ __all__ = [
     "Tokenizer",
     "TransformerConfig",
     "VideoClassifier",
+    "VideoEmbedder",
     "VideoProcessor",
     "data",
     "distribution",

@@ -48,10 +48,14 @@ examples:
   keras-transformer classify --preset my_classifier --format tsv < reviews.txt | cut -f 1
 """,
     option("--pairs", "each text is a pair, separated by a tab", action="store_true"),
-    option("--labels", "labels of images or recordings, separated by commas", metavar="LABELS"),
     option(
-        "--template", 'the text of a label (default "a photo of a {}." for images, "This is a '
-        'sound of {}." for recordings)', metavar="TEXT",
+        "--labels",
+        "labels of images, videos or recordings, separated by commas",
+        metavar="LABELS",
+    ),
+    option(
+        "--template", 'the text of a label (default "a photo of a {}." for images, "a video of a '
+        '{}." for videos, "This is a sound of {}." for recordings)', metavar="TEXT",
     ),
     found="classes",
 )  # fmt: skip
@@ -64,8 +68,8 @@ def _classify(options: argparse.Namespace) -> Asking:
         names = [label.strip() for label in options.labels.split(",") if label.strip()]
         if not names:
             raise ValueError('--labels has no label: give some, as in --labels "cat,dog".')
-        heard = embedder_of(options.preset) == "AudioEmbedder"
-        task = load("AudioEmbedder" if heard else "ImageEmbedder", options.preset)
+        name = embedder_of(options.preset)
+        task = load("ImageEmbedder" if name == "TextEmbedder" else name, options.preset)
     given = {"batch_size": options.batch_size, "top_k": len(names)}
     if options.labels is not None:
         given |= {"labels": names}
@@ -91,9 +95,9 @@ def _classify(options: argparse.Namespace) -> Asking:
 @asking(
     "embed",
     """\
-print the vectors of texts, images or recordings
+print the vectors of texts, images, videos or recordings
 
-Prints a vector for each text; or, with a preset that embeds images or recordings, for each of
+Prints a vector for each text; or, with a preset of images, videos or recordings, for each of
 these, whose path is given as TEXT. If a model's vectors have length 1, as with minilm_l6_en, the
 dot product of two of them measures their similarity. With --as-texts a model that embeds texts too,
 such as CLIP and CLAP, embeds the TEXTs themselves.
@@ -106,7 +110,7 @@ examples:
 """,
     option(
         "--as-texts",
-        "embed texts with a model of images, or of recordings, and texts",
+        "embed texts with a model of images, videos or recordings, and texts",
         action="store_true",
     ),
 )

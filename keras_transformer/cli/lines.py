@@ -89,6 +89,8 @@ def embedder_of(preset) -> str:
     stem = kt.checkpoints.resolve_preset(preset).description[0].sides[0].stem
     if stem is not None and (hasattr(stem, "num_bins") or stem.kind == "waveform"):
         return "AudioEmbedder"
+    if stem is not None and stem.kind == "tubes":
+        return "VideoEmbedder"
     return "TextEmbedder" if getattr(stem, "image_size", None) is None else "ImageEmbedder"
 
 

@@ -3,6 +3,7 @@
 from keras_transformer.config import (
     altup,
     block,
+    bottleneck,
     conformer,
     feed_forward,
     inputs,
@@ -24,6 +25,7 @@ from keras_transformer.config import (
 )
 from keras_transformer.config.altup import *  # noqa: F403
 from keras_transformer.config.block import *  # noqa: F403
+from keras_transformer.config.bottleneck import *  # noqa: F403
 from keras_transformer.config.conformer import *  # noqa: F403
 from keras_transformer.config.feed_forward import *  # noqa: F403
 from keras_transformer.config.feed_forward import ACTIVATIONS as ACTIVATIONS
@@ -58,6 +60,7 @@ from keras_transformer.config.weight import NORMALIZATIONS as NORMALIZATIONS
 __all__ = [
     *altup.__all__,
     *block.__all__,
+    *bottleneck.__all__,
     *conformer.__all__,
     *feed_forward.__all__,
     *inputs.__all__,

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 
 from keras_transformer.config.altup import AltUp
+from keras_transformer.config.bottleneck import Bottleneck
 from keras_transformer.config.conformer import Conformer
 from keras_transformer.config.feed_forward import ACTIVATIONS, Dense, Experts, FeedForward
 from keras_transformer.config.laurel import Laurel
@@ -160,6 +161,9 @@ class Block(Part):
         "For encoders.",
         None,
     )
+    bottleneck: Bottleneck | None = option(
+        "a residual of convolutions over the grid of patches, behind all sub-layers (ViTDet).", None
+    )
     query_stream: bool = option(
         "the queries of the mixer, and the residual, are the side's learned positions of the "
         "tokens that come next, with a norm of their own; the keys and values are the tokens "
@@ -221,6 +225,16 @@ class Block(Part):
                 "`sparse`, `global_norm` nor "
                 f"`merged_attention`, received {self}."
             )
+        if self.bottleneck is not None and (
+            self.norm.type != "layer_norm"
+            or self.altup is not None
+            or self.global_norm
+            or self.merged_attention
+        ):
+            raise ValueError(
+                "`bottleneck` needs norms of the type 'layer_norm', and neither `altup`, "
+                f"`global_norm` nor `merged_attention`, received {self}."
+            )
         if self.merged_attention:
             self._check_merged()
         if self.query_stream:
@@ -252,7 +266,7 @@ class Block(Part):
         plain = isinstance(mixer, Attention) and mixer.has_keys and not mixer.output_gate
         plain = plain and (mixer.position, mixer.score_bias, mixer.pattern) == (None, None, None)
         beside = (self.merging, self.convolution, self.laurel, self.altup, self.layer_input)
-        beside += (self.conformer, self.sparse)
+        beside += (self.conformer, self.sparse, self.bottleneck)
         further = self.merged_attention or self.global_norm or self.output_scale
         usual = self.residual.order in ("pre", "sandwich") and self.residual.mixer_norm
         if not (plain and usual) or further or any(part is not None for part in beside):
@@ -293,8 +307,8 @@ class Block(Part):
     @property
     def on_grid(self) -> bool:
         """Whether the block needs the grid that the states form."""
-        layers = (self.mixer, self.feed_forward)
-        return self.merging is not None or any(getattr(each, "on_grid", False) for each in layers)
+        layers, own = (self.mixer, self.feed_forward), (self.merging, self.bottleneck)
+        return own != (None, None) or any(getattr(each, "on_grid", False) for each in layers)
 
     @property
     def sublayers(self) -> tuple[str, ...]:
@@ -336,7 +350,7 @@ class Block(Part):
             weights += norm_of("query_norm", kind)
         if self.output_scale:
             weights += weight_of("output_scale", "one")
-        for own in (self.layer_input, self.laurel, self.altup):
+        for own in (self.layer_input, self.laurel, self.altup, self.bottleneck):
             weights += () if own is None else own.weights(kind)
         if self.conformer is not None:
             own = self.residual.norms_outputs
@@ -367,6 +381,8 @@ class Block(Part):
             sizes["laurel_rank"] = self.laurel.rank
         if self.altup is not None:
             sizes |= self.altup.sizes
+        if self.bottleneck is not None:
+            sizes |= self.bottleneck.sizes
         if self.conformer is not None:
             sizes |= self.conformer.sizes(hidden_dim)
         if self.convolution is not None:

@@ -15,6 +15,8 @@ class StemConfig(Part):
 
     # Whether the states are a set, which a decoder reads without an order (DETR).
     is_set: ClassVar[bool] = False
+    # Whether the stem is a whole network, behind which a side needs no blocks (MobileNetV5).
+    is_whole: ClassVar[bool] = False
 
     def check_width(self, width: int) -> None:
         """Raise ValueError if the stem cannot make states of this width."""
@@ -48,6 +50,16 @@ class StemConfig(Part):
         """Number of times that each kernel is applied to one input of the usual size, by path."""
         return {}
 
+    @property
+    def pair_products(self) -> int:
+        """Number of products of two numbers of one input, such as of queries and keys."""
+        return 0
+
+    @property
+    def kept_numbers(self) -> int:
+        """Number of numbers of one input that training keeps for gradients, beside the states."""
+        return 0
+
 
 @part
 class Tokens(StemConfig, kind="tokens"):
@@ -80,6 +92,12 @@ class Tokens(StemConfig, kind="tokens"):
         None,
         least=0,
     )
+    class_token: bool = option(
+        "a trained state behind the tokens of each text, which sees all of them and has no "
+        "position: the side's vector is its state (CoCa, VideoPrism). For texts whose vector has "
+        'the pooling `"last"`.',
+        False,
+    )
     scale: float | str = option(
         'factor of the token embedding. `"sqrt"` is the root of its width.',
         1.0,
@@ -107,7 +125,8 @@ class Tokens(StemConfig, kind="tokens"):
     @property
     def weights(self):
         table = weight_of("segment_embedding/embeddings", "segments", "embedded")
-        return table if self.has_segment_embedding else ()
+        token = weight_of("input_class_token", "embedded") if self.class_token else ()
+        return (table if self.has_segment_embedding else ()) + token
 
     def sizes(self, width: int):
         return {"segments": self.segments}
@@ -125,13 +144,17 @@ class ImageStemConfig(StemConfig):
     num_channels: int = option("number of channels of an image.", 3, least=1, most=1024)
 
     def check(self):
-        sizes = self.image_size
-        if len(sizes) != 2 or not all(type(n) is int and 1 <= n <= 2**15 for n in sizes):
-            raise ValueError(
-                "`image_size` of a stem must be two integers from 1 to 32,768, height and width, "
-                f"received {describe(sizes)}."
-            )
+        check_size("image_size", self.image_size)
 
     def grid(self, image_size: tuple[int, int]) -> tuple[int, int]:
         """Return the rows and columns of states for an image."""
         raise NotImplementedError
+
+
+def check_size(name: str, sizes) -> None:
+    """Raise ValueError if a value of a stem is not a height and a width."""
+    if len(sizes) != 2 or not all(type(n) is int and 1 <= n <= 2**15 for n in sizes):
+        raise ValueError(
+            f"`{name}` of a stem must be two integers from 1 to 32,768, height and width, received "
+            f"{describe(sizes)}."
+        )

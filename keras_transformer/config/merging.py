@@ -1,9 +1,9 @@
-"""Merging of neighbouring patches between the stages of an image encoder."""
+"""Parts between the stages of an encoder of images or videos, most of which merge patches."""
 
 from keras_transformer.config.options import Part, option, part
 from keras_transformer.config.weight import Weight, dense_of, norm_of, weight_of
 
-__all__ = ["ConcatenatedMerging", "Merging", "OverlappingMerging"]
+__all__ = ["ConcatenatedMerging", "Merging", "OverlappingMerging", "TimePositions"]
 
 
 @part
@@ -120,3 +120,50 @@ class ConcatenatedMerging(Merging, kind="concatenated"):
     def sizes(self):
         concatenated = None if self.input_dim is None else 4 * self.input_dim
         return {**super().sizes, "concatenated_dim": concatenated}
+
+
+@part
+class TimePositions(Merging, kind="time_positions"):
+    """A norm of the stage before, and trained positions of the steps in time; nothing is merged.
+
+    The stage before saw each frame alone, and the next one compares the frames (VideoPrism).
+
+    Example:
+    ```python
+    from keras_transformer.config import TimePositions
+
+    assert TimePositions(hidden_dim=64, steps=16).grid((16, 9, 9)) == (16, 9, 9)
+    ```
+
+    Source: Zhao et al. 2024, "VideoPrism: A Foundational Visual Encoder for Video Understanding",
+    section 3.3, https://arxiv.org/abs/2402.13217.
+    """
+
+    layer = "keras_transformer.layers.merging:AddedTimePositions"
+
+    steps: int = option(
+        "steps in time that have positions, interpolated for other numbers. 0 adds no positions: "
+        "a norm alone.",
+        0,
+        least=0,
+        most=2**15,
+    )
+
+    def check(self):
+        if self.input_dim not in (None, self.hidden_dim):
+            raise ValueError(
+                f"`TimePositions` keep the width of the states, received {self.input_dim} before "
+                f"and {self.hidden_dim} behind."
+            )
+
+    def grid(self, grid):
+        return grid
+
+    def weights(self, kind):
+        norm = norm_of("merging/input_norm", kind)
+        table = weight_of("merging/positions", "time_steps", "hidden_dim")
+        return norm + (table if self.steps else ())
+
+    @property
+    def sizes(self):
+        return {**super().sizes, "time_steps": self.steps}

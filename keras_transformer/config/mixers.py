@@ -7,7 +7,7 @@ from typing import ClassVar
 from keras_transformer.config.feed_forward import ACTIVATIONS, Dense
 from keras_transformer.config.norm import Norm
 from keras_transformer.config.options import Part, option, part
-from keras_transformer.config.pattern import GridWindows, Pattern
+from keras_transformer.config.pattern import GridWindows, Pattern, VideoAxis
 from keras_transformer.config.positions import Rotation
 from keras_transformer.config.score_bias import (
     DecomposedBias,
@@ -289,6 +289,12 @@ class Attention(Mixer, kind="attention"):
         of_grid = isinstance(self.score_bias, (DecomposedBias, WindowBias))
         if of_grid or isinstance(self.pattern, GridWindows):
             self._check_on_grid()
+        plain = self.score_bias is None and self.position is None and self.has_values
+        if isinstance(self.pattern, VideoAxis) and not plain:
+            raise ValueError(
+                f"{self.pattern} needs keys and values of the layer's own, without rotations and "
+                f"position biases, received {self}."
+            )
         plain = self.has_values or self.pattern is None
         if not plain and (self.pattern.weights("", True, True)):
             raise ValueError(
@@ -315,12 +321,14 @@ class Attention(Mixer, kind="attention"):
     @property
     def on_grid(self):
         windows = isinstance(self.pattern, GridWindows) and self.pattern.grid is None
-        return windows or self.sequence_reduction > 1
+        return windows or isinstance(self.pattern, VideoAxis) or self.sequence_reduction > 1
 
     def num_keys(self, states):
         return states // self.sequence_reduction**2  # of whole squares
 
     def num_seen(self, keys):
+        if isinstance(self.pattern, VideoAxis):
+            return self.pattern.num_seen(keys)
         return self.pattern.size**2 if isinstance(self.pattern, GridWindows) else keys
 
     def _check_on_grid(self):

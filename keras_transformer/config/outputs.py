@@ -1,6 +1,9 @@
 """Parts after the blocks: logits, pooled vectors, and links from the encoder to the decoder."""
 
+import dataclasses
+
 from keras_transformer.config.feed_forward import ACTIVATIONS
+from keras_transformer.config.mixers import Attention
 from keras_transformer.config.options import Part, option, part
 from keras_transformer.config.weight import Weight, dense_of, norm_of, weight_of
 
@@ -85,6 +88,12 @@ class Vector(Part):
         of="side",
         choices=POOLINGS,
     )
+    attention: Attention | None = option(
+        "the attention of the trained query. Defaults to the heads of the blocks.", None
+    )
+    feed_forward: bool = option(
+        "a feed-forward layer behind this attention; False leaves it out (VideoPrism).", True
+    )
     end_id: int | None = option(
         'id of the `"end"` token. Defaults to the highest id in a row (CLIP).',
         None,
@@ -119,16 +128,58 @@ class Vector(Part):
                 "`vector_activation` is between two linear layers: it needs a `vector_dim`, "
                 f"received {self.activation!r} without one."
             )
+        own = self.attention
+        if self.pooling != "attention" and (own is not None or not self.feed_forward):
+            raise ValueError(
+                "`attention` and `feed_forward` of a vector are for pooling='attention', received "
+                f"pooling={self.pooling!r}."
+            )
+        if own is None:
+            return
+        plain = Attention(
+            num_heads=own.num_heads,
+            head_dim=own.head_dim,
+            bias=own.bias,
+            key_bias=own.key_bias,
+            output_bias=own.output_bias,
+            query_scale=own.query_scale,
+            dropout=own.dropout,
+        )
+        if own.head_dim is None or own != plain:
+            raise ValueError(
+                "The attention of a vector has heads, their width `head_dim`, biases or none, and "
+                f"perhaps a `query_scale` and a dropout, received {own}."
+            )
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """Sizes of the axes of an attention of its own, by name."""
+        own = {} if self.attention is None else self.attention.sizes(self.attention.num_heads)
+        return {f"vector_{name}": size for name, size in own.items()}
+
+    def _attention_weights(self, norm: str) -> tuple[Weight, ...]:
+        name = "vector/attention"
+        if self.attention is not None:
+            found = self.attention.weights(name, norm)
+            return tuple(
+                dataclasses.replace(
+                    each,
+                    axes=tuple(a if a == "hidden_dim" else f"vector_{a}" for a in each.axes),
+                )
+                for each in found
+            )
+        weights: tuple[Weight, ...] = ()
+        for part_ in ("query", "key", "value"):
+            weights += dense_of(f"{name}/{part_}", "hidden_dim", "query_heads")
+        return weights + dense_of(f"{name}/output", "query_heads", "hidden_dim")
 
     def weights(self, norm: str) -> tuple[Weight, ...]:
         """Return the weights of `layers.SideVector`; `norm` is the kind of its norms."""
         weights: tuple[Weight, ...] = ()
         if self.pooling == "attention":
+            weights += weight_of("vector/probe", "hidden_dim") + self._attention_weights(norm)
+        if self.pooling == "attention" and self.feed_forward:
             width = "intermediate_dim"
-            weights += weight_of("vector/probe", "hidden_dim")
-            for name in ("query", "key", "value"):
-                weights += dense_of(f"vector/attention/{name}", "hidden_dim", "query_heads")
-            weights += dense_of("vector/attention/output", "query_heads", "hidden_dim")
             weights += norm_of("vector/norm", norm)
             weights += dense_of("vector/feed_forward/intermediate", "hidden_dim", width)
             weights += dense_of("vector/feed_forward/output", width, "hidden_dim")
@@ -159,8 +210,18 @@ class Similarity(Part):
         False,
         of="model",
     )
+    fixed_scale: float | None = option(
+        "a factor of the cosines that is not trained, in place of the trained scale (VideoPrism).",
+        None,
+        positive=True,
+    )
 
     def check(self):
+        if self.fixed_scale is not None and (self.bias or self.text_scale):
+            raise ValueError(
+                "`fixed_scale` is in place of trained numbers: it cannot be combined with "
+                f"`similarity_bias` or `similarity_text_scale`, received {self}."
+            )
         if self.bias and self.text_scale:
             raise ValueError(
                 "`similarity_text_scale` and `similarity_bias` cannot be combined: with a bias "
@@ -170,6 +231,8 @@ class Similarity(Part):
     @property
     def weights(self) -> tuple[Weight, ...]:
         """Weights of the similarity: its scales, and its bias if there is one."""
+        if self.fixed_scale is not None:
+            return ()
         bias = weight_of("similarity_bias") if self.bias else ()
         of_texts = weight_of("similarity_text_scale") if self.text_scale else ()
         return weight_of("similarity_scale") + of_texts + bias
@@ -237,7 +300,7 @@ class Projector(Part):
         'which the first joins them to one of the same width, `"merged_mlp"` (Mistral 3), one on a '
         'norm without weights of the means of such states, `"merged_mean"` (Gemma 4), two with '
         'such a norm between them, `"norm_between"` (Gemma 4\'s sound), or one with a norm before '
-        'it and such a norm behind it, `"norm_around"` (Gemma 3n\'s sound).',
+        'it and such a norm behind it, `"norm_around"` (Gemma 3n).',
         of="model",
         choices=PROJECTORS[1:],
     )
@@ -282,19 +345,26 @@ class Projector(Part):
     )
     hard_tokens: int = option(
         'with the type `"norm_around"`. Number of tokens at the end of the vocabulary whose '
-        "embeddings have the encoder's width, and are normalized and projected too. The last of "
-        "them is also the state that is placed behind those of a short recording (Gemma 3n).",
+        "embeddings have the encoder's width, and are normalized and projected too; those of a "
+        "`sound_projector` are behind those of the images' projector. The last token of sound is "
+        "also the state that is placed behind those of a short recording (Gemma 3n).",
         0,
         least=0,
         most=2**16,
     )
 
+    scaled: bool = option(
+        'with the type `"norm_around"`. The states are multiplied by the root of their width first '
+        "(Gemma 3n's images).",
+        False,
+    )
+
     def check(self):
         around = self.type == "norm_around"
-        if not around and (self.stride > 1 or self.hard_tokens):
+        if not around and (self.stride > 1 or self.hard_tokens or self.scaled):
             raise ValueError(
-                "`stride` and `hard_tokens` need the type 'norm_around' of a projector, received "
-                f"{self.type!r}."
+                "`stride`, `hard_tokens` and `scaled` need the type 'norm_around' of a projector, "
+                f"received {self.type!r}."
             )
         if around and (self.bias or self.separator):
             raise ValueError(

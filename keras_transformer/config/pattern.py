@@ -3,7 +3,7 @@
 from keras_transformer.config.options import Part, option, part
 from keras_transformer.config.weight import Weight, dense_of, weight_of
 
-__all__ = ["Blocks", "Chunks", "GridWindows", "Pattern", "Window"]
+__all__ = ["Blocks", "Chunks", "GridWindows", "Pattern", "VideoAxis", "Window"]
 
 
 @part
@@ -202,3 +202,31 @@ class GridWindows(Pattern, kind="grid_windows"):
         """Return the rows and columns by which the windows of a grid are moved."""
         small = min(grid) <= self.size and not self.always_shifted
         return 0 if small else self.shift
+
+
+@part
+class VideoAxis(Pattern, kind="video_axis"):
+    """Attention in space or in time alone: one axis of a video (ViViT's factorised encoder).
+
+    Source: Arnab et al. 2021, "ViViT: A Video Vision Transformer", section 3.3, model 2,
+    https://arxiv.org/abs/2103.15691; in turns in each block: Bertasius et al. 2021, "Is Space-Time
+    Attention All You Need for Video Understanding?", section 3.3.
+    """
+
+    layer = "keras_transformer.layers.attention.video_axes:VideoAxisPattern"
+    bidirectional = True
+
+    over: str = option(
+        'what sees each other: in `"space"` the tubes of the same frames, in `"time"` those of the '
+        "same place in all frames.",
+        choices=("space", "time"),
+    )
+    steps: int = option(
+        "steps in time of the usual video, for plans. In a call they are those of its videos.",
+        least=1,
+        most=2**15,
+    )
+
+    def num_seen(self, states: int) -> int:
+        """Return the number of states that one of `states` sees, in the usual video."""
+        return self.steps if self.over == "time" else states // self.steps

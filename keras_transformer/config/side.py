@@ -7,10 +7,11 @@ from keras_transformer.config.altup import AltUp
 from keras_transformer.config.block import Block
 from keras_transformer.config.inputs import StemConfig, Tokens
 from keras_transformer.config.layer_inputs import LayerInputs
+from keras_transformer.config.merging import TimePositions
 from keras_transformer.config.mixers import Attention
 from keras_transformer.config.options import Part, merged, option, part
 from keras_transformer.config.outputs import Vector
-from keras_transformer.config.pattern import Chunks, GridWindows
+from keras_transformer.config.pattern import Chunks, GridWindows, VideoAxis
 from keras_transformer.config.positions import GridRotary, Learned, Position
 from keras_transformer.config.score_bias import (
     ALiBi,
@@ -23,7 +24,7 @@ from keras_transformer.config.score_bias import (
     ScoreBias,
     WindowBias,
 )
-from keras_transformer.config.stems import PatchStemConfig
+from keras_transformer.config.stems import PatchStemConfig, TubeStemConfig
 from keras_transformer.support.checking import shorten
 
 __all__ = ["Side"]
@@ -55,7 +56,12 @@ class Side(Part):
     hidden_dim: int = option(
         "width of the hidden states, d_model in the paper.", of="side", least=1
     )
-    num_layers: int = option("number of layers.", of="side", least=1, most=MOST_LAYERS)
+    num_layers: int = option(
+        "number of layers. 0 only behind an input that is a whole network (MobileNetV5).",
+        of="side",
+        least=0,
+        most=MOST_LAYERS,
+    )
     block: Block = option("the block of its layers.")
     layers: tuple[Block, ...] = option(
         "blocks of the layers, if they differ, repeated over the depth. The norms before the first "
@@ -161,6 +167,14 @@ class Side(Part):
                 "padding of texts, and later tokens."
             )
         pooling = None if self.vector is None else self.vector.pooling
+        if getattr(self.input, "class_token", False) and isinstance(self.input, Tokens):
+            further = (self.embedding_projection, self.layer_inputs, self.score_bias)
+            if pooling != "last" or self.has_query_stream or any(further):
+                raise ValueError(
+                    "A `class_token` behind texts needs vector_pooling='last', and neither a "
+                    "projection of the embeddings, `layer_inputs`, a position bias nor a "
+                    f"`query_stream`, received {shorten(self)}."
+                )
         if pooling in ("end", "last") and not isinstance(self.input, Tokens):
             raise ValueError(f"vector_pooling={pooling!r} is for texts, not for the image encoder.")
 
@@ -221,16 +235,23 @@ class Side(Part):
             )
 
     def _check_layers(self):
+        if not self.num_layers and not self.input.is_whole:
+            raise ValueError(
+                "`num_layers` must be at least 1, except behind a stem that is a whole network, "
+                f"such as one of the kind 'mobilenet_v5', received {self.input.kind!r}."
+            )
         if len(self.layers) > self.num_layers:
             raise ValueError(
                 f"`layer_pattern` has {len(self.layers):,} layers, the model only "
                 f"{self.num_layers:,}. Leave out the surplus ones."
             )
         groups, each = self.num_layer_groups, self.layers_per_group
-        if groups > self.num_layers:
+        if groups > max(self.num_layers, 1):
             raise ValueError(
                 f"num_layer_groups={groups} is more than num_layers={self.num_layers}."
             )
+        if not self.num_layers:
+            return
         if self.num_layers % each or groups * each > self.num_layers:
             raise ValueError(
                 f"num_layers={self.num_layers} cannot be num_layer_groups={groups} groups of "
@@ -245,11 +266,14 @@ class Side(Part):
         stem = self.input
         others = getattr(stem, "num_tokens", 0) or getattr(stem, "num_detection_tokens", 0)
         alone = isinstance(stem, PatchStemConfig) and not others
-        if self.on_grid and (not alone or self.causal or self.position is not None):
+        if self.of_videos:
+            self._check_on_video(alone=isinstance(stem, TubeStemConfig) and not others)
+        elif self.on_grid and (not alone or self.causal or self._positions_hinder()):
             raise ValueError(
-                "`merging`, `sequence_reduction`, `MixFeedForward` and `GridWindows` of any grid "
-                "need a stem of patches without other tokens, and no positions: an encoder of the "
-                f"images' patches alone, received {stem}."
+                "`merging`, `sequence_reduction`, `MixFeedForward`, `bottleneck` and `GridWindows` "
+                "of any grid need a stem of patches without other tokens, and no positions, except "
+                "for `bottleneck`, which may have them: an encoder of the images' patches alone, "
+                f"received {stem}."
             )
         if not self.merges or not self.layers:  # the config of one of several layers
             return
@@ -260,10 +284,12 @@ class Side(Part):
                 "layers."
             )
         vector = None if self.vector is None else self.vector.pooling
-        if self.pooler is not None or vector not in (None, "mean"):
+        known = (None, "mean", "attention") if self.of_videos else (None, "mean")
+        if self.pooler is not None or vector not in known:
             raise ValueError(
                 "`merging` cannot be combined with a pooler or a vector, except for the "
-                f"vector_pooling 'mean', received {self.pooler!r} and {vector!r}."
+                "vector_pooling 'mean', and of videos 'attention', received "
+                f"{self.pooler!r} and {vector!r}."
             )
         before = self.embedding_dim
         for i, block in enumerate(self.layers):
@@ -280,6 +306,31 @@ class Side(Part):
                 f"`hidden_dim` is {self.hidden_dim}, but the last `merging` makes states of width "
                 f"{before}."
             )
+
+    def _positions_hinder(self) -> bool:
+        """Return whether there are positions beside parts that go without them."""
+        plain = self.position is None
+        parts = (each for block in self.every_block for each in (block.mixer, block.feed_forward))
+        return not plain and (self.merges or any(getattr(p, "on_grid", False) for p in parts))
+
+    def _check_on_video(self, alone: bool):
+        """Raise ValueError if blocks over the axes of videos lack videos, or read images."""
+        of_grid = [block for block in self.every_block if block.on_grid]
+        others = [block for block in of_grid if not _is_of_videos(block)]
+        if not alone or self.causal or others:
+            raise ValueError(
+                "`VideoAxis` and `TimePositions` need a stem of tubes without a `class_token`, and "
+                "no parts for the patches of images in any layer, received "
+                f"{shorten(others[0] if others else self.input)}."
+            )
+        steps = self.input.tube_grid(self.input.video_size)[0]
+        for block in of_grid:
+            for part_ in (getattr(block.mixer, "pattern", None), block.merging):
+                own = getattr(part_, "steps", 0)
+                if own not in (0, steps):
+                    raise ValueError(
+                        f"`steps` must be those of the videos, {steps}, received {part_}."
+                    )
 
     def _check_layer_inputs(self):
         width = None if self.layer_inputs is None else self.layer_inputs.dim
@@ -330,7 +381,7 @@ class Side(Part):
     @property
     def groups_share(self) -> bool:
         """Whether layers share their blocks."""
-        return self.num_layer_groups * self.layers_per_group != self.num_layers
+        return self.num_layer_groups * self.layers_per_group != max(self.num_layers, 1)
 
     @property
     def has_query_stream(self) -> bool:
@@ -543,6 +594,11 @@ class Side(Part):
         """Whether blocks need the grid that the states form."""
         return any(block.on_grid for block in self.every_block)
 
+    @functools.cached_property
+    def of_videos(self) -> bool:
+        """Whether blocks need the axes of a video: steps in time, rows and columns."""
+        return any(map(_is_of_videos, self.every_block))
+
     def width(self, i: int) -> int:
         """Return the width of the states in the stage of layer `i`."""
         if not self.merges:
@@ -552,12 +608,14 @@ class Side(Part):
         return next((each.hidden_dim for each in merged if each is not None), first)
 
     def grids(self, image_size: tuple[int, int] | None = None) -> tuple[tuple[int, int], ...]:
-        """Return the rows and columns of the states of each layer; empty if no layer needs them.
+        """Return the rows and columns of each layer's states of an image.
+
+        Empty if no layer needs them.
 
         Args:
             image_size: ints, height and width. Defaults to the sizes of the stem.
         """
-        if not self.on_grid:
+        if not self.on_grid or self.of_videos:
             return ()
         found, grid = [], self.input.grid(image_size or self.input.image_size)
         for block in self.blocks:
@@ -618,6 +676,12 @@ class Side(Part):
     def vector_dim(self) -> int:
         """Width of the side's vector."""
         return (self.vector and self.vector.dim) or self.hidden_dim
+
+
+def _is_of_videos(block: Block) -> bool:
+    """Return whether a block needs the axes of a video."""
+    pattern = getattr(block.mixer, "pattern", None)
+    return isinstance(pattern, VideoAxis) or isinstance(block.merging, TimePositions)
 
 
 def _refuse_functions(block: Block) -> None:

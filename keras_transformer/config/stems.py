@@ -9,7 +9,8 @@ from typing import ClassVar
 
 from keras_transformer.config.feed_forward import ACTIVATIONS
 from keras_transformer.config.hgnet import HGNetStemConfig
-from keras_transformer.config.inputs import ImageStemConfig, StemConfig
+from keras_transformer.config.inputs import ImageStemConfig, StemConfig, check_size
+from keras_transformer.config.mobilenet import MobileNetStage, MobileNetV5StemConfig
 from keras_transformer.config.options import option, part
 from keras_transformer.config.queries import QueryStemConfig
 from keras_transformer.config.resnet import ResNetStemConfig
@@ -19,7 +20,7 @@ from keras_transformer.config.subsampled_frames import (
 )
 from keras_transformer.config.waveform import WaveformStemConfig
 from keras_transformer.config.weight import dense_of, norm_of, residual_of, weight_of
-from keras_transformer.support.checking import describe, shorten
+from keras_transformer.support.checking import shorten
 
 # How the table of learned positions is resampled for another grid of patches.
 # The gates of a fusion: of each place, and of the mean of all places.
@@ -28,8 +29,8 @@ INTERPOLATIONS = ("bicubic", "bicubic_antialiased")
 
 __all__ = [
     "ConvolutionStemConfig", "ConvolvedFrameStemConfig", "FoldedFrameStemConfig", "FrameStemConfig",
-    "HGNetStemConfig", "PatchSequenceStemConfig", "PatchStemConfig", "QueryStemConfig",
-    "ResNetStemConfig", "SeriesStemConfig", "TubeStemConfig",
+    "HGNetStemConfig", "MobileNetStage", "MobileNetV5StemConfig", "PatchSequenceStemConfig",
+    "PatchStemConfig", "QueryStemConfig", "ResNetStemConfig", "SeriesStemConfig", "TubeStemConfig",
 ]  # fmt: skip
 
 
@@ -80,6 +81,12 @@ class PatchStemConfig(ImageStemConfig, kind="patches"):
         least=0,
         most=2**10,
     )
+    position_size: tuple | list | None = option(
+        "height and width of the images that learned positions are defined for, if they are not "
+        "those of `image_size`, to which they are interpolated (ViTDet). For stems of patches "
+        "alone.",
+        None,
+    )
     interpolation: str = option(
         'how learned positions are interpolated for images of another size: `"bicubic"`, or '
         '`"bicubic_antialiased"`, which weighs all positions that a smaller grid leaves out.',
@@ -113,6 +120,14 @@ class PatchStemConfig(ImageStemConfig, kind="patches"):
             )
         if self.distillation_token and not self.class_token:
             raise ValueError("`distillation_token` needs `class_token`.")
+        if self.position_size is not None:
+            check_size("position_size", self.position_size)
+            others = self.num_tokens or self.num_detection_tokens or self.mid_positions
+            if others or 0 in self.grid(self.position_size):
+                raise ValueError(
+                    "`position_size` needs a stem of patches without other states and "
+                    f"`mid_positions`, and a patch at least, received {self}."
+                )
         if self.num_registers and self.num_detection_tokens:
             raise ValueError("`num_registers` cannot be combined with `num_detection_tokens`.")
 
@@ -141,6 +156,8 @@ class PatchStemConfig(ImageStemConfig, kind="patches"):
 
     @property
     def num_positions(self):
+        if self.position_size is not None:
+            return math.prod(self.grid(self.position_size))
         return self.num_states - self.num_registers
 
     @property
@@ -442,19 +459,23 @@ class TubeStemConfig(StemConfig, kind="tubes"):
     num_channels: int = option("number of channels of a frame.", 3, least=1, most=1024)
     use_bias: bool = option("a bias in the projection.", True)
     class_token: bool = option("a trained state before the tubes.", False)
+    positions: str = option(
+        'what has a position: each of the `"tubes"`, or the places of a `"frame"`, the same in all '
+        "frames, which are interpolated linearly for other sizes (VideoPrism).",
+        "tubes",
+        choices=("tubes", "frame"),
+    )
 
     def check(self):
-        sizes = self.frame_size
-        if len(sizes) != 2 or not all(type(n) is int and 1 <= n <= 2**15 for n in sizes):
-            raise ValueError(
-                "`frame_size` of a stem must be two integers from 1 to 32,768, height and width, "
-                f"received {describe(sizes)}."
-            )
+        check_size("frame_size", self.frame_size)
         if 0 in self.tube_grid(self.video_size):
+            height, width = self.frame_size
             raise ValueError(
-                f"{self.num_frames} frames of {sizes[0]} x {sizes[1]} are too few or too small for "
+                f"{self.num_frames} frames of {height} x {width} are too few or too small for "
                 f"tubes of {self.tube_frames} frames of {self.patch_size} x {self.patch_size}."
             )
+        if self.positions == "frame" and self.class_token:
+            raise ValueError("positions='frame' are for tubes alone, without a `class_token`.")
 
     @property
     def video_size(self) -> tuple[int, int, int]:
@@ -474,6 +495,11 @@ class TubeStemConfig(StemConfig, kind="tubes"):
     @property
     def num_states(self):
         return math.prod(self.tube_grid(self.video_size)) + self.num_tokens
+
+    @property
+    def num_positions(self):
+        _, *places = self.tube_grid(self.video_size)
+        return math.prod(places) if self.positions == "frame" else self.num_states
 
     @property
     def weights(self):
@@ -735,12 +761,18 @@ WHOLE = (
     WaveformStemConfig(norm="layer", use_bias=True),
     ResNetStemConfig(),
     HGNetStemConfig(affine=True),
+    MobileNetV5StemConfig(
+        stages=[
+            MobileNetStage(dim=8, kernel_sizes=(3,), expansions=(1,), attentions=1, key_stride=2)
+        ]
+        * 2
+    ),
     QueryStemConfig(),
     SubsampledFrameStemConfig(num_layers=2),
     ConvolvedFrameStemConfig(),
 )
 _KINDS = (
     "patches", "patch_sequence", "convolutions", "tubes", "frames", "series", "waveform", "resnet",
-    "hgnet", "queries", "subsampled_frames", "convolved_frames", "folded_frames",
+    "hgnet", "queries", "subsampled_frames", "convolved_frames", "folded_frames", "mobilenet_v5",
 )  # fmt: skip
 STEMS = {kind: StemConfig.kinds[kind] for kind in _KINDS}

@@ -17,6 +17,7 @@ from collections.abc import Iterable, Mapping
 from keras_transformer.config import (
     Attention,
     Block,
+    Bottleneck,
     ConcatenatedMerging,
     Conformer,
     ContinuousWindowBias,
@@ -41,6 +42,7 @@ from keras_transformer.config import (
     Side,
     Similarity,
     StateSpace,
+    TimePositions,
     Tokens,
     TransformerConfig,
     Vector,
@@ -221,8 +223,10 @@ def _every_weight() -> tuple[Weight, ...]:
         found += bias.of_mixer("self_attention")
     found += Attention(num_heads=1, score="scaled_cosine").weights("self_attention", "layer_norm")
     found += MixFeedForward(dim=1).weights()
-    for merging in (OverlappingMerging, ConcatenatedMerging):
+    mergings = (OverlappingMerging, ConcatenatedMerging, functools.partial(TimePositions, steps=1))
+    for merging in mergings:
         found += merging(hidden_dim=1, input_dim=1).weights("layer_norm")
+    found += Bottleneck(dim=1).weights("layer_norm")
     reduced = Attention(num_heads=1, sequence_reduction=2)
     found += reduced.weights(reduced.name, "layer_norm")
     latent = LatentAttention(num_heads=1, kv_lora_rank=2, q_lora_rank=1, bias=True)
@@ -327,7 +331,7 @@ def sides(config: TransformerConfig) -> list[ModelSide]:
         target = name == "decoder" and config.kind == "seq2seq"
         projected = target and config.projector is not None and placed is None
         width = (side if projected else reads.config).hidden_dim if reads else None
-        groups = max(block_order(side)) + 1
+        groups = max(block_order(side), default=-1) + 1
         own = side.only_side.input
         fixed = own.num_states if name in ("source", "sound") or own.is_set else None
         attended = reads and reads.fixed
@@ -383,6 +387,8 @@ def _sizes(side: Side) -> Mapping[str, int]:
     }
     if side.layer_inputs is not None:
         sizes |= side.layer_inputs.sizes(side.num_layers)
+    if side.vector is not None:
+        sizes |= side.vector.sizes
     if side.position is not None:
         sizes |= side.position.sizes(side.num_positions, side.added_dim)
     if isinstance(bias, GridBias):

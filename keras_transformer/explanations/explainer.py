@@ -9,12 +9,14 @@ import keras
 import numpy as np
 from keras import ops
 
-from keras_transformer.config import GridWindows
+from keras_transformer.config import GridWindows, VideoAxis
 from keras_transformer.explanations.building import BEFORE
 from keras_transformer.kernels.gradients import values_and_gradients
 from keras_transformer.kernels.programs import compile_function, compile_gradients, to_tensor
 from keras_transformer.layers.stems import TokenStem
 
+# Patterns that cut the states, and what attention is within.
+_CUT = {GridWindows: "in windows of a grid", VideoAxis: "over one axis of a video"}
 _SEEN = ("states", "attention")
 _VECTORS = ("queries", "keys")
 # Maximum tokens and rows in a pass over several points between baseline and input.
@@ -80,7 +82,7 @@ class Explainer:
 
         Raises:
             ValueError: if the backbone is a user's own, and its `call` has no argument `collect`,
-                or if its attention is in windows of a grid.
+                or if its attention is in windows of a grid or over one axis of a video.
         """
         task = self._task()
         if "collect" not in inspect.signature(task.backbone.call).parameters:
@@ -90,11 +92,13 @@ class Explainer:
             )
         sides = (side.only_side for side in task.backbone.config.sides)
         mixers = (block.mixer for side in sides for block in side.every_block)
-        if any(isinstance(getattr(each, "pattern", None), GridWindows) for each in mixers):
+        patterns = (getattr(each, "pattern", None) for each in mixers)
+        cut = next((each for each in patterns if isinstance(each, tuple(_CUT))), None)
+        if cut is not None:
             raise ValueError(
                 f"{type(task).__name__} cannot be explained with this backbone: the attention of "
-                "its layers is in windows of a grid (`config.GridWindows`), which gives no weights "
-                "of all pairs of patches."
+                f"its layers is {_CUT[type(cut)]} (`config.{type(cut).__name__}`), which gives no "
+                "weights of all pairs of patches."
             )
         collect = (*_SEEN, *(_VECTORS if vectors else ()))
         tensors = _tensors(inputs)

@@ -68,6 +68,48 @@ def centered_convolution(layer: keras.layers.Conv2D, x):
     return ops.conv(x, kernel, layer.strides, "valid", data_format="channels_last")
 
 
+def same_convolution(x, kernel, step: int = 1):
+    """Convolve maps with the padding that TensorFlow calls "same".
+
+    Beside a map are zeros, as few as each place of the result needs; an odd one is below it and on
+    its right. As `centered_convolution` it copies no map on PyTorch, unless it has such a row.
+
+    Args:
+        x: float `(batch, rows, columns, features)`.
+        kernel: float `(size, size, features, filters)`; or `(size, size, features)`, which
+            convolves each feature by itself.
+        step: int, the stride.
+
+    Returns:
+        Float `(batch, rows / step, columns / step, filters)`, rounded up.
+    """
+    size, depthwise = kernel.shape[0], len(kernel.shape) == 3
+    if size == step == 1 and not depthwise:
+        return ops.matmul(x, kernel[0, 0])
+    if not on("torch"):
+        if depthwise:
+            options = {"padding": "same", "data_format": "channels_last"}
+            return ops.depthwise_conv(x, kernel[..., None], step, **options)
+        return ops.conv(x, kernel, step, "same", data_format="channels_last")
+    import torch
+
+    needed = [max((-(-n // step) - 1) * step + size - n, 0) for n in x.shape[1:3]]
+    x = x.permute(0, 3, 1, 2)
+    around = [n // 2 for n in needed]
+    if any(n % 2 for n in needed):
+        (above, left), (rows, columns) = around, needed
+        x = torch.nn.functional.pad(x, (left, columns - left, above, rows - above))
+        around = [0, 0]
+    kernel = kernel[:, :, None] if depthwise else kernel
+    groups = x.shape[1] if depthwise else 1
+    # Transposed as a matrix, see `centered_convolution`.
+    *sizes, filters = kernel.shape
+    kernel = kernel.reshape(-1, filters).t().contiguous().view(filters, *sizes)
+    kernel = kernel.permute(0, 3, 1, 2)
+    found = torch.nn.functional.conv2d(x, kernel, stride=step, padding=around, groups=groups)
+    return found.permute(0, 2, 3, 1)
+
+
 def halved_maximum(x):
     """Return the maximum of three by three places around every second place of maps.
 

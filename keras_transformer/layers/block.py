@@ -34,6 +34,7 @@ from keras_transformer.layers.attention.masking import AttentionMask
 from keras_transformer.layers.attention.merged import part_keys_of_encoder
 from keras_transformer.layers.attention.multi_head_attention import check_mask_and_bias, heads_first
 from keras_transformer.layers.attention.score_bias import LazyBias
+from keras_transformer.layers.bottleneck import BottleneckResidual
 from keras_transformer.layers.conformer import ConformerSublayers
 from keras_transformer.layers.dense import Dense
 from keras_transformer.layers.dropout import Dropout
@@ -50,6 +51,7 @@ _OF_PARTS = {
     "layer_input": AddedLayerInput,
     "laurel": AugmentedResidual,
     "altup": AlternatingUpdates,
+    "bottleneck": BottleneckResidual,
 }
 
 
@@ -321,7 +323,7 @@ class Block(ChecksCall, SavesArguments, Rematerializable, keras.layers.Layer):
                 getattr(self, name).build(inputs_shape)
         if part.convolution is not None:
             self._build_convolution(part.convolution.size, inputs_shape)
-        for name in ("layer_input", "laurel", "conformer"):
+        for name in ("layer_input", "laurel", "conformer", "bottleneck"):
             if getattr(part, name) is not None:
                 getattr(self, name).build(inputs_shape)
         if part.output_scale:
@@ -551,6 +553,8 @@ class Block(ChecksCall, SavesArguments, Rematerializable, keras.layers.Layer):
                 x = x + added
             if self.config.output_scale:
                 x = x * ops.cast(self.output_scale, x.dtype)
+            if self.config.bottleneck is not None:
+                x = self.bottleneck(x, grid=grid)
         return pack_outputs(x, *rest)
 
     def _of_encoder(self, encoder_states, cache: dict | None):

@@ -6,6 +6,7 @@ from keras import ops
 
 from keras_transformer.config.fusion import SCALES, Fusion
 from keras_transformer.layers.remat import no_inner_remat
+from keras_transformer.layers.resampling import linear_resampling
 
 
 def conv(units: int, size: int, name: str, dtype, bias: bool = True, strides: int = 1, **options):
@@ -33,11 +34,9 @@ def linear_weights(before: int, after: int, kept: str = "corners") -> np.ndarray
         kept: `"corners"`, the first and the last value stay in place; or `"edges"`, the outer
             edges of the first and the last pixel.
     """
-    places = np.arange(after)
-    if kept == "corners":
-        places = places * ((before - 1) / max(after - 1, 1))
-    else:
-        places = np.clip((places + 0.5) * before / after - 0.5, 0, before - 1)
+    if kept == "edges":
+        return linear_resampling(before, after)
+    places = np.arange(after) * ((before - 1) / max(after - 1, 1))
     low = np.minimum(np.floor(places).astype(int), before - 1)
     high, share = np.minimum(low + 1, before - 1), places - low
     matrix = np.zeros((after, before))

@@ -3,10 +3,12 @@
 import keras
 from keras import ops
 
-from keras_transformer.config import ConcatenatedMerging, Norm, OverlappingMerging
+from keras_transformer.config import ConcatenatedMerging, Norm, OverlappingMerging, TimePositions
+from keras_transformer.kernels.values import constant
 from keras_transformer.layers.dense import Dense
 from keras_transformer.layers.normalization import make_normalization
 from keras_transformer.layers.remat import no_inner_remat
+from keras_transformer.layers.resampling import linear_resampling
 
 
 def as_map(states, grid: tuple[int, int]):
@@ -144,6 +146,53 @@ class ConcatenatedPatchMerging(keras.layers.Layer):
         if self.part.norm_place == "behind":
             return self.norm(self.projection(x))
         return self.projection(self.norm(x))
+
+
+class AddedTimePositions(keras.layers.Layer):
+    """Normalize states of a video and add positions in time, see `config.TimePositions`.
+
+    Args:
+        part: `config.TimePositions`.
+        norm: `config.Norm`, the kind of the norm.
+        kernel_initializer: initializer of the positions.
+        **kwargs: as in `keras.layers.Layer`.
+
+    Call arguments:
+        inputs: float `(batch, steps * rows * columns, dim)`.
+        grid: ints, steps in time, rows and columns.
+
+    Returns:
+        Float, of the same shape.
+
+    Source: Zhao et al. 2024, "VideoPrism", section 3.3.
+    """
+
+    def __init__(
+        self, part: TimePositions, norm: Norm, kernel_initializer="glorot_uniform", **kwargs
+    ):
+        super().__init__(**kwargs)
+        self.part = part
+        self._initializer = keras.initializers.get(kernel_initializer)
+        with no_inner_remat():
+            self.input_norm = make_normalization(
+                norm.type, norm.epsilon, name="input_norm", dtype=self.dtype_policy
+            )
+
+    def build(self, inputs_shape):
+        self.input_norm.build(inputs_shape)
+        if self.part.steps:
+            shape = (self.part.steps, inputs_shape[-1])
+            self.positions = self.add_weight(shape, self._initializer, name="positions")
+
+    def call(self, inputs, grid: tuple[int, int, int]):
+        x, usual, (steps, *places) = self.input_norm(inputs), self.part.steps, grid
+        if not usual:
+            return x
+        added = ops.cast(self.positions, "float32")
+        if steps != usual:
+            added = ops.matmul(constant(linear_resampling(usual, steps, antialiased=True)), added)
+        added = ops.repeat(ops.cast(added, x.dtype), places[0] * places[1], axis=0)
+        return x + added[None]
 
 
 class SequenceReduction(keras.layers.Layer):

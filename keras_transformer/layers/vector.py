@@ -3,7 +3,7 @@
 import keras
 from keras import ops
 
-from keras_transformer.config import TransformerConfig
+from keras_transformer.config import Attention, TransformerConfig
 from keras_transformer.layers.arguments import embedding_initializer, kernel_initializer
 from keras_transformer.layers.attention.multi_head_attention import MultiHeadAttention
 from keras_transformer.layers.dense import Dense
@@ -15,7 +15,8 @@ from keras_transformer.layers.remat import no_inner_remat
 class AttentionPooling(keras.layers.Layer):
     """Attention of a trained query to all states, followed by a feed-forward layer.
 
-    `x + f(norm(x))`, with `x` the attention of the query to the states.
+    `x + f(norm(x))`, with `x` the attention of the query to the states; `x` alone if the vector has
+    no `feed_forward`.
 
     Args:
         config: `TransformerConfig` of the side: heads, widths, activation, normalization.
@@ -37,14 +38,17 @@ class AttentionPooling(keras.layers.Layer):
         super().__init__(**kwargs)
         self.config = config
         self._embeddings = embedding_initializer(config, initializer)
+        self.norm = self.feed_forward = None
+        vector = config.only_side.vector
+        heads = vector.attention or Attention(num_heads=config.num_heads, head_dim=config.head_dim)
         options = {
             "kernel_initializer": kernel_initializer(config, initializer),
             "dtype": self.dtype_policy,
         }
         with no_inner_remat():
-            self.attention = MultiHeadAttention(
-                config.num_heads, config.head_dim, name="attention", **options
-            )
+            self.attention = MultiHeadAttention(heads, name="attention", **options)
+            if not vector.feed_forward:
+                return
             self.feed_forward = FeedForward(
                 config.intermediate_dim,
                 activation=config.activation,
@@ -63,14 +67,16 @@ class AttentionPooling(keras.layers.Layer):
         self.probe = self.add_weight((width,), self._embeddings, name="probe")
         shape = (None, None, width)
         self.attention.build(shape, shape)
-        self.norm.build(shape)
-        self.feed_forward.build(shape)
+        for layer in (self.norm, self.feed_forward):
+            if layer is not None:
+                layer.build(shape)
 
     def call(self, inputs, padding_mask=None):
         query = ops.cast(self.probe, inputs.dtype)[None, None]
         query = ops.broadcast_to(query, (ops.shape(inputs)[0], 1, inputs.shape[-1]))
         x = self.attention(query, value=inputs, value_mask=padding_mask)
-        return (x + self.feed_forward(self.norm(x)))[:, 0]
+        x = x if self.feed_forward is None else x + self.feed_forward(self.norm(x))
+        return x[:, 0]
 
 
 class SideVector(keras.layers.Layer):

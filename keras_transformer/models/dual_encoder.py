@@ -33,7 +33,7 @@ class AtMost(keras.constraints.Constraint):
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
 class DualEncoder(Backbone):
-    """An encoder of images or recordings and a text encoder, with vectors in a common space.
+    """An encoder of images, videos or recordings, and a text encoder: vectors of a common space.
 
     The first is the config's `encoder`, the text side its `decoder`, whose tokens see earlier
     tokens, or all tokens with `bidirectional`.
@@ -47,11 +47,11 @@ class DualEncoder(Backbone):
         inputs: dict of `images`, float `(batch, height, width, channels)`, or of `token_ids`, int
             `(rows, length)`, and optionally `padding_mask`, bool, and `position_ids`, int, of the
             same shape; or of both, whose numbers of rows may differ. A stem of sound takes `frames`
-            or other arrays in place of images.
+            or other arrays in place of images, a stem of tubes `videos`.
 
     Returns:
-        A dict of float `(rows, vector_width)`, `"images"` or `"recordings"`, `"texts"` or both, as
-        given. The vectors are not normalized; `similarity` normalizes them.
+        A dict of float `(rows, vector_width)`, `"images"`, `"videos"` or `"recordings"`, `"texts"`
+        or both, as given. The vectors are not normalized; `similarity` normalizes them.
 
     Example:
     ```python
@@ -107,7 +107,8 @@ class DualEncoder(Backbone):
                 (), initial, constraint=None if biased else AtMost(_MOST), name=name
             )
 
-        self.similarity_scale = scale("similarity_scale")
+        if self.config.similarity.fixed_scale is None:
+            self.similarity_scale = scale("similarity_scale")
         if self.config.similarity_text_scale:
             self.similarity_text_scale = scale("similarity_text_scale")
         if biased:
@@ -117,8 +118,9 @@ class DualEncoder(Backbone):
 
     @property
     def source(self) -> str:
-        """Name of what the model compares with texts, `"images"` or `"recordings"`."""
-        return "recordings" if required_of(self.encoder_stem) == "frames" else "images"
+        """Name of what the model compares with texts, `"images"`, `"videos"` or `"recordings"`."""
+        required = required_of(self.encoder_stem)
+        return {"frames": "recordings", "videos": "videos"}.get(required, "images")
 
     @property
     def sides(self) -> dict:
@@ -173,16 +175,20 @@ class DualEncoder(Backbone):
         return (vectors, collected) if collect else vectors
 
     def similarity(self, vectors, text_vectors):
-        """Compute the similarity of each image or recording and each text, float32 `(rows, texts)`.
+        """Compute the similarity of each input and each text, float32 `(rows, texts)`.
 
-        It is the cosine of a pair times the trained scale, plus a trained bias if the config has
-        `similarity_bias`. The contrastive losses take these numbers as their logits.
+        It is the cosine of a pair times the trained scale, or the `fixed_scale` of the config's
+        `similarity`, plus a trained bias if the config has `similarity_bias`. The contrastive
+        losses take these numbers as their logits.
 
         Args:
             vectors: float `(rows, vector_width)`, of images or recordings.
             text_vectors: float `(texts, vector_width)`.
         """
-        logits = _cosines(vectors, text_vectors) * _exp(self.similarity_scale)
+        cosines = _cosines(vectors, text_vectors)
+        if self.similarity_scale is None:
+            return cosines * self.config.similarity.fixed_scale
+        logits = cosines * _exp(self.similarity_scale)
         if self.similarity_bias is None:
             return logits
         return logits + ops.cast(self.similarity_bias, "float32")

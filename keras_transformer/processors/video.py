@@ -1,7 +1,7 @@
 """`VideoProcessor`: converts videos to arrays of frames, as published models expect them."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -12,12 +12,31 @@ from keras_transformer.processors.video_files import is_one_video, read_frames
 from keras_transformer.support.checking import check_bool, check_int, shorten
 
 _BILINEAR, _HALF = 2, ((0.5,) * 3, (0.5,) * 3)
-# Prefix of each Transformers class -> defaults for values that are missing in a file: size, factor,
-# offset.
-_DEFAULTS: dict[str, tuple] = {
-    "VideoMAE": ({"shortest_edge": 224}, 1 / 255, False),
-    "Vivit": ({"shortest_edge": 256}, 1 / 127.5, True),
+_BICUBIC, _CLIP = 3, ((0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711))
+
+
+class _Usual(NamedTuple):
+    """Values of a Transformers class that a file may leave out."""
+
+    size: dict[str, int]
+    factor: float = 1 / 255
+    offset: bool = False
+    crop: bool = True
+    resample: int = _BILINEAR
+    normalize: bool = True
+    normal: tuple = _HALF  # mean and deviation of a channel
+
+
+# By the prefix of the class. VideoPrism's processor has another class's, whose pixels it leaves as
+# they are.
+_DEFAULTS = {
+    "VideoMAE": _Usual({"shortest_edge": 224}),
+    "Vivit": _Usual({"shortest_edge": 256}, factor=1 / 127.5, offset=True),
+    "VideoPrism": _Usual(
+        {"height": 288, "width": 288}, crop=False, resample=_BICUBIC, normalize=False, normal=_CLIP
+    ),
 }
+_CLASSES = {"VideoPrism": "LlavaOnevision"}
 _USUAL = 16  # frames outside of a task
 
 
@@ -37,8 +56,8 @@ class VideoProcessor(MediaProcessor):
             reads, or 16 outside of a task.
         frame_step: int, take every n-th frame of the middle of a video, or frames that are spread
             over all of it if it is shorter. None always spreads them.
-        family: str, prefix of the Transformers class that the file names, `"VideoMAE"` or
-            `"Vivit"`.
+        family: str, prefix of the Transformers class that the file names, `"VideoMAE"`, `"Vivit"`
+            or `"VideoPrism"`.
 
     Raises:
         ValueError: if a value is out of range.
@@ -69,7 +88,7 @@ class VideoProcessor(MediaProcessor):
 
     def __init__(
         self,
-        size: int | Sequence | Mapping | None = _DEFAULTS["VideoMAE"][0],
+        size: int | Sequence | Mapping | None = _DEFAULTS["VideoMAE"].size,
         crop_size: int | Sequence | Mapping | None = 224,
         resample: int = _BILINEAR,
         rescale_factor: float | None = 1 / 255,
@@ -85,6 +104,10 @@ class VideoProcessor(MediaProcessor):
         self.num_frames = check_int("num_frames", num_frames, 1, 2**15, none=True)
         self.frame_step = check_int("frame_step", frame_step, 1, 2**15, none=True)
         self.family = family
+        if family in _CLASSES and mean is not None:
+            raise ValueError(
+                f"family={family!r} leaves the pixels between 0 and 1: give mean=None, std=None."
+            )
 
     @staticmethod
     def is_one(x: Any) -> bool:
@@ -174,10 +197,12 @@ class VideoProcessor(MediaProcessor):
     def values(self) -> dict[str, Any]:
         """Return the content of `preprocessor_config.json`."""
         values = self.frames.values() | {
-            "image_processor_type": f"{self.family}ImageProcessor",
-            "video_processor_type": f"{self.family}VideoProcessor",
+            "image_processor_type": f"{_CLASSES.get(self.family, self.family)}ImageProcessor",
+            "video_processor_type": f"{_CLASSES.get(self.family, self.family)}VideoProcessor",
             "do_sample_frames": False,
         }
+        if self.family in _CLASSES:
+            values["processor_class"] = f"{self.family}Processor"
         if self.offset or self.family == "Vivit":
             values["offset"] = self.offset
         chosen = {"num_frames": self.num_frames, "frame_step": self.frame_step}
@@ -192,7 +217,8 @@ class VideoProcessor(MediaProcessor):
         """
         names = ("video_processor_type", "image_processor_type", "feature_extractor_type")
         named = next((values[name] for name in names if values.get(name)), "VideoMAE")
-        family = str(named)
+        owner = str(values.get("processor_class")).removesuffix("Processor")
+        family = owner if owner in _CLASSES else str(named)
         for end in ("Pil", "Fast", "VideoProcessor", "ImageProcessor", "FeatureExtractor"):
             family = family.removesuffix(end)
         if family not in _DEFAULTS:
@@ -200,20 +226,26 @@ class VideoProcessor(MediaProcessor):
                 f"Videos for {shorten(named)} are not supported, only for "
                 f"{', '.join(map(repr, _DEFAULTS))}."
             )
-        size, factor, offset = _DEFAULTS[family]
-        given = values.get("size", size)
+        usual = _DEFAULTS[family]
+        given = values.get("size", usual.size)
         if isinstance(given, int):  # old files give the shortest edge as a number
             given = {"shortest_edge": given}
-        parts = ("resize", "center_crop", "rescale", "normalize")
-        has = {name: check_bool(f"do_{name}", values.get(f"do_{name}", True)) for name in parts}
+        parts = {"resize": True, "rescale": True}
+        parts |= {"center_crop": usual.crop, "normalize": usual.normalize}
+        has = {  # null is the usual value too
+            name: own if (value := values.get(f"do_{name}")) is None else check_bool(name, value)
+            for name, own in parts.items()
+        }
+        if family in _CLASSES:  # whatever the file says: its processor overrides the class's
+            has["normalize"] = usual.normalize
         return cls(
             size=given if has["resize"] else None,
             crop_size=values.get("crop_size", 224) if has["center_crop"] else None,
-            resample=values.get("resample", _BILINEAR),
-            rescale_factor=values.get("rescale_factor", factor) if has["rescale"] else None,
-            mean=values.get("image_mean", _HALF[0]) if has["normalize"] else None,
-            std=values.get("image_std", _HALF[1]) if has["normalize"] else None,
-            offset=check_bool("offset", values.get("offset", offset)),
+            resample=values.get("resample", usual.resample),
+            rescale_factor=values.get("rescale_factor", usual.factor) if has["rescale"] else None,
+            mean=values.get("image_mean", usual.normal[0]) if has["normalize"] else None,
+            std=values.get("image_std", usual.normal[1]) if has["normalize"] else None,
+            offset=check_bool("offset", values.get("offset", usual.offset)),
             num_frames=values.get("num_frames"),
             frame_step=values.get("frame_step"),
             family=family,

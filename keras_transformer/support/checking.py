@@ -107,6 +107,12 @@ def nearest(word: Any, known: Iterable[str]) -> str:
     return f" Did you mean {near[0]!r}?" if near else ""
 
 
+def with_article(noun: str, capital: bool = False) -> str:
+    """Return a noun behind "a" or "an"; `capital` for the beginning of a sentence."""
+    article = "an" if noun[0].lower() in "aeiou" else "a"
+    return f"{article.capitalize() if capital else article} {noun}"
+
+
 def is_number(value: Any) -> bool:
     """Return True if the value is a real number of Python or NumPy. A bool is not a number."""
     return isinstance(_python_value(value), (int, float)) and not _is_bool(value)

@@ -63,7 +63,11 @@ def model_rows(
     apart = backbone.get("source")
     sides = backbone["kind"] == "dual" or backbone.get("placeholder_id") is not None
     beside = apart or (sides and (backbone["encoder"] or {})) or {}
-    what = "sound" if "frames" in (beside.get("stem") or {}).get("kind", "") else "images"
+    if not backbone["num_layers"]:  # a stem alone, without the values of blocks
+        rows.pop("layers", None)
+        beside = {n: value for n, value in beside.items() if n in ("hidden_dim", "stem")}
+    read = (beside.get("stem") or {}).get("kind", "")
+    what = "sound" if "frames" in read else "videos" if read == "tubes" else "images"
     for key in beside:
         shown = key in _ROWS and _ROWS[key] in rows and key not in ("vocabulary_size", "position")
         if shown and beside[key] is not None and ("expert" not in key or beside.get("num_experts")):

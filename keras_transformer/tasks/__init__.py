@@ -33,6 +33,7 @@ from keras_transformer.tasks.text.text_classifier import TextClassifier
 from keras_transformer.tasks.text.text_embedder import TextEmbedder
 from keras_transformer.tasks.text.token_classifier import TokenClassifier
 from keras_transformer.tasks.videos.video_classifier import VideoClassifier
+from keras_transformer.tasks.videos.video_embedder import VideoEmbedder
 
 __all__ = [
     "AudioClassifier",
@@ -71,6 +72,7 @@ __all__ = [
     "TextProcessor",
     "TokenClassifier",
     "VideoClassifier",
+    "VideoEmbedder",
 ]
 
 

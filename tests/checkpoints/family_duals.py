@@ -66,6 +66,32 @@ TEXTS = {
     "siglip_text_model": ("SiglipText", [_WIDE, {**_TEXTS, "projection_size": 8}]),
 }
 
+_VIDEOS = {
+    "hidden_size": 12,
+    "num_attention_heads": 3,
+    "intermediate_size": 18,
+    "image_size": 10,
+    "num_frames": 4,
+    "tubelet_size": [1, 5, 5],
+    "num_spatial_layers": 2,
+    "num_temporal_layers": 1,
+    "num_auxiliary_layers": 1,
+}
+_SAID = {name: _TEXTS[name] for name in _TEXTS if not name.endswith("_token_id")}
+# Models of videos and texts, see `test_videoprism.py`.
+OF_VIDEOS = {
+    "videoprism": (
+        "VideoPrism",
+        [
+            {"text_config": _SAID, "vision_config": _VIDEOS},
+            {
+                "text_config": {**_SAID, "hidden_act": "gelu", "attn_logit_softcapping": 3.0},
+                "vision_config": {**_VIDEOS, "num_auxiliary_layers": 0, "image_size": 15},
+            },
+        ],
+    ),
+}
+
 _WORDS = {
     "vocab_size": 61,
     "hidden_size": 12,

@@ -74,6 +74,35 @@ _FEW_WINDOWS = {
 _NETWORKS = {**_WINDOWS, "window_size": 6, "image_size": 22, "pretrained_window_sizes": [6, 3]}
 _FEW_NETWORKS = {**_FEW_WINDOWS, "window_size": 5, "image_size": [26, 8], "depths": [2, 2]}
 
+_DETECTED = {
+    "hidden_size": 12,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 3,
+    "mlp_ratio": 2,
+    "image_size": 20,
+    "pretrain_image_size": 20,
+    "patch_size": 5,
+}
+# Windows that do not divide the grid of 5 x 4 patches, and positions of another one.
+_IN_WINDOWS = {
+    **_DETECTED,
+    "num_channels": 2,
+    "image_size": [25, 20],
+    "pretrain_image_size": 15,
+    "window_size": 3,
+    "window_block_indices": [0, 2],
+    "residual_block_indices": [1, 2],
+    "use_relative_position_embeddings": True,
+    "hidden_act": "relu",
+    "qkv_bias": False,
+    "layer_norm_eps": 1e-3,
+}
+# Each layer has convolutions behind it, and none windows.
+_BEHIND = {**_DETECTED, "num_hidden_layers": 1, "residual_block_indices": [0]}
+
+# Families without a pooled vector there.
+OF_MAPS = {"vitdet": ("VitDet", [_DETECTED, _IN_WINDOWS, _BEHIND])}
+
 CONFIGS = {
     "yolos": (
         "Yolos",

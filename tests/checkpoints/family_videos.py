@@ -30,8 +30,28 @@ _MAE_OTHER = {
     "use_mean_pooling": False,
 }  # fmt: skip
 
+_PRISM = {
+    **{name: value for name, value in _SIZES.items() if name != "num_hidden_layers"},
+    "tubelet_size": [1, 5, 5],
+    "intermediate_size": 21,
+    "num_spatial_layers": 2,
+    "num_temporal_layers": 1,
+}
+_PRISM_OTHER = {
+    **_PRISM,
+    "image_size": [10, 15],
+    "num_channels": 2,
+    "hidden_act": "relu",
+    "layer_norm_eps": 1e-3,
+    "qkv_bias": False,
+    "attn_logit_softcapping": 2.0,
+    "num_spatial_layers": 1,
+    "num_temporal_layers": 2,
+}
+
 CONFIGS = {
     "videomae": ("VideoMAE", [_MAE, _MAE_OTHER]),
+    "videoprism_vision_model": ("VideoPrismVision", [_PRISM, _PRISM_OTHER]),
     "vivit": (
         "Vivit",
         [

@@ -83,6 +83,7 @@ BACKBONES = {
     "VideoClassifier": lambda: kt.models.Encoder(videos.config()),
     "ImageEmbedder": lambda: kt.models.Encoder(images.patches()),
     "AudioEmbedder": lambda: kt.models.Encoder(audio.frames()),
+    "VideoEmbedder": lambda: kt.models.Encoder(videos.config()),
     "DepthEstimator": lambda: kt.models.Encoder(images.patches()),
     "ImageSegmenter": lambda: kt.models.Encoder(images.patches()),
     "ObjectDetector": lambda: kt.models.Encoder(images.patches(num_detection_tokens=2)),

@@ -205,8 +205,8 @@ SAID = {
     "qwen3_vl_instruct_30b_a3b": 31_100,
     "qwen3_vl_instruct_235b_a22b": 236_000,
     "qwen3_vl_instruct_32b": 33_400,
-    "gemma3n_audio_instruct_e2b": 5_440 - 300,  # without the encoder of images
-    "gemma3n_audio_instruct_e4b": 7_850 - 300,
+    "gemma3n_vision_instruct_e2b": 5_440,
+    "gemma3n_vision_instruct_e4b": 7_850,
     "gemma4_vision_instruct_e2b": 5_100,
     "gemma4_vision_instruct_e4b": 8_000,
     "gemma4_vision_instruct_26b_a4b": 25_200 + 570,  # the texts, and the image tower
@@ -363,7 +363,7 @@ def test_every_published_preset_says_where_it_is_from():
         "siglip_text_model",
         "siglip_vision_model",
         "siglip2_text_model",
-        "siglip2_vision_model",
+        "siglip2_vision_model", "vitdet",
     }  # fmt: skip
     assert {metadata["family"] for *_, metadata in presets} == set(FAMILIES) - without
     for name, _, task, metadata in presets:
@@ -402,12 +402,12 @@ def test_sizes_are_those_of_the_transformers_library(monkeypatch):
     transformers = pytest.importorskip("transformers")
     from transformers.models.videomae import modeling_videomae
 
-    from tests.checkpoints import chronos_bolt, families
+    from tests.checkpoints import chronos_bolt, mobilenet_v5
 
     # A table in plain Python, which takes seconds and has no parameters.
     monkeypatch.setattr(modeling_videomae, "get_sinusoid_encoding_table", lambda *_: torch.zeros(1))
 
-    families.without_timm()
+    mobilenet_v5.register()
     presets = sorted(published(), key=lambda preset: preset[3]["parameters"])
     compared = set()
     for name, config, own, metadata in presets:
@@ -448,11 +448,6 @@ def test_sizes_are_those_of_the_transformers_library(monkeypatch):
             and not path.startswith("vision_encoder.neck.")  # SAM's, a part of the head
             and (metadata["family"] not in _ON_MAPS or _in_backbone(path, config))
             and path not in ("embeddings.mask_token", "mask_emb")  # of masked pre-training
-            # Gemma 3n's images, which are not read.
-            and not (
-                metadata["family"] == "gemma3n"
-                and path.startswith(("model.vision_tower.", "model.embed_vision."))
-            )
             # Of T5Gemma 2's images, which its texts alone do not read.
             and not (
                 metadata["family"] == "t5gemma2"

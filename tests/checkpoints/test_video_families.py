@@ -74,12 +74,15 @@ def test_same_logits_of_classes(tmp_path, model_type, number):
     """And the way back, of the processor too."""
     reference = families.make(model_type, number, "ForVideoClassification", num_labels=4)
     family = CONFIGS[model_type][0]
-    kt.VideoProcessor(20, 16, resample=3, family=family).save(tmp_path / "theirs")
+    family = family.removesuffix("Vision")
+    normal = {"mean": None, "std": None} if family == "VideoPrism" else {}
+    kt.VideoProcessor(20, 16, resample=3, family=family, **normal).save(tmp_path / "theirs")
     classifier = kt.VideoClassifier.from_preset(saved(reference, tmp_path / "theirs"))
     ours, theirs = videos(reference)
     with torch.no_grad():
         expected = reference(theirs)[0].numpy()
-    assert np.abs(to_numpy(classifier(ours)) - expected).max() <= 1e-4
+    of_rows = expected.reshape(3, 4)  # VideoPrism's have an axis of its one query
+    assert np.abs(to_numpy(classifier(ours)) - of_rows).max() <= 1e-4
     assert classifier.processor.frames.resample == 3 and classifier.num_classes == 4
 
     kt.export_to_huggingface(classifier, tmp_path / "ours")
@@ -125,6 +128,17 @@ def test_another_pooling_is_not_published(tmp_path):
         ("videomae", {"patch_size": [4, 8]}, "patch_size must be a number"),
         ("videomae", {"tubelet_size": 0}, "`tube_frames` must be at least 1"),
         ("videomae", {"patch_size": 300}, "too small for tubes of 2 frames of 300 x 300"),
+        ("videoprism_vision_model", {"tubelet_size": [1, 4, 2]}, "the last two are the same"),
+        ("videoprism_vision_model", {"tubelet_size": [2, 4, 4]}, "three numbers, 1 frame"),
+        ("videoprism_vision_model", {"num_temporal_layers": 0}, "must be at least 1"),
+        ("videoprism_vision_model", {"num_spatial_layers": 10**9}, "sum at most 10,000"),
+        (
+            "videoprism_vision_model",
+            {"intermediate_size": 50, "architectures": ["VideoPrismForVideoClassification"]},
+            "intermediate_size=50 must be a multiple of num_attention_heads=12",
+        ),
+        ("videoprism", {"vision_config": {"apply_l2norm": False}}, "apply_l2norm=False is not"),
+        ("videoprism", {"vision_config": {"num_auxiliary_layers": -1}}, "at least 0"),
     ],
 )
 def test_wrong_values_are_refused(model_type, values, message):

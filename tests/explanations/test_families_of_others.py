@@ -64,6 +64,10 @@ def test_videos(tmp_path, name):
     backbone = load_backbone(saved(reference, tmp_path))
     task = kt.VideoClassifier(backbone, num_classes=2)
     ours, theirs = test_video_families.videos(reference)
+    if name == "videoprism_vision_model":  # no layer has weights of all pairs of tubes
+        with pytest.raises(ValueError, match="is over one axis of a video"):
+            task.explain(ours)
+        return
     expected = theirs_of(reference, {"pixel_values": theirs})
     for row, explanation in enumerate(task.explain(ours)):
         assert_same(explanation.attention, expected.attentions, row=row)

@@ -5,7 +5,7 @@ import pytest
 
 import keras_transformer as kt
 from keras_transformer.checkpoints.weights.safetensors_io import to_numpy
-from keras_transformer.layers.stems.images import resampling
+from keras_transformer.layers.resampling import cubic_resampling
 from tests.layers.stems import assert_is_as_described
 from tests.tasks import images
 
@@ -76,7 +76,7 @@ def test_resampling_is_pytorchs(before, after):
     torch = pytest.importorskip("torch")
     values = torch.tensor(np.random.default_rng(0).normal(size=(1, 1, before, before)))
     expected = torch.nn.functional.interpolate(values, (after, after), mode="bicubic")
-    matrix = resampling(before, after).astype("float64")
+    matrix = cubic_resampling(before, after).astype("float64")
     found = matrix @ values[0, 0].numpy() @ matrix.T
     assert np.abs(found - expected[0, 0].numpy()).max() <= 1e-6
 

@@ -179,7 +179,9 @@ from keras_transformer.checkpoints.families.vision.swin import SWIN
 from keras_transformer.checkpoints.families.vision.swinv2 import SWINV2
 from keras_transformer.checkpoints.families.vision.t5gemma2_images import T5GEMMA2_IMAGES
 from keras_transformer.checkpoints.families.vision.videomae import VIDEOMAE
+from keras_transformer.checkpoints.families.vision.videoprism import VIDEOPRISM, VIDEOPRISM_VISION
 from keras_transformer.checkpoints.families.vision.vit import DEIT, VIT
+from keras_transformer.checkpoints.families.vision.vitdet import VITDET
 from keras_transformer.checkpoints.families.vision.vivit import VIVIT
 from keras_transformer.checkpoints.families.vision.yolos import YOLOS
 from keras_transformer.checkpoints.other_formats import FAMILIES_PAGE
@@ -315,12 +317,15 @@ FAMILIES = {
         RT_DETR_V2,
         D_FINE,
         SAM,
+        VITDET,
         SEGFORMER,
         SWIN,
         SWINV2,
         DEPTH_ANYTHING,
         BEIT,
         VIDEOMAE,
+        VIDEOPRISM,
+        VIDEOPRISM_VISION,
         VIVIT,
         AST,
         WHISPER,

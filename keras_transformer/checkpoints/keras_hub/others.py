@@ -27,7 +27,8 @@ PUBLISHED_FORM: Mapping[str, tuple[str, ...]] = {
     "SmolLM3Backbone": ("smollm3",),
     "SwinTransformerBackbone": ("swin",),
     "T5GemmaBackbone": ("t5gemma",),
-    "ViTDetBackbone": ("sam",),  # the encoder of images
+    "ViTDetBackbone": ("sam", "vitdet"),  # its published weights are those of SAM's encoder
+    "VideoPrismBackbone": ("videoprism", "videoprism_vision_model"),
     "XLNetBackbone": ("xlnet",),
 }
 # Transformers that this library does not compute, with the reason.
@@ -36,7 +37,6 @@ NOT_COMPUTED: Mapping[str, str] = {
     "FluxBackbone": "diffusion of images is not a task here.",
     "SAM3PromptableConceptBackbone": "finding every object that a text names is not a task here.",
     "StableDiffusion3Backbone": "diffusion of images is not a task here.",
-    "VideoPrismBackbone": "one encoder reads each frame, and a second one all frames.",
 }
 # Convolutional networks, and the base class.
 NO_TRANSFORMER = (

@@ -18,6 +18,7 @@ _MODALITIES = {
     "convolutions": "images",
     "resnet": "images",
     "hgnet": "images",
+    "mobilenet_v5": "images",
     "queries": "images",
     "tubes": "videos",
     "frames": "sound",
@@ -92,13 +93,14 @@ def _values(configs: Iterable[dict[str, Any]], of: Callable) -> list[str]:
 
 
 def _task_name(task: str) -> str:
-    if isinstance(task, str) and task in TASKS:  # a class name; messages list only aliases
+    """Return the name of a task's class, given as such or by its alias."""
+    if isinstance(task, str) and task in TASKS:
         return task
     classes = {known.alias: name for name, known in TASKS.items()}
     if not isinstance(task, str) or task not in classes:
-        raise ValueError(
-            f"`task` must be one of {', '.join(sorted(classes))}, "
-            f"received {shorten(task, 24)}.{nearest(task, classes)}"
+        raise ValueError(  # the names of the classes are the shorter ones
+            f"`task` must be one of {', '.join(sorted(classes.values()))}, "
+            f"received {shorten(task, 24)}.{nearest(task, [*classes, *classes.values()])}"
         )
     return classes[task]
 

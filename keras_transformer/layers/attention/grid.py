@@ -10,6 +10,7 @@ from keras_transformer.config import GridBias as GridBiasPart
 from keras_transformer.config import Side
 from keras_transformer.config.weight import grid_distances
 from keras_transformer.kernels.indexing import look_up
+from keras_transformer.layers.resampling import linear_resampling
 
 
 class GridBias(keras.layers.Layer):
@@ -89,15 +90,3 @@ def grid_index(grid: tuple[int, int]) -> np.ndarray:
 def window_index(size: int) -> np.ndarray:
     """Return the row of the table for each pair of places in a window, int32 `(places, places)`."""
     return grid_index((size, size))[1:, 1:]
-
-
-def linear_resampling(before: int, after: int) -> np.ndarray:
-    """Return the matrix that interpolates `before` values to `after`, float32 `(after, before)`."""
-    matrix = np.zeros((after, before), "float32")
-    for i in range(after):
-        center = max((i + 0.5) * before / after - 0.5, 0)
-        first = min(int(center), before - 1)
-        second, part = min(first + 1, before - 1), center - first
-        matrix[i, first] += 1 - part
-        matrix[i, second] += part
-    return matrix

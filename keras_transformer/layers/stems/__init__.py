@@ -4,6 +4,7 @@ from keras_transformer.layers.stems.folded_frames import FoldedFrameStem
 from keras_transformer.layers.stems.frames import FrameStem
 from keras_transformer.layers.stems.hgnet import HGNetStem
 from keras_transformer.layers.stems.images import ConvolutionStem, PatchStem
+from keras_transformer.layers.stems.mobilenet import MobileNetV5Stem
 from keras_transformer.layers.stems.patch_sequences import PatchSequenceStem
 from keras_transformer.layers.stems.queries import QueryStem
 from keras_transformer.layers.stems.resnet import ResNetStem
@@ -28,6 +29,7 @@ STEMS: dict[str, type[PositionedStem]] = {
     "subsampled_frames": SubsampledFrameStem,
     "convolved_frames": ConvolvedFrameStem,
     "folded_frames": FoldedFrameStem,
+    "mobilenet_v5": MobileNetV5Stem,
 }
 
 __all__ = [
@@ -38,6 +40,7 @@ __all__ = [
     "FoldedFrameStem",
     "FrameStem",
     "Input",
+    "MobileNetV5Stem",
     "PatchSequenceStem",
     "PatchStem",
     "SeriesStem",

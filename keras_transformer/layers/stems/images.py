@@ -8,6 +8,10 @@ from keras_transformer.config import GridRotary, TransformerConfig
 from keras_transformer.kernels.products import by_rows, onednn_matmul_scope
 from keras_transformer.layers.arguments import kernel_initializer
 from keras_transformer.layers.feed_forward import get_activation
+from keras_transformer.layers.resampling import (
+    antialiased_cubic_resampling,
+    cubic_resampling,
+)
 from keras_transformer.layers.stems.stem import Embedded, Input, PositionedStem
 
 
@@ -27,12 +31,19 @@ class ImageStem(PositionedStem):
 
     def on_grid(self, x, tokens: int, size: tuple[int, int]):
         """Add positions to the states of an image, whose first `tokens` are not on the grid."""
-        table = self.position_embedding
-        usual, grid = (self.config.stem.grid(each) for each in (self.config.stem.image_size, size))
-        if self.config.position != "learned" or grid == usual:
+        table, stem = self.position_embedding, self.config.stem
+        if self.config.position != "learned" or stem.grid(size) == stem.grid(self.position_size):
             return self.with_positions(x)
-        vectors = self.interpolated(ops.cast(table.embeddings, "float32"), tokens, size)
+        vectors = ops.cast(table.embeddings, "float32")[table.offset :]
+        vectors = self.interpolated(vectors, tokens, size)
         return x + ops.cast(vectors[None], x.dtype)
+
+    @property
+    def position_size(self) -> tuple[int, int]:
+        """Height and width of the images that positions are defined for."""
+        stem = self.config.stem
+        height, width = getattr(stem, "position_size", None) or stem.image_size
+        return height, width
 
     def interpolated(self, table, tokens: int, size: tuple[int, int]):
         """Interpolate positions to the grid of an image.
@@ -43,11 +54,11 @@ class ImageStem(PositionedStem):
             tokens: int, the number of states before the grid.
             size: ints, height and width of the image.
         """
-        usual, grid = (self.config.stem.grid(each) for each in (self.config.stem.image_size, size))
+        usual, grid = (self.config.stem.grid(each) for each in (self.position_size, size))
         if grid == usual:
             return table
         antialiased = getattr(self.config.stem, "interpolation", "") == "bicubic_antialiased"
-        resampled = antialiased_resampling if antialiased else resampling
+        resampled = antialiased_cubic_resampling if antialiased else cubic_resampling
         rows, columns = (resampled(*pair) for pair in zip(usual, grid, strict=True))
         end = tokens + usual[0] * usual[1]
         places = ops.reshape(table[tokens:end], (*usual, -1))
@@ -271,42 +282,3 @@ def places(grid: tuple[int, int], tokens: int):
     found = np.concatenate([found, np.broadcast_to(grid, found.shape)], axis=-1)
     found = np.concatenate([np.broadcast_to([0, 0, 1, 1], (tokens, 4)), found])
     return ops.convert_to_tensor(found[None], "int32")
-
-
-def resampling(before: int, after: int) -> np.ndarray:
-    """Return the matrix that resamples `before` values to `after`, float32 `(after, before)`.
-
-    Source: Keys 1981, "Cubic Convolution Interpolation for Digital Image Processing", with
-    a = -0.75 as in PyTorch, with which published models interpolate positions.
-    """
-    a, matrix = -0.75, np.zeros((after, before))
-    for i in range(after):
-        center = (i + 0.5) * before / after - 0.5
-        first = int(np.floor(center)) - 1
-        for place in range(first, first + 4):
-            t = abs(center - place)
-            near = (a + 2) * t**3 - (a + 3) * t**2 + 1
-            far = a * t**3 - 5 * a * t**2 + 8 * a * t - 4 * a
-            matrix[i, min(max(place, 0), before - 1)] += near if t <= 1 else far
-    return matrix.astype("float32")
-
-
-def antialiased_resampling(before: int, after: int) -> np.ndarray:
-    """Return such a matrix, whose kernel is as wide as the steps of `after` values.
-
-    Source: as above, with a = -0.5, the kernel stretched as in Pillow and in PyTorch's
-    `antialias=True`.
-    """
-    a, step = -0.5, before / after
-    scale = max(step, 1.0)
-    matrix = np.zeros((after, before))
-    for i in range(after):
-        center = (i + 0.5) * step
-        first, last = int(max(center - 2 * scale + 0.5, 0)), int(center + 2 * scale + 0.5)
-        places = np.arange(first, min(last, before))
-        t = np.abs(places - center + 0.5) / scale
-        near = (a + 2) * t**3 - (a + 3) * t**2 + 1
-        far = a * t**3 - 5 * a * t**2 + 8 * a * t - 4 * a
-        weights = np.where(t < 1, near, np.where(t < 2, far, 0))
-        matrix[i, places] = weights / weights.sum()
-    return matrix.astype("float32")

@@ -54,8 +54,8 @@ class Embedded(NamedTuple):
         pack_ids: int `(batch, length)`, the packed document of each state, or None.
         global_positions: int `(batch, count)`, the places of states that see all others and are
             seen by all, regardless of the window; -1 for unused entries. None uses the config's.
-        grid: ints, the rows and columns of the grid that the last states form, row by row. None
-            if the config does not need a grid.
+        grid: ints, the rows and columns of the grid that the last states form, row by row; for
+            videos steps in time, rows and columns. None if the config does not need a grid.
         layer_inputs: float `(batch, length, num_layers, dim)`, what each token has for each layer,
             or None if the layers take nothing but states.
         segment_ids: int `(batch, length)`, token types for layers that compare them, or None.
@@ -74,7 +74,7 @@ class Embedded(NamedTuple):
     position_ids: Any = None
     pack_ids: Any = None
     global_positions: Any = None
-    grid: tuple[int, int] | None = None
+    grid: tuple[int, ...] | None = None
     layer_inputs: Any = None
     segment_ids: Any = None
     added: tuple = ()
@@ -247,6 +247,7 @@ class TokenStem(PositionedStem):
         self._uncounted_id = side.position.padding_id if learned else None
         self._dropped_id = side.input.dropped_id
         self._has_query_stream = side.has_query_stream
+        self.class_token = None
         patterns = [getattr(mixer, "pattern", None) for mixer in mixers]
         if config.kind == "encoder" and any(x and x.takes_global_positions for x in patterns):
             self.inputs = (*self.inputs, _GLOBAL)
@@ -290,6 +291,9 @@ class TokenStem(PositionedStem):
             self.segment_embedding.build((None, None, self._width))
         if self.layer_inputs is not None:
             self.layer_inputs.build((None, None), (None, None, self.config.hidden_dim))
+        if self.config.only_side.input.class_token:
+            shape = (self._width,)
+            self.class_token = self.add_weight(shape, self._embeddings, name="input_class_token")
         super().build(input_shape)
 
     def call(self, inputs, cache_positions=None, layer_inputs: bool = True, training: bool = False):
@@ -323,6 +327,8 @@ class TokenStem(PositionedStem):
         if self._has_query_stream:
             queries = self.finished(self.position_embedding(x, positions=positions), training)
             x = self.finished(self._behind(x, positions, inputs), training)
+        elif self.class_token is not None:
+            return self._with_class_token(self.with_positions(x, positions), inputs, training)
         else:
             x = self.positioned(x, positions, training)
         further = (inputs.get(name) for name in ("pack_ids", "global_positions"))
@@ -330,6 +336,17 @@ class TokenStem(PositionedStem):
         compared = segment_ids if self.compares_segments else None
         options = {"layer_inputs": vectors, "segment_ids": compared, "queries": queries}
         return Embedded(x, padding, positions, *further, **options)
+
+    def _with_class_token(self, x, inputs, training: bool):
+        """Return the input of the blocks, with the class token behind the tokens of each text."""
+        refuse_unused("a `class_token` is of one text.", pack_ids=inputs.get("pack_ids"))
+        side, padding = self.config.only_side, drop_trivial_mask(inputs.get("padding_mask"))
+        token = ops.cast(self.class_token, x.dtype) * side.input.factor(self._width)
+        token = ops.broadcast_to(token, (ops.shape(x)[0], 1, self._width))
+        if padding is not None:
+            padding = ops.pad(ops.cast(padding, "bool"), ((0, 0), (0, 1)), constant_values=True)
+        x = self.finished(ops.concatenate([x, token], axis=1), training)
+        return Embedded(x, padding)
 
     def _behind(self, x, positions, inputs):
         """Add to each token the position that the token before it asked for, to the first none."""

@@ -6,7 +6,7 @@ from keras import ops
 from keras_transformer.config import TransformerConfig
 from keras_transformer.kernels.products import by_rows, onednn_matmul_scope
 from keras_transformer.layers.arguments import kernel_initializer
-from keras_transformer.layers.stems.images import resampling
+from keras_transformer.layers.resampling import cubic_resampling, linear_resampling
 from keras_transformer.layers.stems.stem import Embedded, Input, PositionedStem
 
 
@@ -73,7 +73,8 @@ class TubeStem(PositionedStem):
             token = ops.cast(self.class_token, x.dtype)
             token = ops.broadcast_to(token, (ops.shape(x)[0], 1, x.shape[-1]))
             x = ops.concatenate([token, x], axis=1)
-        return Embedded(self.finished(self._on_grid(x, grid), training))
+        x = self.finished(self._on_grid(x, grid), training)
+        return Embedded(x, grid=grid if self.config.only_side.on_grid else None)
 
     def _projected(self, videos, grid):
         """Project the tubes in one product, `(batch, tubes, width)`."""
@@ -98,16 +99,33 @@ class TubeStem(PositionedStem):
         if kind == "learned":
             vectors = ops.cast(self.position_embedding.embeddings, "float32")[part.offset :]
         elif kind == "sinusoidal":
-            table = self.position_embedding.table(stem.num_states, x.shape[-1])
+            table = self.position_embedding.table(stem.num_positions, x.shape[-1])
             vectors = ops.convert_to_tensor(table)
         else:
             return self.with_positions(x)
         usual = stem.tube_grid(stem.video_size)
+        if stem.positions == "frame":
+            return x + ops.cast(self._of_frames(vectors, usual[1:], grid)[None], x.dtype)
         if grid != usual:
             first, places = vectors[: stem.num_tokens], vectors[stem.num_tokens :]
-            times, rows, columns = (resampling(*pair) for pair in zip(usual, grid, strict=True))
+            times, rows, columns = (
+                cubic_resampling(*pair) for pair in zip(usual, grid, strict=True)
+            )
             places = ops.reshape(places, (*usual, -1))
             places = ops.einsum("ai,bj,ck,ijkd->abcd", times, rows, columns, places)
             places = ops.reshape(places, (-1, x.shape[-1]))
             vectors = ops.concatenate([first, places])
         return x + ops.cast(vectors[None], x.dtype)
+
+    def _of_frames(self, vectors, usual: tuple[int, int], grid):
+        """Return the vectors of the places of a frame, for each of the frames of a grid."""
+        steps, *places = grid
+        if tuple(places) != usual:
+            rows, columns = (
+                linear_resampling(*pair, antialiased=True)
+                for pair in zip(usual, places, strict=True)
+            )
+            vectors = ops.reshape(vectors, (*usual, -1))
+            vectors = ops.einsum("ai,bj,ijd->abd", rows, columns, vectors)
+            vectors = ops.reshape(vectors, (-1, vectors.shape[-1]))
+        return ops.tile(vectors, (steps, 1))

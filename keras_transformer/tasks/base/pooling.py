@@ -42,7 +42,7 @@ def check_pooler(config: TransformerConfig, pooling: str, include_prompt: bool) 
             "pooling='pooler' needs a backbone that pools, such as an Encoder with a `pooler`, or "
             "one with a `vector_pooling`."
         )
-    if config.vector_pooling == "last":
+    if config.reads_padding:
         raise ValueError(
             "The backbone reads a text at its last place, padding or not (SigLIP), but a "
             "TextEmbedder pads texts to the longest of their batch. Load the model as an "

@@ -16,6 +16,7 @@ from keras_transformer.support.checking import (
     is_number,
     nearest,
     shorten,
+    with_article,
 )
 from keras_transformer.support.columns import is_column, is_frame, plain
 
@@ -391,7 +392,8 @@ def check_weights(
     fitting = tuple(targets or (rows,))[: array.ndim]
     if array.shape not in ((rows,), fitting) or array.ndim == 0:
         raise ValueError(
-            f"`{name}` must be one number {_a(unit)}, {rows} in all, received shape {array.shape}."
+            f"`{name}` must be one number {with_article(unit)}, {rows} in all, received shape "
+            f"{array.shape}."
         )
     with np.errstate(over="ignore"):
         array = array.astype("float32", copy=False)
@@ -508,9 +510,9 @@ def _weights_by_row(
             shape = array_of(weights).shape
             shape = f"shape {shape}" if shape else "lists"
             raise ValueError(
-                f"`sample_weight` must be one number {_a(unit)}, {len(counts)} in all, or for "
-                f"each one number a {part}, received {shape}: `sample_weight[{i}]` has {len(row)} "
-                f"numbers, and `x[{i}]` {count} {part}s."
+                f"`sample_weight` must be one number {with_article(unit)}, {len(counts)} in all, "
+                f"or for each one number a {part}, received {shape}: `sample_weight[{i}]` has "
+                f"{len(row)} numbers, and `x[{i}]` {count} {part}s."
             )
         row = row[:count]
         found.append(check_weights(f"sample_weight[{i}]", row, count, unit=part))
@@ -553,7 +555,7 @@ def _matrix(y: Any, count: int, num_classes: int) -> np.ndarray | None:
 
 def _rows(y: Any, count: int, unit: str, name: str) -> np.ndarray:
     """Return the labels as a 1D array; its dtype is object if their types differ."""
-    expected = f"`{name}` must be one label {_a(unit)}, {count} in all"
+    expected = f"`{name}` must be one label {with_article(unit)}, {count} in all"
     if isinstance(y, (str, bytes, dict, set)) or not hasattr(y, "__len__"):
         raise ValueError(f"{expected}, received {describe(y)}.")
     y = plain(y, f"`{name}`") if not isinstance(y, list) and is_column(y) else y
@@ -566,7 +568,3 @@ def _rows(y: Any, count: int, unit: str, name: str) -> np.ndarray:
     if rows.shape != (count,):
         raise ValueError(f"{expected}, received shape {rows.shape}.")
     return rows
-
-
-def _a(noun: str) -> str:
-    return f"an {noun}" if noun[0] in "aeiou" else f"a {noun}"

@@ -7,7 +7,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from keras_transformer.layers.stems.images import resampling
+from keras_transformer.layers.resampling import cubic_resampling
 from keras_transformer.models.backbone import Backbone
 from keras_transformer.models.runtime.read_write_lock import reads
 from keras_transformer.processors import ImageProcessor
@@ -166,6 +166,6 @@ class DepthEstimator(LocatedTask):
         unit = "nearness" if self.max_depth is None else "metres"
         found = []
         for image, (size, depth) in zip(rows, self.outputs_of(rows, batch_size), strict=True):
-            height, width = (resampling(*p) for p in zip(depth.shape, size, strict=True))
+            height, width = (cubic_resampling(*p) for p in zip(depth.shape, size, strict=True))
             found.append(DepthMap(height @ depth.astype("float32") @ width.T, unit, image))
         return found[0] if alone else found

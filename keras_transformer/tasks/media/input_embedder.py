@@ -1,4 +1,4 @@
-"""Base class of embedders of images or recordings, and of texts in the same space."""
+"""Base class of embedders of images, videos or recordings, and of texts in the same space."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
@@ -17,6 +17,7 @@ from keras_transformer.support.checking import (
     check_text,
     describe,
     shorten,
+    with_article,
 )
 from keras_transformer.tasks.base.head import Head, sigmoid, softmax
 from keras_transformer.tasks.base.pooling import pool_stem
@@ -94,7 +95,9 @@ class InputVectorHead(Head):
 
 
 class InputEmbedder(Task):
-    """A backbone that returns a vector for each image or recording, and for each text it may read.
+    """A backbone that returns a vector for each input, and for each text it may read.
+
+    Its inputs are images, videos or recordings.
 
     A subclass names its processor, and says which classifier and presets its errors recommend.
     """
@@ -167,7 +170,8 @@ class InputEmbedder(Task):
         if y is not None:
             raise ValueError(
                 f"{type(self).__name__} learns which {unit} and text belong together, and takes no "
-                f"`y`: fit(({raw}, texts)). Classes are learned by an {self.classifier}."
+                f"`y`: fit(({raw}, texts)). Classes are learned by "
+                f"{with_article(self.classifier)}."
             )
         given, texts = self._require_processor().parts(x)
         if texts is None:
@@ -216,7 +220,7 @@ class InputEmbedder(Task):
         # Few lengths: padding texts costs less than encoding images, and compiling costs most.
         if options.get("shuffle"):
             options.setdefault("max_buckets", 2)
-        whole = side.vector_pooling == "last"
+        whole = side.reads_padding
         if whole:
             longest = side.max_sequence_length
             options |= {"buckets": [longest], "max_length": longest}

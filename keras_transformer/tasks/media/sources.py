@@ -12,9 +12,9 @@ from keras_transformer.data import Conversation, as_conversations
 from keras_transformer.data.conversations import conversation_columns
 from keras_transformer.data.pictured import is_messages
 from keras_transformer.data.record_objects import column_names
-from keras_transformer.processors import AudioProcessor, ImageProcessor
+from keras_transformer.processors import AudioProcessor, ImageProcessor, VideoProcessor
 from keras_transformer.processors.processor import Processor
-from keras_transformer.support.checking import describe
+from keras_transformer.support.checking import describe, with_article
 from keras_transformer.support.files import has_file
 from keras_transformer.tasks.data.text import TextProcessor
 from keras_transformer.tasks.media.speech_tokens import SpeechTokens
@@ -39,7 +39,8 @@ class SourceProcessor(Processor):
     def __init__(self, source: Processor, tokenizer: Tokenizer | None = None):
         if not isinstance(source, self.source_class):
             raise ValueError(
-                f"`processor` must be an {self.source_class.__name__}, received {describe(source)}."
+                f"`processor` must be {with_article(self.source_class.__name__)}, received "
+                f"{describe(source)}."
             )
         left_out = tokenizer is None and not self.needs_tokenizer
         if not left_out and not isinstance(tokenizer, Tokenizer):
@@ -185,6 +186,17 @@ class RecordingPairProcessor(SourceProcessor):
     files = AudioProcessor.files
     needs_tokenizer = False
     reads_arrays = AudioProcessor.reads_arrays
+
+
+class VideoPairProcessor(SourceProcessor):
+    """A `VideoProcessor`, and a tokenizer if the model also embeds texts."""
+
+    source_class = VideoProcessor
+    kind = "video processor and tokenizer"
+    raw = "videos"
+    files = VideoProcessor.files
+    needs_tokenizer = False
+    reads_arrays = VideoProcessor.reads_arrays
 
 
 class SourceRows:

@@ -28,6 +28,24 @@ class VideoClassHead(InputClassHead):
         }
 
 
+def arrays_of_videos(
+    backbone: Backbone,
+    processor: VideoProcessor,
+    given: Sequence,
+    places: Sequence[int] | None = None,
+) -> dict:
+    """Return the arrays of videos, with as many frames as a backbone reads; see `VideoProcessor`.
+
+    Args:
+        backbone: the backbone, whose first side reads them.
+        processor: the processor.
+        given: the videos.
+        places: their row numbers, for error messages.
+    """
+    count = backbone.config.sides[0].stem.num_frames
+    return {"videos": processor(given, places=places, num_frames=count)}
+
+
 @keras.saving.register_keras_serializable(package="keras_transformer")
 class VideoClassifier(InputClassifier):
     """A video backbone with a linear layer on one pooled state, which gives logits of classes.
@@ -136,6 +154,4 @@ class VideoClassifier(InputClassifier):
         )
 
     def arrays_of(self, given: Sequence, places: Sequence[int] | None = None) -> dict:
-        count = self.backbone.config.stem.num_frames
-        videos = self._require_processor()(given, places=places, num_frames=count)
-        return {"videos": videos}
+        return arrays_of_videos(self.backbone, self._require_processor(), given, places)

@@ -7,7 +7,7 @@ from keras import ops
 
 from keras_transformer.distribution.replicas import mean_over_replicas, share_of_weight
 from keras_transformer.layers.arguments import agree, known_shape
-from keras_transformer.support.checking import nearest, shorten
+from keras_transformer.support.checking import nearest, shorten, with_article
 from keras_transformer.training.losses.losses import below_largest
 
 _HIDDEN = -1e30
@@ -189,7 +189,8 @@ def pair_loss(given: Any, task: str) -> Any:
         return given
     if given not in _LOSSES:
         raise ValueError(
-            f"An {task} has no loss {shorten(given)}.{nearest(given, _LOSSES)} It has "
+            f"{with_article(task, capital=True)} has no loss "
+            f"{shorten(given)}.{nearest(given, _LOSSES)} It has "
             f"{', '.join(map(repr, _LOSSES))}; or give a loss of `keras_transformer.training`."
         )
     return _LOSSES[given]()
