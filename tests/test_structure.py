@@ -358,7 +358,7 @@ def check_description(config):
         cut = described[path].cut_axis(2)
         assert (shared and shared.cut_axis(2)) == cut, path
         before = path.startswith(("token_embedding/embeddings", "token_embedding/replaced")) or (
-            path.split("/")[0] in ("source", "queries", *SIDES)
+            path.split("/")[0] in ("source", "queries", "sound", *SIDES)
             and structure.block_of(path) is None
             and "final_norm" not in path
             and "vector" not in path
