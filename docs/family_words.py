@@ -403,8 +403,6 @@ def special(family: Family) -> list[str]:
         }
         by = ways.get(config.flat["projector"], "one layer")
         kind = "states of images"
-        if config.hearing_side == "encoder":
-            kind = "states of sound, of Conformers that attend to the last few, some of them"
         if config.queries is not None:
             kind = "trained queries that attend to images in some layers"
         where = " of the encoder" * (config.placeholder_side == "encoder")
@@ -482,6 +480,11 @@ def special(family: Family) -> list[str]:
     if stem is not None and stem.kind == "resnet":
         maps = ", whose maps of several stages its head reads" if stem.num_maps else ""
         parts.append(f"an encoder of images, behind a ResNet{maps}")
+    if stem is not None and stem.kind == "hgnet":
+        maps = ", whose maps of several stages its head reads" if stem.num_maps else ""
+        parts.append(f"an encoder of images, behind an HGNet{maps}")
+    if stem is not None and stem.kind == "mobilenet_v5":
+        parts.append("images of one size, read by a MobileNetV5 without blocks behind it")
     if stem is not None and stem.kind == "queries":
         parts.append("an encoder of images, behind a ResNet, and a decoder of object queries")
         parts.append("positions that each attention adds to queries and keys")
@@ -517,7 +520,6 @@ def special(family: Family) -> list[str]:
     theirs = family.published_config(config)
     turned = config.position == "rotary" or on_grid(config)
     said = {"rope_theta": turned, "conv_kernel_size": config.last_side.block.conformer is not None}
-    said["audio_config"] = config.hearing_side == "encoder"
     switches = {n: w for n, w in _SWITCHES.items() if not said.get(n)}
     parts += [words for name, words in switches.items() if name in theirs]
     if config.num_layer_groups * config.layers_per_group < config.num_layers:

@@ -124,12 +124,6 @@ NOT_COVERED = (
         "The text model in such a folder loads alone, as a `llama4_text`, and is exported as one.",
     ),
     NotCovered(
-        "Images for Gemma 3n (`gemma3n`)",
-        "Its tower of images is a MobileNetV5, a convolutional network of the package timm, and no "
-        "stack of transformer blocks: a folder loads with texts and sound, its weights of images "
-        "are not read, and a message with an image is an error.",
-    ),
-    NotCovered(
         "RWKV-7 in Hugging Face's format",
         "Transformers has no class of it to compare with: the model loads from KerasHub's folders, "
         "its tokenizer from `rwkv_vocab_v20230424.txt` too.",

@@ -3,12 +3,14 @@
 python examples/detection.py --output runs/shapes
 python examples/detection.py --detector=queries --auxiliary_loss
 python examples/detection.py --detector=maps --num_denoising=100
+python examples/detection.py --detector=edges
 
 A small vision transformer with detection tokens (YOLOS, Fang et al. 2021), a decoder of object
 queries (DETR, Carion et al. 2020), or one that refines boxes of the maps of a convolutional network
-(RT-DETR, Zhao et al. 2023), learns to find circles, rectangles and triangles. The boxes are made
-from the images of easy-VQA: they hold the pixels whose color is not that of the ground. The score
-is COCO's average precision on images that the model has not seen, and a picture shows one of them.
+(RT-DETR, Zhao et al. 2023) or distributions of their edges (D-FINE, Peng et al. 2024), learns to
+find circles, rectangles and triangles. The boxes are made from the images of easy-VQA: they hold
+the pixels whose color is not that of the ground. The score is COCO's average precision on images
+that the model has not seen, and a picture shows one of them.
 """
 
 import pathlib
@@ -25,9 +27,11 @@ from absl import flags
 FLAGS = flags.FLAGS
 flags.DEFINE_string("output", None, "Folder for the preset. Defaults to none.")
 flags.DEFINE_string("picture", "detection.png", "Path of the picture of an unseen image.")
-flags.DEFINE_enum("detector", "tokens", ["tokens", "queries", "maps"], "What finds objects.")
+flags.DEFINE_enum(
+    "detector", "tokens", ["tokens", "queries", "maps", "edges"], "What finds objects."
+)
 flags.DEFINE_bool("auxiliary_loss", False, "With queries: a loss of each layer of the decoder.")
-flags.DEFINE_integer("num_denoising", 100, "With maps: queries of noisy objects.", lower_bound=0)
+flags.DEFINE_integer("num_denoising", 100, "With maps or edges: noisy objects.", lower_bound=0)
 flags.DEFINE_integer("layers", 3, "Layers of the transformer.", lower_bound=1)
 flags.DEFINE_integer("width", 48, "Width of the states.", lower_bound=16)
 flags.DEFINE_integer("tokens", 5, "Detection tokens, or queries.", lower_bound=1)
@@ -95,6 +99,8 @@ def make_task() -> kt.ObjectDetector:
     decoder = {name: values[name] for name in ("num_layers", "num_heads", "intermediate_dim")}
     decoder |= {"num_queries": FLAGS.tokens, "width": FLAGS.width}
     decoder |= {"num_denoising": FLAGS.num_denoising}
+    if FLAGS.detector == "edges":
+        decoder |= {"join": "csp_elan", "value_projection": False, "gated": True, "edges": {}}
     processor = kt.ImageProcessor(size=(64, 64), family="RTDetr", mean=None, std=None)
     return kt.ObjectDetector(
         kt.models.Encoder(config), processor, labels=labels, box_decoder=decoder

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 import keras_transformer as kt
+from keras_transformer.checkpoints.families.vision.mobilenet import read_network
 from keras_transformer.config import (
     NORMALIZATIONS,
     SIDES,
@@ -26,6 +27,7 @@ from keras_transformer.config import (
     structure,
 )
 from keras_transformer.planning import count_parameters
+from tests.checkpoints import mobilenet_v5
 from tests.thorough import a_part
 
 ROOT = Path(__file__).parents[1]
@@ -139,6 +141,10 @@ def small_parts(config):
         return block.replace(mixer=mixer, feed_forward=wide, merging=merging)
 
     def cut_side(side):
+        if not side.num_layers:  # a stem alone
+            width = dict.fromkeys(("hidden_dim", "embedding_dim"), TINY["hidden_dim"])
+            network = read_network({"model_args": mobilenet_v5.small_args()})
+            return side.replace(input=network.input, **width)
         number = TINY["num_layers"]
         kept = side.layers[-number:]
         if side.merges:  # the first layers of stages, of which the first has no merging
@@ -166,8 +172,10 @@ def small_parts(config):
     if config.placeholders is not None:
         stacked = tuple(range(len(config.placeholders.stacked_layers[:2])))
         sides["placeholders"] = config.placeholders.replace(token_id=3, stacked_layers=stacked)
-    if config.projector is not None and config.projector.hard_tokens:
-        sides["projector"] = config.projector.replace(hard_tokens=2)
+    for name in ("projector", "sound_projector"):
+        projector = getattr(config, name)
+        if projector is not None and projector.hard_tokens:
+            sides[name] = projector.replace(hard_tokens=2)
     return config.replace(**sides)
 
 
@@ -350,7 +358,7 @@ def check_description(config):
         cut = described[path].cut_axis(2)
         assert (shared and shared.cut_axis(2)) == cut, path
         before = path.startswith(("token_embedding/embeddings", "token_embedding/replaced")) or (
-            path.split("/")[0] in ("source", "queries", *SIDES)
+            path.split("/")[0] in ("source", "queries", "sound", *SIDES)
             and structure.block_of(path) is None
             and "final_norm" not in path
             and "vector" not in path

@@ -2,6 +2,7 @@
 
 import argparse
 import math
+import re
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any
@@ -170,7 +171,8 @@ def _part(path: str) -> str:
         part = names[2].removesuffix("_norm").replace("_", "-")
         return f"{names[0]} layers: {part}"
     if len(names) > 1 and names[0] in ("encoder", "decoder"):
-        return f"{names[0]}: {names[1].replace('_', ' ')}"
+        part = re.sub(r"^(input_stage_\d+)_.+", r"\1", names[1])  # of a convolutional network
+        return f"{names[0]}: {part.replace('_', ' ')}"
     return names[0].replace("_", " ")
 
 

@@ -15,6 +15,8 @@ class StemConfig(Part):
 
     # Whether the states are a set, which a decoder reads without an order (DETR).
     is_set: ClassVar[bool] = False
+    # Whether the stem is a whole network, behind which a side needs no blocks (MobileNetV5).
+    is_whole: ClassVar[bool] = False
 
     def check_width(self, width: int) -> None:
         """Raise ValueError if the stem cannot make states of this width."""
@@ -47,6 +49,16 @@ class StemConfig(Part):
     def products(self) -> dict[str, int]:
         """Number of times that each kernel is applied to one input of the usual size, by path."""
         return {}
+
+    @property
+    def pair_products(self) -> int:
+        """Number of products of two numbers of one input, such as of queries and keys."""
+        return 0
+
+    @property
+    def kept_numbers(self) -> int:
+        """Number of numbers of one input that training keeps for gradients, beside the states."""
+        return 0
 
 
 @part

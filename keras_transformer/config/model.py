@@ -88,7 +88,7 @@ class TransformerConfig(Part):
     encoder: Side | None = option("the encoder.", None)
     sound: Side | None = option(
         "an encoder of sound beside one of images: its states replace placeholders of the decoder "
-        "as well, and are counted after the states of all images (Gemma 4).",
+        "as well, and are counted after the states of all images (Gemma 3n, Gemma 4).",
         None,
     )
     sound_projector: Projector | None = option("layers between `sound` and the decoder.", None)
@@ -314,21 +314,19 @@ class TransformerConfig(Part):
             return
         places, separator = self.placeholders, self.projector and self.projector.separator
         beside = places is not None and (places.side, places.visibility) == ("decoder", "causal")
-        if not beside or self.encoder.input.num_states is not None or self.queries or separator:
+        if not beside or self.decoder.position or self.queries or separator:
             raise ValueError(
-                "`sound` stands beside images of any size, whose states replace placeholders of "
-                "the decoder: it needs a `placeholder_id` with placeholder_side='decoder' and "
-                "placeholder_visibility='causal', an encoder with a stem of the kind "
-                "'patch_sequence', and neither `queries` nor a separator, received "
-                f"{places} and {shorten(self.encoder.input)}."
+                "`sound` stands beside images, whose states replace placeholders of the decoder: "
+                "it needs a `placeholder_id` with placeholder_side='decoder' and "
+                "placeholder_visibility='causal', a decoder without positions that are added, and "
+                f"neither `queries` nor a separator, received {places} and "
+                f"{shorten(self.decoder.position)}."
             )
         if not getattr(self.sound.input, "masked", False):
             raise ValueError(
                 "`sound` reads recordings of any length: give it a stem of frames with a mask, "
                 f"such as `ConvolvedFrameStemConfig`, received {shorten(self.sound.input)}."
             )
-        if self.sound_projector is not None and self.sound_projector.hard_tokens:
-            raise ValueError("`hard_tokens` are for a model whose encoder hears, without images.")
         self.of_sound  # noqa: B018  # which checks itself
 
     @property
@@ -410,11 +408,12 @@ class TransformerConfig(Part):
             return
         if self.hearing_side == "encoder":
             self._check_recordings(decoder)
-        elif kind == "norm_around":
+        elif self.projector is not None and self.projector.stride > 1:
             raise ValueError(
-                "projector='norm_around' needs an encoder of sound whose stem has a mask, received "
-                f"{encoder.input.kind!r}."
+                "The `stride` of a projector needs an encoder of sound whose stem has a mask, "
+                f"received {encoder.input.kind!r}."
             )
+        self._check_hard_tokens(decoder)
         grid = getattr(encoder.input, "grid", lambda size: (1, 1))
         sides = grid(getattr(encoder.input, "image_size", None))
         tokens = self.placeholders.class_token and _tokens_of(encoder)
@@ -437,7 +436,10 @@ class TransformerConfig(Part):
                 "placeholder_visibility='causal', received "
                 f"{shorten(decoder.position)} and {self.placeholders.visibility!r}."
             )
-        hard = 0 if self.projector is None else self.projector.hard_tokens
+
+    def _check_hard_tokens(self, decoder: Side):
+        projectors = (self.projector, self.sound_projector)
+        hard = sum(each.hard_tokens for each in projectors if each is not None)
         if hard > decoder.input.vocabulary_size:
             raise ValueError(
                 f"`hard_tokens` are the last of the vocabulary, which has "

@@ -300,7 +300,7 @@ class Projector(Part):
         'which the first joins them to one of the same width, `"merged_mlp"` (Mistral 3), one on a '
         'norm without weights of the means of such states, `"merged_mean"` (Gemma 4), two with '
         'such a norm between them, `"norm_between"` (Gemma 4\'s sound), or one with a norm before '
-        'it and such a norm behind it, `"norm_around"` (Gemma 3n\'s sound).',
+        'it and such a norm behind it, `"norm_around"` (Gemma 3n).',
         of="model",
         choices=PROJECTORS[1:],
     )
@@ -345,19 +345,26 @@ class Projector(Part):
     )
     hard_tokens: int = option(
         'with the type `"norm_around"`. Number of tokens at the end of the vocabulary whose '
-        "embeddings have the encoder's width, and are normalized and projected too. The last of "
-        "them is also the state that is placed behind those of a short recording (Gemma 3n).",
+        "embeddings have the encoder's width, and are normalized and projected too; those of a "
+        "`sound_projector` are behind those of the images' projector. The last token of sound is "
+        "also the state that is placed behind those of a short recording (Gemma 3n).",
         0,
         least=0,
         most=2**16,
     )
 
+    scaled: bool = option(
+        'with the type `"norm_around"`. The states are multiplied by the root of their width first '
+        "(Gemma 3n's images).",
+        False,
+    )
+
     def check(self):
         around = self.type == "norm_around"
-        if not around and (self.stride > 1 or self.hard_tokens):
+        if not around and (self.stride > 1 or self.hard_tokens or self.scaled):
             raise ValueError(
-                "`stride` and `hard_tokens` need the type 'norm_around' of a projector, received "
-                f"{self.type!r}."
+                "`stride`, `hard_tokens` and `scaled` need the type 'norm_around' of a projector, "
+                f"received {self.type!r}."
             )
         if around and (self.bias or self.separator):
             raise ValueError(

@@ -56,7 +56,12 @@ class Side(Part):
     hidden_dim: int = option(
         "width of the hidden states, d_model in the paper.", of="side", least=1
     )
-    num_layers: int = option("number of layers.", of="side", least=1, most=MOST_LAYERS)
+    num_layers: int = option(
+        "number of layers. 0 only behind an input that is a whole network (MobileNetV5).",
+        of="side",
+        least=0,
+        most=MOST_LAYERS,
+    )
     block: Block = option("the block of its layers.")
     layers: tuple[Block, ...] = option(
         "blocks of the layers, if they differ, repeated over the depth. The norms before the first "
@@ -230,16 +235,23 @@ class Side(Part):
             )
 
     def _check_layers(self):
+        if not self.num_layers and not self.input.is_whole:
+            raise ValueError(
+                "`num_layers` must be at least 1, except behind a stem that is a whole network, "
+                f"such as one of the kind 'mobilenet_v5', received {self.input.kind!r}."
+            )
         if len(self.layers) > self.num_layers:
             raise ValueError(
                 f"`layer_pattern` has {len(self.layers):,} layers, the model only "
                 f"{self.num_layers:,}. Leave out the surplus ones."
             )
         groups, each = self.num_layer_groups, self.layers_per_group
-        if groups > self.num_layers:
+        if groups > max(self.num_layers, 1):
             raise ValueError(
                 f"num_layer_groups={groups} is more than num_layers={self.num_layers}."
             )
+        if not self.num_layers:
+            return
         if self.num_layers % each or groups * each > self.num_layers:
             raise ValueError(
                 f"num_layers={self.num_layers} cannot be num_layer_groups={groups} groups of "
@@ -369,7 +381,7 @@ class Side(Part):
     @property
     def groups_share(self) -> bool:
         """Whether layers share their blocks."""
-        return self.num_layer_groups * self.layers_per_group != self.num_layers
+        return self.num_layer_groups * self.layers_per_group != max(self.num_layers, 1)
 
     @property
     def has_query_stream(self) -> bool:

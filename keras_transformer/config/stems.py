@@ -8,7 +8,9 @@ import math
 from typing import ClassVar
 
 from keras_transformer.config.feed_forward import ACTIVATIONS
+from keras_transformer.config.hgnet import HGNetStemConfig
 from keras_transformer.config.inputs import ImageStemConfig, StemConfig, check_size
+from keras_transformer.config.mobilenet import MobileNetStage, MobileNetV5StemConfig
 from keras_transformer.config.options import option, part
 from keras_transformer.config.queries import QueryStemConfig
 from keras_transformer.config.resnet import ResNetStemConfig
@@ -27,8 +29,8 @@ INTERPOLATIONS = ("bicubic", "bicubic_antialiased")
 
 __all__ = [
     "ConvolutionStemConfig", "ConvolvedFrameStemConfig", "FoldedFrameStemConfig", "FrameStemConfig",
-    "PatchSequenceStemConfig", "PatchStemConfig", "QueryStemConfig", "ResNetStemConfig",
-    "SeriesStemConfig", "TubeStemConfig",
+    "HGNetStemConfig", "MobileNetStage", "MobileNetV5StemConfig", "PatchSequenceStemConfig",
+    "PatchStemConfig", "QueryStemConfig", "ResNetStemConfig", "SeriesStemConfig", "TubeStemConfig",
 ]  # fmt: skip
 
 
@@ -758,12 +760,19 @@ WHOLE = (
     SeriesStemConfig(context_length=16, residual=True, end_token=True),
     WaveformStemConfig(norm="layer", use_bias=True),
     ResNetStemConfig(),
+    HGNetStemConfig(affine=True),
+    MobileNetV5StemConfig(
+        stages=[
+            MobileNetStage(dim=8, kernel_sizes=(3,), expansions=(1,), attentions=1, key_stride=2)
+        ]
+        * 2
+    ),
     QueryStemConfig(),
     SubsampledFrameStemConfig(num_layers=2),
     ConvolvedFrameStemConfig(),
 )
 _KINDS = (
     "patches", "patch_sequence", "convolutions", "tubes", "frames", "series", "waveform", "resnet",
-    "queries", "subsampled_frames", "convolved_frames", "folded_frames",
+    "hgnet", "queries", "subsampled_frames", "convolved_frames", "folded_frames", "mobilenet_v5",
 )  # fmt: skip
 STEMS = {kind: StemConfig.kinds[kind] for kind in _KINDS}

@@ -331,7 +331,7 @@ def sides(config: TransformerConfig) -> list[ModelSide]:
         target = name == "decoder" and config.kind == "seq2seq"
         projected = target and config.projector is not None and placed is None
         width = (side if projected else reads.config).hidden_dim if reads else None
-        groups = max(block_order(side)) + 1
+        groups = max(block_order(side), default=-1) + 1
         own = side.only_side.input
         fixed = own.num_states if name in ("source", "sound") or own.is_set else None
         attended = reads and reads.fixed

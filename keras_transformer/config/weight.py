@@ -23,7 +23,7 @@ Shapes = dict[str, tuple[int, ...]]
 # is among them, by rows if its first axis is, and token tables are cut by vocabulary.
 PARALLEL = frozenset({
     "query_heads", "key_heads", "value_heads", "intermediate_dim", "num_experts",
-    "shared_expert_dim", "neighbours", "vocabulary_size",
+    "shared_expert_dim", "neighbours", "vocabulary_size", "vector_query_heads", "vector_key_heads",
 })  # fmt: skip
 
 

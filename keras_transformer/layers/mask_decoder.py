@@ -43,14 +43,21 @@ class LinearLayers(HeadLayer):
     Args:
         widths: ints, the width of the input and of each layer's output.
         last: str, initializer of the kernel of the last layer.
+        names: list of str, their names. Defaults to those of `names_of_linear`.
         **kwargs: as in `keras.layers.Layer`.
     """
 
-    def __init__(self, widths: list[int], last: str = "glorot_uniform", **kwargs):
+    def __init__(
+        self,
+        widths: list[int],
+        last: str = "glorot_uniform",
+        names: list[str] | None = None,
+        **kwargs,
+    ):
         super().__init__(**kwargs)
         self.widths = widths
         initializers = ["glorot_uniform"] * (len(widths) - 2) + [last]
-        names = names_of_linear(len(widths) - 1)
+        names = names or names_of_linear(len(widths) - 1)
         with no_inner_remat():
             self.denses = [
                 Dense(width, name=name, kernel_initializer=initial, dtype=self.dtype_policy)

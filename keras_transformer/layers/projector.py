@@ -25,8 +25,8 @@ class Projector(keras.layers.Layer):
     `"merged_mean"` averages them, multiplies the mean by the root of its width and, if the config
     says `standardized`, shifts and multiplies it by numbers of each feature, before the norm.
     `"norm_between"` is two layers and a norm without weights, which the second reads.
-    `"norm_around"` is a norm, a layer and a norm without weights, of every `stride`-th state, or of
-    the embeddings of `hard_tokens`.
+    `"norm_around"` is a norm, a layer and a norm without weights, of every `stride`-th state, which
+    may be `scaled` by the root of its width, or of the embeddings of `hard_tokens`.
 
     The attribute `separator` is the trained state that is placed between rows of patches, or None.
 
@@ -73,7 +73,11 @@ class Projector(keras.layers.Layer):
         self._averages = kind == "merged_mean"
         self._standardized = config.projector.standardized
         self._stride, self._hard_tokens = config.projector.stride, config.projector.hard_tokens
-        self._first_hard = decoder.vocabulary_size - self._hard_tokens
+        self._scale = self._widths[0] ** 0.5 if config.projector.scaled else 1.0
+        # The tokens of sound are behind those of images.
+        of_sound = config.sound_projector
+        behind = 0 if of_sound is None else of_sound.hard_tokens
+        self._first_hard = decoder.vocabulary_size - behind - self._hard_tokens
         self._joins = kind.startswith("shuffled") or (self._merges and not self._averages)
         before = ("pooled", "shuffled_mlp", "merged_mean", "norm_around")
         self._norm_first = kind in before or self._normalizes_squares
@@ -157,7 +161,8 @@ class Projector(keras.layers.Layer):
             x = self._squares(self.norm(inputs))
             return self.dense(x if self.merge is None else self.merge(x))
         if self.behind is not None:
-            return self.behind(self.dense(self.norm(inputs[:, :: self._stride])))
+            x = inputs[:, :: self._stride] * self._scale
+            return self.behind(self.dense(self.norm(x)))
         x = self._squares(inputs)
         if self._norm_first:
             return self.dense(self.norm(x))
@@ -170,7 +175,7 @@ class Projector(keras.layers.Layer):
         return self._hard_states()[-1] if self._hard_tokens else self.separator
 
     def with_hard_tokens(self, token_ids, states):
-        """Return the states of tokens, with those of the last of the vocabulary from here.
+        """Return the states of tokens, with those of the projector's hard tokens from here.
 
         Args:
             token_ids: int `(batch, length)`.
@@ -179,8 +184,9 @@ class Projector(keras.layers.Layer):
         if not self._hard_tokens:
             return states
         index = ops.cast(token_ids, "int32") - self._first_hard
-        hard = ops.take(self._hard_states(), ops.clip(index, 0, self._hard_tokens - 1), axis=0)
-        return ops.where(index[..., None] >= 0, ops.cast(hard, states.dtype), states)
+        inside = ops.clip(index, 0, self._hard_tokens - 1)
+        hard = ops.cast(ops.take(self._hard_states(), inside, axis=0), states.dtype)
+        return ops.where(ops.equal(index, inside)[..., None], hard, states)
 
     def _hard_states(self):
         embeddings = ops.cast(self.hard_embeddings, self.compute_dtype)

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import keras
 import numpy as np
@@ -15,6 +16,7 @@ from keras_transformer.layers.attention.multi_head_attention import MultiHeadAtt
 from keras_transformer.layers.denoising import NoisyObjects
 from keras_transformer.layers.dense import Dense
 from keras_transformer.layers.dropout import Dropout
+from keras_transformer.layers.edge_distribution import EdgeDistributions
 from keras_transformer.layers.feed_forward import get_activation
 from keras_transformer.layers.mask_decoder import HeadLayer, LinearLayers
 from keras_transformer.layers.merging import as_states
@@ -29,7 +31,25 @@ _SIDE = 0.05
 _MARGIN = 1e-2
 # Boxes are as far as this from 0 and 1, where they are turned into logits.
 _LEAST = 1e-5
+# The largest numbers of the positions of boxes whose edges have distributions.
+_MOST = 10.0
 _SUBLAYERS = ("self_attention", "cross_attention", "feed_forward")
+
+
+class Edges(NamedTuple):
+    """Distributions of edges, which a loss compares with objects.
+
+    Fields:
+        logits: float32 `(batch, num_layers, queries, 4 * (bins + 1))`.
+        start: float32 `(batch, queries, 4)`, the boxes whose edges are moved.
+        distances: float32 `(bins + 1,)`, what the logits are of.
+        scale: float32 `(1,)`, see `EdgeDistributions.distances`.
+    """
+
+    logits: Any
+    start: Any
+    distances: Any
+    scale: Any
 
 
 class _Layer(HeadLayer):
@@ -52,12 +72,16 @@ class _Layer(HeadLayer):
                 width,
                 values.num_heads,
                 levels,
-                values.num_points,
+                values.points(levels),
                 offset_scale=values.offset_scale,
                 sampling=values.sampling,
+                value_projection=values.value_projection,
                 name="cross_attention",
                 dtype=dtype,
             )
+            self.gate = None
+            if values.gated:  # both gates are one half at first
+                self.gate = Dense(2 * width, kernel_initializer="zeros", name="gate", dtype=dtype)
             self.intermediate = Dense(values.intermediate_dim, name="intermediate", dtype=dtype)
             self.output_dense = Dense(width, name="output", dtype=dtype)
             self.norms = [
@@ -70,6 +94,8 @@ class _Layer(HeadLayer):
         shape = (None, None, self.values.width)
         self.self_attention.build(shape, shape, shape)
         self.cross_attention.build()
+        if self.gate is not None:
+            self.gate.build((None, None, 2 * self.values.width))
         self.intermediate.build(shape)
         self.output_dense.build((None, None, self.values.intermediate_dim))
         for norm in self.norms:
@@ -90,8 +116,16 @@ class _Layer(HeadLayer):
             return self.output_dense(self.activation(self.intermediate(x)))
 
         for function, norm in zip((attend, read, feed_forward), self.norms, strict=True):
-            x = norm(x + self.dropout(function(x), training=training))
+            found = self.dropout(function(x), training=training)
+            gated = function is read and self.gate is not None
+            x = norm(self._gated(x, found) if gated else x + found)
         return x
+
+    def _gated(self, x, found):
+        """Return the sum of states and of what was read, each by the gate of each feature."""
+        gates = ops.sigmoid(self.gate(ops.concatenate([x, found], axis=-1)))
+        kept, taken = ops.split(gates, 2, axis=-1)
+        return kept * x + taken * found
 
 
 class RefiningDecoder(HeadLayer):
@@ -99,7 +133,9 @@ class RefiningDecoder(HeadLayer):
 
     Each place of a map proposes a box and has logits of the classes. The places with the largest
     logits become queries: their states, and their boxes, whose position is added in each
-    attention. Each layer of the decoder changes the boxes that the next one reads around.
+    attention. Each layer of the decoder changes the boxes that the next one reads around. With
+    `edges` only the first one does so directly; each layer adds to the logits of distributions, by
+    which the edges of that first box are moved.
 
     Args:
         values: `BoxDecoder`.
@@ -118,15 +154,17 @@ class RefiningDecoder(HeadLayer):
     Returns:
         Float32 `(batch, num_queries, 4 + classes)`: center x, center y, width and height of a box
         as shares of the image, and logits. With `training` `(batch, 1 + num_layers, num_queries, 4
-        + classes)`: the proposals and the outputs of each layer. With `objects` a dict: `found` is
-        this, and `denoised` the outputs of the noisy queries, `(batch, num_layers, queries, 4 +
-        classes)`.
+        + classes)`: the proposals and the outputs of each layer, with `edges` between them the
+        boxes that are moved. With `objects` a dict: `found` is this; `denoised`, with
+        `num_denoising`, the outputs of the noisy queries, without proposals; and with `edges`
+        `found_edges` and `denoised_edges`, `Edges` of both.
 
     Raises:
         ValueError: if the maps have fewer places than there are queries.
 
     Source: Zhao et al. 2023, "DETRs Beat YOLOs on Real-time Object Detection", section 4.3; boxes
-    that are refined: Zhu et al. 2020, "Deformable DETR", section 4.2 and appendix A.4.
+    that are refined: Zhu et al. 2020, "Deformable DETR", section 4.2 and appendix A.4; edges: Peng
+    et al. 2024, "D-FINE", section 4.1, https://arxiv.org/abs/2410.13842.
     """
 
     def __init__(
@@ -140,10 +178,12 @@ class RefiningDecoder(HeadLayer):
     ):
         super().__init__(**kwargs)
         self.values, width, dtype = values, values.width, self.dtype_policy
-        self.input_convolutions = [
-            NormedConvolution(features, width, name=f"input_{i}", dtype=dtype)
-            for i in range(levels)
-        ]
+        self.input_convolutions = []
+        if values.projects(features):
+            self.input_convolutions = [
+                NormedConvolution(features, width, name=f"input_{i}", dtype=dtype)
+                for i in range(levels)
+            ]
         # As many classes are found at first as if one of all, and none, were as likely.
         prior = keras.initializers.Constant(-math.log(classes))
 
@@ -169,10 +209,17 @@ class RefiningDecoder(HeadLayer):
             _Layer(values, levels, dropout, name=f"layer_{i}", dtype=dtype)
             for i in range(values.num_layers)
         ]
+        outputs = [*boxes[:-1], 4 if values.edges is None else values.edges.outputs]
         self.boxes = [
-            LinearLayers(boxes, last="zeros", name=f"boxes_{i}", dtype=dtype)
+            LinearLayers(outputs, last="zeros", name=f"boxes_{i}", dtype=dtype)
             for i in range(values.num_layers)
         ]
+        self.edges = self.first_boxes = None
+        if values.edges is not None:
+            self.edges = EdgeDistributions(
+                values.edges, values.num_layers, name="edges", dtype=dtype
+            )
+            self.first_boxes = LinearLayers(boxes, name="first_boxes", dtype=dtype)
 
     def build(self, shape=None):
         width = self.values.width
@@ -182,8 +229,9 @@ class RefiningDecoder(HeadLayer):
         for dense in (self.proposal, self.proposal_classes, *self.classes):
             dense.build((None, None, width))
         self.proposal_norm.build((None, None, width))
-        if self.denoising is not None:
-            self.denoising.build()
+        for layer in (self.denoising, self.edges, self.first_boxes):
+            if layer is not None:
+                layer.build()
         self.built = True
 
     def call(self, maps, objects=None, training: bool = False):
@@ -194,9 +242,10 @@ class RefiningDecoder(HeadLayer):
                 f"An image has {places} places in its maps, but {count} of them become queries: "
                 "give larger images, or a `box_decoder` with fewer `num_queries`."
             )
-        both = zip(self.input_convolutions, maps, strict=True)
-        states = [as_states(layer(each, training=training)) for layer, each in both]
-        states = ops.concatenate(states, axis=1)
+        if self.input_convolutions:
+            both = zip(self.input_convolutions, maps, strict=True)
+            maps = [layer(each, training=training) for layer, each in both]
+        states = ops.concatenate([as_states(each) for each in maps], axis=1)
         first, has_box = map(ops.convert_to_tensor, _first_boxes(grids))
         proposed = self.proposal_norm(self.proposal(states * ops.cast(has_box, states.dtype)))
         logits = ops.cast(self.proposal_classes(proposed), "float32")
@@ -206,25 +255,58 @@ class RefiningDecoder(HeadLayer):
         boxes = ops.sigmoid(offsets)
         found = [ops.concatenate([boxes, logits], axis=-1)]
         x, seen = ops.stop_gradient(of_rows(proposed, chosen)), None
-        if objects is not None:
+        if objects is not None and self.denoising is not None:
             noisy, near, seen = self.denoising(*objects, others=count)
             x = ops.concatenate([x, ops.cast(noisy, x.dtype)], axis=1)
             boxes = ops.concatenate([boxes, ops.sigmoid(_logit(near))], axis=1)
+        edges: list = []
+        start = before = None
         for i, layer in enumerate(self.blocks):
             boxes = ops.stop_gradient(boxes)
             positions = self.query_positions(ops.cast(boxes, x.dtype))
+            if self.edges is not None:
+                positions = ops.clip(positions, -_MOST, _MOST)
             x = layer(x, states, boxes, positions, grids=grids, seen=seen, training=training)
-            boxes = ops.sigmoid(ops.cast(self.boxes[i](x), "float32") + _logit(boxes))
-            if training or i == self.values.num_layers - 1:
-                logits = ops.cast(self.classes[i](x), "float32")
-                found.append(ops.concatenate([boxes, logits], axis=-1))
+            counts, quality = training or i == self.values.num_layers - 1, 0.0
+            if self.edges is None:
+                boxes = ops.sigmoid(ops.cast(self.boxes[i](x), "float32") + _logit(boxes))
+            else:
+                if start is None:
+                    start = ops.cast(self.first_boxes(x), "float32") + _logit(boxes)
+                    start = ops.sigmoid(start)
+                    if training:
+                        found.append(self._outputs(i, x, start))
+                    start, before = ops.stop_gradient(start), ops.zeros_like(x)
+                moved = ops.cast(self.boxes[i](x + before), "float32")
+                edges.append(edges[-1] + moved if edges else moved)
+                boxes, before = self.edges(start, edges[-1]), ops.stop_gradient(x)
+                quality = self.edges.quality(i, edges[-1]) if counts else quality
+            if counts:
+                found.append(self._outputs(i, x, boxes, quality))
         if not training:
             return found[-1]
         of_queries = ops.stack([each[:, :count] for each in found], axis=1)
-        if seen is None:
+        if objects is None:
             return of_queries
-        denoised = ops.stack([each[:, count:] for each in found[1:]], axis=1)
-        return {"found": of_queries, "denoised": denoised}
+        results = {"found": of_queries}
+        if self.edges is not None:
+            results["found_edges"] = self._edges(edges, start, slice(count))
+        if seen is not None:
+            results["denoised"] = ops.stack([each[:, count:] for each in found[1:]], axis=1)
+        if seen is not None and self.edges is not None:
+            results["denoised_edges"] = self._edges(edges, start, slice(count, None))
+        return results
+
+    def _outputs(self, layer: int, x, boxes, quality=0.0):
+        """Return boxes, and the logits of a layer's states, float32."""
+        logits = ops.cast(self.classes[layer](x), "float32") + quality
+        return ops.concatenate([boxes, logits], axis=-1)
+
+    def _edges(self, logits: Sequence, start, queries: slice) -> Edges:
+        """Return what the loss reads of the distributions of some queries."""
+        logits = ops.stack([each[:, queries] for each in logits], axis=1)
+        scale = ops.convert_to_tensor(self.edges.scale)
+        return Edges(logits, start[:, queries], self.edges.distances(), scale)
 
 
 def _logit(boxes):

@@ -231,6 +231,11 @@ class Seq2Seq(Backbone):
         ids, mask = inputs[name], inputs.get(f"{places.side}_padding_mask")
         if places.axes:
             self._check_offsets(inputs)
+        if inputs.get("sound_frames") is not None and inputs.get(self._placed) is None:
+            raise ValueError(
+                f"The states of recordings are behind those of images: give `{self._placed}`, int "
+                "(batch, most), which state replaces each placeholder of a row."
+            )
         places.check(name, ids, mask, inputs.get(self._placed))
         if places.visibility == "prompt" and "decoder_prefix_mask" not in inputs:
             raise ValueError(
@@ -421,7 +426,8 @@ class Seq2Seq(Backbone):
     def _merger(self, states, inputs) -> FeatureMerger:
         """Return the merger of states that replace placeholders; None places no states."""
         places = self.placeholder_tokens
-        count = places.count
+        # With `sound` the states of all images and recordings are one row.
+        count = None if self.sound is not None else places.count
         if states is not None and count is not None and states.shape[1] not in (None, count):
             raise ValueError(
                 f"An input has {states.shape[1]} states of the {places.images}, and {count} are "
@@ -429,9 +435,23 @@ class Seq2Seq(Backbone):
             )
         if self.projector is None:
             return FeatureMerger(places, inputs, states)
-        hard = self.projector.with_hard_tokens if self.config.projector.hard_tokens else None
-        further = None if states is None else self.projector.further_state
+        hard = self._with_hard_tokens if self._some_hard else None
+        # What is placed behind a short recording, or between the rows of an image.
+        last = self.projector if self.sound_projector is None else self.sound_projector
+        further = None if states is None else last.further_state
         return FeatureMerger(places, inputs, states, further, hard)
+
+    @property
+    def _some_hard(self) -> bool:
+        """Whether some tokens have embeddings of the width of images or sound."""
+        projectors = (self.config.projector, self.config.sound_projector)
+        return any(each is not None and each.hard_tokens for each in projectors)
+
+    def _with_hard_tokens(self, token_ids, states):
+        """Return the states of tokens, with those of the `hard_tokens` of both projectors."""
+        for projector in (self.projector, self.sound_projector):
+            states = states if projector is None else projector.with_hard_tokens(token_ids, states)
+        return states
 
     def _with_placed(self, states, target, cache, collect, training):
         """Run the decoder on tokens some of which are replaced by encoder states."""

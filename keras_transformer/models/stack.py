@@ -337,7 +337,7 @@ class Stack(keras.layers.Layer):
         if causal or cross_dim is not None:
             kind, options = DecoderBlock, {"causal": causal}
         self.blocks = []
-        for i in range(max(self.order) + 1):
+        for i in range(max(self.order, default=-1) + 1):
             part = side.layer(i)
             if kind is DecoderBlock:
                 attends = cross_dim is not None and part.attends_to_source

@@ -104,6 +104,7 @@ def activations(
             inputs += of_inputs + of_experts[1]
             largest, gradients = max(largest, layer), max(gradients, gradient)
         around = _around(side.config, rows, tokens)
+        around += rows.count * side.side.input.kept_numbers * rows.itemsize
         kept, inputs = kept + around, inputs + around
     loss = _loss(config, rows, converted is None)
     if converted is not None:

@@ -145,6 +145,7 @@ def _forward_flops(config, length: int, target: int, first_only: bool) -> tuple[
         stems += 2 * tokens * _kernels(shaped_weights(before_blocks(side.side), side.config))
         for weight in input_weights(side.config):
             stems += 2 * side.config.stem.products.get(weight.path, 0) * math.prod(weight.shape)
+        stems += 2 * side.side.input.pair_products
     return blocks, stems
 
 

@@ -412,6 +412,8 @@ class ImageProcessor(MediaProcessor):
                 )
             self.sounds.check(config)
             return
+        if config.hearing_side is not None and self.sounds is not None:
+            self.sounds.check(config)
         if getattr(config.sides[0].stem, "kind", None) == "patch_sequence":
             raise ValueError(
                 "This model reads images of any size: give it a "

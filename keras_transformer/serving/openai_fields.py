@@ -319,10 +319,10 @@ def _check_images(task: Any, images: list[bytes | Video | Sound], limits: Limits
             f"This model's maximum context length is {room:,} tokens, and {numbers_of(images)} "
             f"take {states:,}. Send fewer.", "messages",
         )  # fmt: skip
-    if task.backbone.placeholder_tokens.count is None:
-        pairs = list(zip(images, layouts, strict=True))
-        if seen:
-            check_padding(source, [one for image, one in pairs if not isinstance(image, Sound)])
+    pairs = list(zip(images, layouts, strict=True))
+    if task.backbone.placeholder_tokens.count is None and seen:
+        check_padding(source, [one for image, one in pairs if not isinstance(image, Sound)])
+    if heard:
         check_silence(source, [one for image, one in pairs if isinstance(image, Sound)])
 
 

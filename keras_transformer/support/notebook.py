@@ -63,6 +63,9 @@ def model_rows(
     apart = backbone.get("source")
     sides = backbone["kind"] == "dual" or backbone.get("placeholder_id") is not None
     beside = apart or (sides and (backbone["encoder"] or {})) or {}
+    if not backbone["num_layers"]:  # a stem alone, without the values of blocks
+        rows.pop("layers", None)
+        beside = {n: value for n, value in beside.items() if n in ("hidden_dim", "stem")}
     read = (beside.get("stem") or {}).get("kind", "")
     what = "sound" if "frames" in read else "videos" if read == "tubes" else "images"
     for key in beside:

@@ -10,7 +10,11 @@ from keras_transformer.training.losses.depth_losses import (
     AffineInvariantLoss,
     ScaleInvariantLogLoss,
 )
-from keras_transformer.training.losses.detection_loss import DetectionLoss, VarifocalDetectionLoss
+from keras_transformer.training.losses.detection_loss import (
+    DetectionLoss,
+    EdgeDetectionLoss,
+    VarifocalDetectionLoss,
+)
 from keras_transformer.training.losses.embedding_losses import (
     BatchAllTripletLoss,
     BatchHardTripletLoss,
@@ -98,6 +102,7 @@ __all__ = [
     "DetectionLoss",
     "Distiller",
     "DrGRPO",
+    "EdgeDetectionLoss",
     "EditDistance",
     "ExactMatch",
     "FineTuningAdamW",

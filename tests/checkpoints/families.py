@@ -14,6 +14,7 @@ from tests.checkpoints import (
     family_sound,
     family_videos,
     family_writers,
+    mobilenet_v5,
 )
 
 OF_TEXTS = {
@@ -148,7 +149,7 @@ def make(model_type, number, suffix, seed=0, **values):
     import transformers
 
     if model_type == "gemma3n":
-        without_timm()
+        mobilenet_v5.register()
     prefix, configs = CONFIGS[model_type]
     config = getattr(transformers, f"{prefix}Config")(**{**configs[number], **values})
     model = class_of(model_type, suffix)(config).eval()
@@ -182,26 +183,6 @@ def make(model_type, number, suffix, seed=0, **values):
     if hasattr(model, "final_logits_bias"):
         model.final_logits_bias.copy_(torch.randn(model.final_logits_bias.shape, generator=random))
     return model
-
-
-def without_timm():
-    """Let Transformers make Gemma 3n with one layer in place of its tower of images.
-
-    That tower, which is not read here, is a convolutional network of the package timm.
-    """
-    import torch
-    import transformers
-    from transformers.models.gemma3n.configuration_gemma3n import Gemma3nVisionConfig
-
-    class Tower(transformers.PreTrainedModel):
-        config_class = Gemma3nVisionConfig
-
-        def __init__(self, config):
-            super().__init__(config)
-            self.timm_model = torch.nn.Linear(3, config.hidden_size)
-            self.post_init()
-
-    transformers.AutoModel.register(Gemma3nVisionConfig, Tower, exist_ok=True)
 
 
 def batch(pad_id=0, rows=3, length=9, seed=1, words=61):

@@ -1,5 +1,6 @@
 """Small random models of families with a head alone, for depths and segments."""
 
+from tests.checkpoints.family_d_fine import d_fine
 from tests.checkpoints.family_detr import detr, table_transformer
 from tests.checkpoints.family_rt_detr import rt_detr, rt_detr_v2
 from tests.checkpoints.family_sam import sam
@@ -71,6 +72,7 @@ MODELS = {
     "segformer": segformer,
     "detr": detr,
     "table-transformer": table_transformer,
+    "d_fine": d_fine,
     "rt_detr": rt_detr,
     "rt_detr_v2": rt_detr_v2,
 }

@@ -1,5 +1,6 @@
 """Configs of small decoders with states of images among their own: as those of `family_duals`."""
 
+from tests.checkpoints import mobilenet_v5
 from tests.checkpoints.family_sizes import LLAMA
 
 _IMAGES = {
@@ -246,7 +247,7 @@ OF_BUDGETS = {
         ],
     ),
 }  # fmt: skip
-# A family that hears recordings, see `tests/tasks/test_gemma3n_sound.py`.
+# A family that also hears recordings, see `tests/tasks/test_gemma3n_images.py`.
 OF_RECORDINGS = {
     "gemma3n": (
         "Gemma3n",
@@ -268,7 +269,10 @@ OF_RECORDINGS = {
                     "conf_attention_chunk_size": 4, "conf_attention_logit_cap": 2.0,
                     "conf_conv_kernel_size": 3,
                 },
-                "vision_config": {"hidden_size": 8, "vocab_size": 3, "vocab_offset": 55},
+                "vision_config": {
+                    "vocab_size": 3, "vocab_offset": 55, "model_args": mobilenet_v5.small_args(),
+                },
+                "vision_soft_tokens_per_image": 4,
                 "audio_token_id": 59, "image_token_id": 56, "eoa_token_id": 58,
             },
         ],

@@ -212,6 +212,7 @@ _WITH_A_HEAD = {
     "sam": "Sam",
     "detr": "Detr",
     "table-transformer": "TableTransformer",
+    "d_fine": "DFine",
     "rt_detr": "RTDetr",
     "rt_detr_v2": "RTDetrV2",
     "segformer": "Segformer",

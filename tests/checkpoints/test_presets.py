@@ -50,7 +50,7 @@ def test_bundled_presets_are_listed_by_task():
     assert "minilm_l6_en" in list_presets("text_embedding")
     assert "minilm_l6_en" not in list_presets("text_classification")
     assert list_presets("seq2seq_lm") == list_presets("Seq2SeqLM")
-    with pytest.raises(ValueError, match="one of audio_classification, .*, received 'poetry'"):
+    with pytest.raises(ValueError, match="one of AudioClassifier, .*, received 'poetry'"):
         list_presets("poetry")
     with pytest.raises(ValueError, match="Did you mean 'text_classification'"):
         list_presets("txt_classification")

@@ -205,8 +205,8 @@ SAID = {
     "qwen3_vl_instruct_30b_a3b": 31_100,
     "qwen3_vl_instruct_235b_a22b": 236_000,
     "qwen3_vl_instruct_32b": 33_400,
-    "gemma3n_audio_instruct_e2b": 5_440 - 300,  # without the encoder of images
-    "gemma3n_audio_instruct_e4b": 7_850 - 300,
+    "gemma3n_vision_instruct_e2b": 5_440,
+    "gemma3n_vision_instruct_e4b": 7_850,
     "gemma4_vision_instruct_e2b": 5_100,
     "gemma4_vision_instruct_e4b": 8_000,
     "gemma4_vision_instruct_26b_a4b": 25_200 + 570,  # the texts, and the image tower
@@ -230,6 +230,12 @@ SAID = {
     "rtdetr_v2_r18vd": 20.2 - 8.1,
     "rtdetr_v2_r50vd": 43.0 - 18.1,
     "rtdetr_v2_r101vd": 76.8 - 31.2,
+    # Without the same parts, see test_d_fine.py.
+    "dfine_nano_coco": 3.80 - 1.61,
+    "dfine_small_coco": 10.35 - 7.43,
+    "dfine_medium_coco": 19.64 - 12.40,
+    "dfine_large_coco": 31.36 - 16.45,
+    "dfine_xlarge_coco": 62.85 - 26.48,
     "sam_vit_base": 93.7 - 4.8,
     "sam_vit_large": 312.3 - 4.9,
     "sam_vit_huge": 641.1 - 5.0,
@@ -328,8 +334,15 @@ COUNTED = {
 }
 
 
-# The tensors of RT-DETR outside of its head.
-_IN_BACKBONE = re.compile(r"backbone\.|encoder\.aifi\.|encoder_input_proj\.2\.")
+# The tensors of RT-DETR and D-FINE outside of their heads, but the projection of the last map.
+_ON_MAPS = ("rt_detr", "rt_detr_v2", "d_fine")
+_IN_BACKBONE = re.compile(r"backbone\.|encoder\.aifi\.|encoder_input_proj\.(\d)\.")
+
+
+def _in_backbone(path: str, config) -> bool:
+    """Whether a tensor of RT-DETR or D-FINE is outside of its head."""
+    found = _IN_BACKBONE.match(path)
+    return bool(found) and found[1] in (None, str(config.stem.num_maps))
 
 
 def published():
@@ -389,12 +402,12 @@ def test_sizes_are_those_of_the_transformers_library(monkeypatch):
     transformers = pytest.importorskip("transformers")
     from transformers.models.videomae import modeling_videomae
 
-    from tests.checkpoints import chronos_bolt, families
+    from tests.checkpoints import chronos_bolt, mobilenet_v5
 
     # A table in plain Python, which takes seconds and has no parameters.
     monkeypatch.setattr(modeling_videomae, "get_sinusoid_encoding_table", lambda *_: torch.zeros(1))
 
-    families.without_timm()
+    mobilenet_v5.register()
     presets = sorted(published(), key=lambda preset: preset[3]["parameters"])
     compared = set()
     for name, config, own, metadata in presets:
@@ -408,12 +421,8 @@ def test_sizes_are_those_of_the_transformers_library(monkeypatch):
         of_another = metadata["family"] == "chronos_bolt"
         if chosen is not None and chosen["name"] not in family.heads:
             chosen = own if of_another else {"name": next(iter(family.heads))}
-        if metadata["family"] in (
-            "detr",
-            "table-transformer",
-            "rt_detr",
-            "rt_detr_v2",
-        ):  # the bare model, without a head
+        # The bare model, without a head.
+        if metadata["family"] in ("detr", "table-transformer", *_ON_MAPS):
             chosen = None
         values = family.published_config(config, chosen)
         theirs = transformers.AutoConfig.for_model(**json.loads(json.dumps(values)))
@@ -437,13 +446,8 @@ def test_sizes_are_those_of_the_transformers_library(monkeypatch):
                 ("output_patch_embedding.", "contact_head.", "embedding_proj_layer.", "ctc_head.")
             )  # heads
             and not path.startswith("vision_encoder.neck.")  # SAM's, a part of the head
-            and (not metadata["family"].startswith("rt_detr") or _IN_BACKBONE.match(path))
+            and (metadata["family"] not in _ON_MAPS or _in_backbone(path, config))
             and path not in ("embeddings.mask_token", "mask_emb")  # of masked pre-training
-            # Gemma 3n's images, which are not read.
-            and not (
-                metadata["family"] == "gemma3n"
-                and path.startswith(("model.vision_tower.", "model.embed_vision."))
-            )
             # Of T5Gemma 2's images, which its texts alone do not read.
             and not (
                 metadata["family"] == "t5gemma2"
@@ -457,7 +461,7 @@ def test_sizes_are_those_of_the_transformers_library(monkeypatch):
         count += sum(
             buffer.numel()
             for path, buffer in model.named_buffers()
-            if (not metadata["family"].startswith("rt_detr") or _IN_BACKBONE.match(path))
+            if (metadata["family"] not in _ON_MAPS or _in_backbone(path, config))
             and (
                 ".running_" in path
                 or ".normalization." in path  # of a frozen batch norm

@@ -1,22 +1,25 @@
 """RT-DETR against the Transformers library: outputs, loss, gradients, pixels, results, back."""
 
-import json
-import math
-
-import keras
 import numpy as np
 import pytest
 from PIL import Image
 
 import keras_transformer as kt
-from keras_transformer.checkpoints import load_config
 from keras_transformer.checkpoints.families import FAMILIES
-from keras_transformer.checkpoints.presets.assignment import backbone_variables
 from keras_transformer.checkpoints.weights.safetensors_io import to_numpy
 from keras_transformer.tasks.heads.detection_head import found_objects
 from keras_transformer.training import VarifocalDetectionLoss
 from tests.checkpoints.family_rt_detr import NETWORK, VALUES, rt_detr
-from tests.checkpoints.test_families import gradients_of
+from tests.checkpoints.on_maps import (
+    assert_same_gradients,
+    assert_same_outputs,
+    checked_parameters,
+    loss_of_a_step,
+    pixels,
+    random_objects,
+    shaken,
+    share_noise,
+)
 
 torch = pytest.importorskip("torch")
 
@@ -49,60 +52,14 @@ CONFIGS = {
 }
 
 
-def shaken(reference, scale=0.3):
-    """The model with random weights, none of them alike."""
-    random = torch.Generator().manual_seed(1)
-    with torch.no_grad():
-        for name, tensor in reference.state_dict().items():
-            if name.endswith(("num_batches_tracked", "n_points_scale")):
-                continue
-            tensor.copy_(torch.randn(tensor.shape, generator=random) * scale)
-            if name.endswith("weight") and tensor.ndim == 1:
-                tensor.add_(1)
-            if name.endswith("running_var"):
-                tensor.abs_().add_(0.5)
-    return reference.eval()
-
-
-def pixels(*size):
-    values = np.random.default_rng(0).normal(size=(2, *size, 3)).astype("float32")
-    return values, torch.tensor(np.moveaxis(values, -1, 1).copy())
-
-
 @pytest.mark.each_backend
 @pytest.mark.parametrize("name", CONFIGS)
 def test_same_outputs(tmp_path, name):
     """For images of several sizes, and the way back."""
-    reference = shaken(rt_detr(**CONFIGS[name]))
-    reference.save_pretrained(tmp_path / "theirs")
-    kt.ImageProcessor(size=(64, 96), family="RTDetr", mean=None, std=None).save(tmp_path / "theirs")
-    task = kt.Task.from_preset(tmp_path / "theirs")
-    assert type(task) is kt.ObjectDetector and task.num_classes == 5
     sizes = [(64, 96)]
     if name == "bottlenecks":  # in the second one some of the places are too near to the edge
         sizes += [(32, 448)]
-    for size in sizes:
-        ours, theirs = pixels(*size)
-        with torch.no_grad():
-            expected = reference(theirs)
-        found = to_numpy(task({"images": ours}))
-        assert expected.logits.std() > 0.1 and expected.pred_boxes.std() > 0.01
-        # The chosen places have scores of their own, or they are alike.
-        assert expected.enc_topk_logits.max(-1).values.unique().numel() > 2
-        assert found.shape == (2, len(expected.logits[0]), 4 + 5)
-        assert np.abs(found[..., 4:] - expected.logits.numpy()).max() <= 1e-4
-        assert np.abs(found[..., :4] - expected.pred_boxes.numpy()).max() <= 1e-4
-
-    kt.export_to_huggingface(task, tmp_path / "ours")
-    again, info = type(reference).from_pretrained(tmp_path / "ours", output_loading_info=True)
-    assert not any(info.values()), info
-    with torch.no_grad():
-        assert (again.eval()(theirs).logits - expected.logits).abs().max() <= 1e-5
-    back = kt.Task.from_preset(tmp_path / "ours")
-    assert back.task_values() == task.task_values()
-    assert back.backbone.config == task.backbone.config
-    assert back.processor.values() == task.processor.values()
-    assert kt.Backbone.from_preset(tmp_path / "theirs").config == task.backbone.config
+    assert_same_outputs(shaken(rt_detr(**CONFIGS[name])), tmp_path, sizes)
 
 
 @pytest.mark.each_backend
@@ -133,21 +90,7 @@ def test_same_loss_and_gradients(tmp_path):
         return loss(targets, task({"images": ours}, training=True))
 
     assert abs(float(computed()) - float(expected.loss.detach())) <= 1e-4
-    variables = {**backbone_variables(task.backbone), **task.head}
-    trained = {id(v) for v in task.trainable_variables}
-    found = gradients_of({p: v for p, v in variables.items() if id(v) in trained}, computed)
-
-    # Their gradients are read as the weights of a checkpoint.
-    with torch.no_grad():
-        for parameter in reference.parameters():
-            parameter.copy_(parameter.grad)
-    reference.save_pretrained(tmp_path / "gradients")
-    gradients = kt.Task.from_preset(tmp_path / "gradients")
-    gradients = {**backbone_variables(gradients.backbone), **gradients.head}
-    assert len(found) > 150
-    for path, value in found.items():
-        wanted = to_numpy(gradients[path])
-        assert np.abs(value - wanted).max() <= 1e-4 * max(np.abs(wanted).max(), 1), path
+    assert len(assert_same_gradients(task, computed, reference, tmp_path)) > 150
 
 
 DENOISING = {
@@ -166,38 +109,15 @@ DENOISING = {
 @pytest.mark.each_backend
 @pytest.mark.parametrize("name", DENOISING)
 def test_same_loss_and_gradients_of_noisy_objects(tmp_path, monkeypatch, name):
-    """Both get the same random numbers, in the order of their queries: ours are near, then far."""
     given = DENOISING[name]
     counts, wanted, version = given["counts"], given["num_denoising"], given.get("version", "")
     values = CONFIGS["basic"] | {"activation_function": "silu"} | given["noise"]
-    theirs_of = rt_detr(**values, version=version, num_denoising=wanted)
-    reference = shaken(theirs_of, 0.2)
+    reference = shaken(rt_detr(**values, version=version, num_denoising=wanted), 0.2)
     reference.save_pretrained(tmp_path / "theirs")
     task = kt.Task.from_preset(tmp_path / "theirs")
     assert task.box_decoder["num_denoising"] == wanted
-    random = np.random.default_rng(3)
-    most, width = max(counts), 4
-    targets = np.zeros((2, width, 5), "float32")
-    targets[..., 4] = -1
-    for row, count in zip(targets, counts, strict=True):
-        places = random.permutation(width)[:count]  # padding may stand anywhere
-        row[places, :4] = random.uniform(0.2, 0.5, (count, 4))
-        row[places, 4] = random.integers(0, 5, count)
-    known = [row[row[:, 4] >= 0] for row in targets]
-    labels = [
-        {"boxes": torch.tensor(row[:, :4]), "class_labels": torch.tensor(row[:, 4]).long()}
-        for row in known
-    ]
-
-    groups, slots = max(wanted // most, 1), max(wanted, width)
-    noise = random.uniform(size=(2, 2 * slots, 10)).astype("float32")
-    task.decoder_layer.denoising.noise = lambda shape: keras.ops.convert_to_tensor(noise)
-    near = np.arange(groups * most).reshape(groups, 1, most)
-    drawn = torch.tensor(noise)[:, np.concatenate([near, near + slots], axis=1).reshape(-1)]
-    shares = iter([drawn[..., 0], drawn[..., 6:]])
-    integers = iter([(drawn[..., 1] * 5).int(), (drawn[..., 2:6] >= 0.5).float()])
-    monkeypatch.setattr(torch, "rand_like", lambda *args, **options: next(shares))
-    monkeypatch.setattr(torch, "randint_like", lambda *args, **options: next(integers))
+    targets, labels = random_objects(counts)
+    share_noise(task, counts, monkeypatch)
     ours, theirs = pixels(96, 128)
     reference.requires_grad_(True).train()
     expected = reference(theirs, labels=labels)
@@ -206,29 +126,13 @@ def test_same_loss_and_gradients_of_noisy_objects(tmp_path, monkeypatch, name):
     assert sum(value for name, value in parts.items() if "_dn_" in name) > 1
     monkeypatch.undo()
 
-    step = task.step_loss()
-    x, y, _ = step.batch({"images": ours}, targets, None, training=True)
-
-    def computed():
-        return step.loss(step.states(x, None, training=True), x, y, None, training=True)
-
+    computed = loss_of_a_step(task, ours, targets)
     value = float(to_numpy(computed()))
     assert abs(value - float(expected.loss.detach())) <= 1e-4 * value
-    variables = {**backbone_variables(task.backbone), **task.head}
-    trained = {id(v) for v in task.trainable_variables}
-    found = gradients_of({p: v for p, v in variables.items() if id(v) in trained}, computed)
+    found = assert_same_gradients(task, computed, reference, tmp_path)
     assert "decoder/denoising_classes/embeddings" in found
-    with torch.no_grad():
-        for parameter in reference.parameters():
-            parameter.copy_(parameter.grad)
-    reference.save_pretrained(tmp_path / "gradients")
-    gradients = kt.Task.from_preset(tmp_path / "gradients")
-    gradients = {**backbone_variables(gradients.backbone), **gradients.head}
-    for path, value in found.items():
-        wanted = to_numpy(gradients[path])
-        assert np.abs(value - wanted).max() <= 1e-4 * max(np.abs(wanted).max(), 1), path
     # Evaluation, and outputs without targets, have no noisy objects.
-    x, y, _ = step.batch({"images": ours}, targets, None, training=False)
+    x, _, _ = task.step_loss().batch({"images": ours}, targets, None, training=False)
     assert x.keys() == {"images"} and task(x, training=True).shape[2] == task.head.count
 
 
@@ -327,23 +231,7 @@ def test_wrong_values_are_refused(values, message):
 @pytest.mark.one_backend
 @pytest.mark.parametrize("name", ["r18vd", "r50vd", "r101vd", "v2_r18vd", "v2_r50vd", "v2_r101vd"])
 def test_presets_have_as_many_parameters(name):
-    """As Transformers' class, whose frozen batch norms are no parameters there."""
-    import transformers
-
-    config, task, metadata = load_config(f"rtdetr_{name}", load_weights=False)
-    values = FAMILIES[metadata["family"]].published_config(config, {"labels": None, **task})
-    with torch.device("meta"):
-        made = transformers.AutoConfig.for_model(**json.loads(json.dumps(values)))
-        theirs = getattr(transformers, values["architectures"][0])(made)
-    expected = sum(each.numel() for each in theirs.parameters())
-    expected += sum(
-        each.numel()
-        for path, each in theirs.named_buffers()
-        if ".running_" in path or ".normalization." in path
-    )
-    head = kt.ObjectDetector.head_shapes(config, task)
-    count = metadata["parameters"] + sum(map(math.prod, head.values()))
-    assert count == expected
+    """As Transformers' class, and in the paper."""
     # Millions in table 2 of the paper.
     said = {"r18vd": 20, "r50vd": 42, "r101vd": 76}[name.removeprefix("v2_")]
-    assert count == pytest.approx(said * 1e6, rel=0.03)
+    assert checked_parameters(f"rtdetr_{name}") == pytest.approx(said * 1e6, rel=0.03)

@@ -34,7 +34,7 @@ def test_presets_of_a_task(run):
     assert code == 0
     assert [row.split()[0] for row in out.splitlines()[1:]] == ["opus_mt_en_de"]
     code, _, errors = run("presets", "--task", "poetry")
-    assert code == 2 and "one of audio_classification, " in errors
+    assert code == 2 and "one of AudioClassifier, " in errors
 
 
 @pytest.mark.backend_independent
@@ -68,6 +68,15 @@ def test_info_of_two_towers(run):
     code, out, _ = run("info", "siglip2_base_patch16_naflex")
     assert code == 0
     assert "similarity scale                          1" in out and "375,234,050" in out
+
+
+@pytest.mark.backend_independent
+def test_info_of_a_convolutional_network(run):
+    """A row for each stage, of all of its layers."""
+    _, out, _ = run("info", "gemma3n_vision_instruct_e2b")
+    rows = [line.split() for line in out.splitlines() if "encoder: input" in line]
+    stages = [int(row[4].replace(",", "")) for row in rows if row[2] == "stage"]
+    assert stages == [1_492_608, 2_439_168, 63_407_744, 211_540_480] and len(rows) < 15
 
 
 @pytest.mark.backend_independent

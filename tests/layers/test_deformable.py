@@ -48,6 +48,54 @@ def test_it_is_that_of_transformers(points):
     assert np.abs(found - expected.numpy()).max() <= 1e-5 and expected.std() > 0.1
 
 
+@pytest.mark.each_backend
+@pytest.mark.parametrize("sampling", ["linear", "nearest"])
+def test_maps_with_different_numbers_of_points(sampling):
+    """As D-FINE's, which does not project what it reads."""
+    transformers = pytest.importorskip("transformers")
+    from transformers.models.d_fine.modeling_d_fine import DFineMultiscaleDeformableAttention
+
+    points = [3, 1, 2]
+    config = transformers.DFineConfig(
+        d_model=12,
+        decoder_attention_heads=3,
+        decoder_n_points=points,
+        decoder_method={"linear": "default", "nearest": "discrete"}[sampling],
+    )
+    theirs = DFineMultiscaleDeformableAttention(config)
+    random = np.random.default_rng(0)
+    layer = DeformableAttention(
+        12, 3, len(GRIDS), points, sampling=sampling, value_projection=False
+    )
+    layer.build()
+    # Each head looks further in a direction, from one in each map.
+    steps = to_numpy(layer.offsets.bias).reshape(3, 6, 2)[0]
+    assert np.allclose(steps[:, 0], [1, 2, 3, 1, 1, 2], atol=1e-6)
+    both = ((layer.offsets, "sampling_offsets"), (layer.weights_dense, "attention_weights"))
+    for dense, name in both:
+        other = getattr(theirs, name)
+        with torch.no_grad():
+            for parameter in other.parameters():
+                parameter.copy_(torch.tensor(random.normal(size=tuple(parameter.shape)) * 0.5))
+        dense.kernel.assign(other.weight.detach().numpy().T)
+        dense.bias.assign(other.bias.detach().numpy())
+    queries = random.normal(size=(2, 6, 12)).astype("float32")
+    states = random.normal(size=(2, 54, 12)).astype("float32")
+    boxes = random.uniform(0, 1, size=(2, 6, 4)).astype("float32")
+    with torch.no_grad():
+        expected, _ = theirs(
+            torch.tensor(queries),
+            encoder_hidden_states=torch.tensor(states),
+            reference_points=torch.tensor(boxes)[:, :, None],
+            spatial_shapes=torch.tensor(GRIDS),
+            spatial_shapes_list=list(GRIDS),
+        )
+    found = to_numpy(layer(queries, states, boxes, grids=GRIDS))
+    assert np.abs(found - expected.numpy()).max() <= 1e-5 and expected.std() > 0.1
+    with pytest.raises(ValueError, match="`num_points` must be an integer, or one for each of 3"):
+        DeformableAttention(12, 3, len(GRIDS), [1, 2])
+
+
 @pytest.mark.one_backend
 def test_a_new_layer_looks_around_the_center_of_each_box():
     """Heads look right, down, left and up, each point half a box further than the last."""

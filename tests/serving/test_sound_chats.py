@@ -138,24 +138,29 @@ def test_a_model_of_images_hears_nothing(tmp_path):
     assert refused.status_code == 400 and "reads images, and hears no sound" in refused.text
 
 
-@pytest.fixture(scope="module")
-def without_images(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("gemma3n")
-    vision_chats.gemma3n(folder)
-    return kt.ImageToText.from_preset(folder)
-
-
-def test_a_model_of_sound_alone(without_images):
-    """Its answers are those of the task; each recording takes its places; it sees no images."""
-    heard = recording(7777)
-    with started(make_api({"llava": ServedTask(without_images)})) as port:
+def test_a_model_of_images_of_one_size_and_sound(tmp_path):
+    """Its answers are those of the task; each image and recording takes its places."""
+    vision_chats.gemma3n(tmp_path)
+    task, heard = kt.ImageToText.from_preset(tmp_path), recording(7777)
+    image, *_ = vision_chats.pictures(1)
+    with started(make_api({"llava": ServedTask(task)})) as port:
         url = f"http://127.0.0.1:{port}/v1"
         client = openai.OpenAI(base_url=url, api_key="none", max_retries=0)
-        mine = [user({"type": "audio", "audio": wav(heard)}, "which ?")]
-        answer = asked(client, part_of(wav(heard)), "which ?")
-        assert answer == without_images.chat(mine, max_new_tokens=5)
-        with pytest.raises(openai.BadRequestError, match="hears recordings, and sees no images"):
-            asked(client, *vision_chats.pictures(1), "which ?")
-    with limited(without_images, tokens=50) as api:
+        for mine, theirs in (
+            ([{"type": "audio", "audio": wav(heard)}], [part_of(wav(heard))]),
+            ([image, {"type": "audio", "audio": wav(heard)}], [image, part_of(wav(heard))]),
+            ([image, "a ", image], [image, "a ", image]),
+        ):
+            answer = asked(client, *theirs, "which ?")
+            assert answer == task.chat([user(*mine, "which ?")], max_new_tokens=5)
+        alone = kt.models.Seq2Seq(task.backbone.config.of_sound)
+        sounds = kt.ImageProcessor(sounds=task.processor.source.sounds)
+    with limited(task, tokens=50) as api:
         refused = posted(api, *[wav(heard)] * 3)
     assert refused.status_code == 400 and "0 images and 3 recordings take 60. " in refused.text
+    hearing = kt.ImageToText(alone, sounds, task.tokenizer)
+    with started(make_api({"llava": ServedTask(hearing)})) as port:
+        url = f"http://127.0.0.1:{port}/v1"
+        client = openai.OpenAI(base_url=url, api_key="none", max_retries=0)
+        with pytest.raises(openai.BadRequestError, match="hears recordings, and sees no images"):
+            asked(client, image, "which ?")

@@ -1,12 +1,13 @@
 """A small LLaVA of Transformers, with its processor, and conversations with images."""
 
+import copy
 import json
 import sys
 
 import numpy as np
 import tokenizers
 
-from tests.checkpoints import families
+from tests.checkpoints import mobilenet_v5
 from tests.checkpoints.family_placed import (
     OF_ANY_SIZE,
     OF_BUDGETS,
@@ -410,7 +411,7 @@ def gemma4(folder, number=0, sound=None, **of_videos):
     return model, Gemma4Inputs(images, tokenizer, videos, sounds)
 
 
-# Gemma 3n's, of texts and recordings.
+# Gemma 3n's, of texts, images and recordings.
 OF_GEMMA3N = (
     "{{ bos_token }}{% for m in messages %}{{ '<start_of_turn>' }}"
     "{{ 'model' if m['role'] == 'assistant' else m['role'] }}{{ '\n' }}"
@@ -424,41 +425,51 @@ OF_GEMMA3N = (
 
 
 class Gemma3nInputs:
-    """Inputs of Transformers' Gemma 3n: sound and tokenizer, and rows of tokens.
+    """Inputs of Transformers' Gemma 3n: images, sound and tokenizer, and rows of tokens.
 
-    Its own class for all needs torchvision. What it writes for a recording is in the source of
-    `Gemma3nProcessor.__init__`.
+    Its own class for all needs torchvision. What it writes for an image and a recording is in the
+    source of `Gemma3nProcessor.__init__`. `recordings` are apart, since each is encoded by itself.
     """
 
-    def __init__(self, tokenizer, sounds, states):
-        self.tokenizer, self.sounds, self.states = tokenizer, sounds, states
+    def __init__(self, tokenizer, images, sounds, states):
+        self.tokenizer, self.images, self.sounds = tokenizer, images, sounds
+        self.states = states
 
     def apply_chat_template(self, conversation, **options):
         text = self.tokenizer.apply_chat_template(
             conversation, tokenize=False, add_generation_prompt=True
         )
-        run = "<audio_soft_token>" * self.states
-        whole = f"\n\n<start_of_audio>{run}<end_of_audio>\n\n"
-        text = text.replace("<audio_soft_token>", whole)
+        for name, count in (("audio", self.states), ("image", 4)):
+            run = f"<{name}_soft_token>" * count
+            whole = f"\n\n<start_of_{name}>{run}<end_of_{name}>\n\n"
+            text = text.replace(f"<{name}_soft_token>", whole)
         found = self.tokenizer(text, add_special_tokens=False, return_tensors="pt")
-        return {"input_ids": found["input_ids"]}
+        images = self._parts(conversation, "image")
+        pixels = self.images(images, return_tensors="pt") if images else {}
+        return {"input_ids": found["input_ids"], **pixels}
 
     def recordings(self, conversation):
         """The features of each recording by itself, and their masks."""
+        samples = self._parts(conversation, "audio")
+        return [self.sounds([each], return_tensors="pt") for each in samples]
+
+    @staticmethod
+    def _parts(conversation, kind):
         content = [m["content"] for m in conversation if not isinstance(m["content"], str)]
-        parts = [c for each in content for c in each if c["type"] == "audio"]
-        return [self.sounds([c["audio"]], return_tensors="pt") for c in parts]
+        return [c[kind] for each in content for c in each if c["type"] == kind]
 
 
-def gemma3n(folder, states=20):
-    """A Gemma 3n, whose recordings have this many states, fewer than in published models.
+def gemma3n(folder, states=20, timm=False):
+    """A Gemma 3n, whose recordings have this many states, and images 4, fewer than published.
 
-    The weights of its tower of images are those of one layer, see `families.without_timm`.
+    Its tower of images is timm's own, or has the names and sizes of timm's. All weights are
+    determined by their names.
     """
     import torch
     import transformers
 
-    families.without_timm()
+    if not timm:
+        mobilenet_v5.register()
     tokenizer = tokenizer_of(
         boi_token="<start_of_image>", boa_token="<start_of_audio>", turn_token="<start_of_turn>",
         end_of_turn_token="<end_of_turn>",
@@ -480,18 +491,23 @@ def gemma3n(folder, states=20):
         "vision_config": {"vocab_size": of_sound - first, "vocab_offset": first},
         "audio_config": {"vocab_size": size - of_sound, "vocab_offset": of_sound},
     }
-    ids = {"image_token_id": first + 1, "audio_token_id": of_sound + 1, "eoa_token_id": of_sound}
+    ids = {
+        "eoi_token_id": first, "image_token_id": first + 1, "eoa_token_id": of_sound,
+        "audio_token_id": of_sound + 1, "boi_token_id": tokenizer.boi_token_id,
+        "boa_token_id": tokenizer.boa_token_id,
+    }  # fmt: skip
     config = transformers.Gemma3nConfig(
-        **{name: {**values[name], **own} for name, own in parts.items()},
-        audio_soft_tokens_per_image=states,
-        **ids,
-    )
-    torch.manual_seed(0)
-    model = transformers.Gemma3nForConditionalGeneration(config).eval()
+        **{name: copy.deepcopy({**values[name], **own}) for name, own in parts.items()},
+        audio_soft_tokens_per_image=states, vision_soft_tokens_per_image=4, **ids,
+    )  # fmt: skip
+    model = transformers.Gemma3nForConditionalGeneration(config)
+    model.config.vision_config.model_args = mobilenet_v5.small_args()  # timm has taken some of it
     with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            norm = "norm" in name and name.endswith("weight")
-            parameter.normal_(mean=float(norm), std=0.15)
+        for name, parameter in model.eval().named_parameters():
+            norm = float("norm" in name and name.endswith("weight"))
+            made = norm + np.float32(0.15) * mobilenet_v5.noise(name, tuple(parameter.shape))
+            parameter.copy_(torch.from_numpy(made.astype("float32")))
+    mobilenet_v5.fill(model.model.vision_tower.timm_model)
     sounds = transformers.Gemma3nAudioFeatureExtractor(feature_size=16)
     for part in (model, tokenizer):
         part.save_pretrained(folder)
@@ -499,12 +515,15 @@ def gemma3n(folder, states=20):
     values = {
         **json.loads(sounds.to_json_string()), "image_processor_type": "SiglipImageProcessorFast",
         "do_normalize": False, "do_rescale": True, "do_resize": True, "resample": 2,
-        "size": {"height": 768, "width": 768}, "processor_class": "Gemma3nProcessor",
+        "size": {"height": 64, "width": 64}, "processor_class": "Gemma3nProcessor",
     }  # fmt: skip
     (folder / "preprocessor_config.json").write_text(json.dumps(values))
-    outer = {"audio_seq_length": states, "image_seq_length": 256}
+    outer = {"audio_seq_length": states, "image_seq_length": 4}
     (folder / "processor_config.json").write_text(json.dumps(outer))
-    return model, Gemma3nInputs(tokenizer, sounds, states)
+    images = transformers.SiglipImageProcessorPil(
+        size={"height": 64, "width": 64}, do_normalize=False, resample=2
+    )
+    return model, Gemma3nInputs(tokenizer, images, sounds, states)
 
 
 # SmolVLM's.

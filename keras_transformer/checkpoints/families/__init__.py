@@ -135,6 +135,7 @@ from keras_transformer.checkpoints.families.vision.beit import BEIT
 from keras_transformer.checkpoints.families.vision.clip import CLIP, CLIP_TEXT, CLIP_VISION
 from keras_transformer.checkpoints.families.vision.colpali import COLPALI
 from keras_transformer.checkpoints.families.vision.colqwen2 import COLQWEN2
+from keras_transformer.checkpoints.families.vision.d_fine import D_FINE
 from keras_transformer.checkpoints.families.vision.depth_anything import DEPTH_ANYTHING
 from keras_transformer.checkpoints.families.vision.detr import DETR, TABLE_TRANSFORMER
 from keras_transformer.checkpoints.families.vision.dinov2 import DINOV2
@@ -314,6 +315,7 @@ FAMILIES = {
         TABLE_TRANSFORMER,
         RT_DETR,
         RT_DETR_V2,
+        D_FINE,
         SAM,
         VITDET,
         SEGFORMER,

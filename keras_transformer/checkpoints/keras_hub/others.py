@@ -9,6 +9,7 @@ from collections.abc import Mapping
 # The `model_type` under which checkpoints of the same architecture load in Hugging Face's form.
 PUBLISHED_FORM: Mapping[str, tuple[str, ...]] = {
     "BLIP2Backbone": ("blip-2",),
+    "DFineBackbone": ("d_fine",),
     "DebertaV3Backbone": ("deberta-v2",),
     "DepthAnythingBackbone": ("depth_anything",),
     "ESMBackbone": ("esm",),
@@ -23,7 +24,6 @@ PUBLISHED_FORM: Mapping[str, tuple[str, ...]] = {
 }
 # Transformers that this library does not compute, with the reason.
 NOT_COMPUTED: Mapping[str, str] = {
-    "DFineBackbone": "each layer of its decoder refines a distribution of every edge of a box.",
     "EdRecBackbone": "its encoder-decoder has not been compared, and has no published weights.",
     "FluxBackbone": "diffusion of images is not a task here.",
     "SAM3PromptableConceptBackbone": "finding every object that a text names is not a task here.",

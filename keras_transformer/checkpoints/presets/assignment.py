@@ -3,7 +3,6 @@
 import collections
 import dataclasses
 import fnmatch
-import logging
 import math
 import os
 from collections.abc import Iterable, Mapping
@@ -26,9 +25,7 @@ from keras_transformer.kernels.process import release_memory
 from keras_transformer.kernels.programs import to_tensor, without_copy
 from keras_transformer.models.runtime.quantized import LayerByLayer, float_kernels, quickly
 from keras_transformer.support.progress import progress
-from keras_transformer.support.warned import warn_once
 
-_LOGGER = logging.getLogger("keras_transformer")
 BACKBONE_PREFIX = "backbone/"
 HEAD_PREFIX = "head/"
 
@@ -338,9 +335,6 @@ def _plan(
         head_lines += [WeightLine(n, HEAD_PREFIX + n) for n in paths if matches(n, fresh)]
     plan = match(lines, shapes, checkpoint, names, where)
     theirs = {names.canonical(name) for name in checkpoint}
-    for pattern, text in names.told.items():
-        if fnmatch.filter(theirs, pattern):
-            warn_once(_LOGGER, "%r: %s", preset.name, text)
     seen = any(name in theirs for line in head_lines for name in line.names)
     if not head or not (required or seen):
         return plan, {}

@@ -17,6 +17,8 @@ _MODALITIES = {
     "patch_sequence": "images",
     "convolutions": "images",
     "resnet": "images",
+    "hgnet": "images",
+    "mobilenet_v5": "images",
     "queries": "images",
     "tubes": "videos",
     "frames": "sound",

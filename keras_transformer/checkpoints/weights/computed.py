@@ -134,6 +134,19 @@ def _shares_of_points(
         yield np.full(len(array), levels / len(array))
 
 
+def _shares_of_own_points(
+    config: TransformerConfig, name: str, array: np.ndarray
+) -> Iterator[np.ndarray]:
+    """Yield a share for each point of each map, which may have any number of them."""
+    counts: list[int] = []
+    if array.ndim == 1:
+        while sum(counts) < len(array) and 0 < (share := array[sum(counts)]) <= 1:
+            counts.append(round(1 / max(float(share), 1e-6)))
+    levels = getattr(config.stem, "num_maps", 0) + 1
+    if len(counts) == levels and sum(counts) == len(array):
+        yield np.repeat([1 / count for count in counts], counts)
+
+
 # Functions that yield the values allowed by a config, by pattern of tensor names.
 COMPUTED: Mapping[str, Callable[[TransformerConfig, str, np.ndarray], Iterator[np.ndarray]]] = {
     "*position_ids": _counted,
@@ -151,6 +164,7 @@ COMPUTED: Mapping[str, Callable[[TransformerConfig, str, np.ndarray], Iterator[n
     "*.relative_position_index": _grid,
     "*.relative_coords_table": _log_distances,
     "*.encoder_attn.n_points_scale": _shares_of_points,
+    "*.encoder_attn.num_points_scale": _shares_of_own_points,
 }
 
 

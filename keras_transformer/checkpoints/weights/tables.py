@@ -221,8 +221,6 @@ class Names:
     # Patterns of names without a variable in the model: unsupported heads, and tensors used in
     # training only. A `*` never matches tensors outside the head that is loaded.
     ignored: tuple[str, ...] = ()
-    # Patterns of ignored names of which users are told, and what they are told.
-    told: Mapping[str, str] = dataclasses.field(default_factory=dict)
     # A folder with a tensor of this name belongs to a part that the model does not have, such as a
     # layer of multi-token prediction; unless it is one of the model's layers, all of it is ignored.
     apart: str | None = None

@@ -23,9 +23,11 @@ class DeformableAttention(keras.layers.Layer):
         width: int, features of queries and states, a multiple of `num_heads`.
         num_heads: int.
         levels: int, number of maps.
-        num_points: int, places that a head reads in each map.
+        num_points: int, places that a head reads in each map, or ints, one for each map.
         offset_scale: float, the share of a box's width and height that a distance of 1 is.
         sampling: str, `"linear"`, or `"nearest"`, which has no gradient of the distances.
+        value_projection: bool, whether there are linear layers of the states, and of what the heads
+            have read.
         **kwargs: as in `keras.layers.Layer`.
 
     Call arguments:
@@ -39,7 +41,8 @@ class DeformableAttention(keras.layers.Layer):
         Float `(batch, queries, width)`.
 
     Raises:
-        ValueError: if the grids are not those of the states.
+        ValueError: if the grids are not those of the states, or there are not as many
+            `num_points` as `levels`.
 
     Example:
     ```python
@@ -55,7 +58,8 @@ class DeformableAttention(keras.layers.Layer):
 
     Source: Zhu et al. 2020, "Deformable DETR: Deformable Transformers for End-to-End Object
     Detection", section 4.1 and appendix A.3; the nearest place: Lv et al. 2024, "RT-DETRv2",
-    section 3, https://arxiv.org/abs/2407.17140.
+    section 3, https://arxiv.org/abs/2407.17140; without projections: Peng et al. 2024, "D-FINE",
+    appendix A.1, https://arxiv.org/abs/2410.13842.
     """
 
     def __init__(
@@ -63,16 +67,25 @@ class DeformableAttention(keras.layers.Layer):
         width: int,
         num_heads: int,
         levels: int,
-        num_points: int,
+        num_points: int | Sequence[int],
         offset_scale: float = 0.5,
         sampling: str = "linear",
+        value_projection: bool = True,
         **kwargs,
     ):
         super().__init__(**kwargs)
         self.offset_scale, self.sampling = offset_scale, sampling
         self.width, self.num_heads = width, num_heads
-        self.levels, self.num_points = levels, num_points
-        count, options = num_heads * levels * num_points, {"dtype": self.dtype_policy}
+        self.levels = levels
+        alike = isinstance(num_points, int)
+        self.num_points = (num_points,) * levels if alike else tuple(num_points)
+        if len(self.num_points) != levels:
+            raise ValueError(
+                f"`num_points` must be an integer, or one for each of {levels} maps, received "
+                f"{num_points}."
+            )
+        count, options = num_heads * sum(self.num_points), {"dtype": self.dtype_policy}
+        self.value_dense = self.output_dense = None
         with no_inner_remat():
             self.offsets = Dense(
                 2 * count,
@@ -82,21 +95,22 @@ class DeformableAttention(keras.layers.Layer):
                 **options,
             )
             self.weights_dense = Dense(count, kernel_initializer="zeros", name="weights", **options)
-            self.value_dense = Dense(width, name="value", **options)
-            self.output_dense = Dense(width, name="output", **options)
+            if value_projection:
+                self.value_dense = Dense(width, name="value", **options)
+                self.output_dense = Dense(width, name="output", **options)
 
     def _around(self) -> np.ndarray:
         """Return the first distances: each head looks in a direction, each point further."""
         angles = np.arange(self.num_heads) * (2 * math.pi / self.num_heads)
         directions = np.stack([np.cos(angles), np.sin(angles)], axis=-1)
         directions /= np.abs(directions).max(axis=-1, keepdims=True)
-        steps = np.arange(1, self.num_points + 1)[None, None, :, None]
-        found = directions[:, None, None] * steps
-        return np.repeat(found, self.levels, axis=1).reshape(-1).astype("float32")
+        steps = np.concatenate([np.arange(1, count + 1) for count in self.num_points])
+        return (directions[:, None] * steps[:, None]).reshape(-1).astype("float32")
 
     def build(self, *shapes, **named):
         for layer in (self.offsets, self.weights_dense, self.value_dense, self.output_dense):
-            layer.build((None, None, self.width))
+            if layer is not None:
+                layer.build((None, None, self.width))
         self.built = True
 
     def call(self, queries, states, boxes, grids: Sequence[tuple[int, int]]):
@@ -107,26 +121,30 @@ class DeformableAttention(keras.layers.Layer):
                 f"received {[*grids]} for {states.shape[1]} states."
             )
         heads, head_dim = self.num_heads, self.width // self.num_heads
-        count, points = queries.shape[1], self.num_points
-        shape = (-1, count, heads, self.levels, points)
+        count, points = queries.shape[1], sum(self.num_points)
+        shape = (-1, count, heads, points)
         offsets = ops.reshape(ops.cast(self.offsets(queries), "float32"), (*shape, 2))
-        weights = ops.reshape(self.weights_dense(queries), (*shape[:3], self.levels * points))
-        weights = ops.reshape(ops.softmax(ops.cast(weights, "float32"), axis=-1), shape)
-        boxes = ops.cast(boxes, "float32")[:, :, None, None, None]
-        located = boxes[..., :2] + offsets * boxes[..., 2:] * (self.offset_scale / points)
+        weights = ops.reshape(self.weights_dense(queries), shape)
+        weights = ops.softmax(ops.cast(weights, "float32"), axis=-1)
+        boxes = ops.cast(boxes, "float32")[:, :, None, None]
+        share = self.offset_scale / np.repeat(self.num_points, self.num_points)[:, None]
+        share = ops.convert_to_tensor(share.astype("float32"))
+        located = boxes[..., :2] + offsets * boxes[..., 2:] * share
         read_at = _corners if self.sampling == "linear" else _nearest
-        numbers, shares = read_at(located, grids)
+        numbers, shares = read_at(located, *_sizes(grids, self.num_points))
 
-        rows = ops.arange(ops.shape(states)[0], dtype="int32")[:, None, None, None, None, None]
-        own = ops.arange(heads, dtype="int32")[:, None, None, None]
+        rows = ops.arange(ops.shape(states)[0], dtype="int32")[:, None, None, None, None]
+        own = ops.arange(heads, dtype="int32")[:, None, None]
         numbers = (numbers + rows * places) * heads + own
-        values = ops.reshape(self.value_dense(states), (-1, head_dim))
-        read = (-1, count, heads, self.levels * points * shares.shape[-1])
+        values = states if self.value_dense is None else self.value_dense(states)
+        values = ops.reshape(values, (-1, head_dim))
+        read = (-1, count, heads, points * shares.shape[-1])
         taken = ops.take(values, ops.reshape(numbers, (-1,)), axis=0)
         taken = ops.reshape(taken, (*read, head_dim))
         shares = ops.reshape(shares * weights[..., None], read)
         mixed = ops.einsum("nqhk,nqhkd->nqhd", ops.cast(shares, taken.dtype), taken)
-        return self.output_dense(ops.reshape(mixed, (-1, count, self.width)))
+        mixed = ops.reshape(mixed, (-1, count, self.width))
+        return mixed if self.output_dense is None else self.output_dense(mixed)
 
     def compute_output_shape(self, queries_shape, *shapes, **named):
         return queries_shape
@@ -135,18 +153,19 @@ class DeformableAttention(keras.layers.Layer):
         return layer_call
 
 
-def _corners(located, grids: Sequence[tuple[int, int]]) -> tuple:
+def _corners(located, starts, rows, columns) -> tuple:
     """Return the four places of maps around each point, and their shares in its value.
 
     Args:
-        located: float32 `(..., levels, points, 2)`, x and y as shares of the image.
-        grids: rows and columns of each map.
+        located: float32 `(..., points, 2)`, x and y as shares of the image.
+        starts: int32 `(points,)`, see `_sizes`.
+        rows: int32 `(points,)`.
+        columns: int32 `(points,)`.
 
     Returns:
-        Numbers of places, int32 `(..., levels, points, 4)`, counted over all maps, and their
-        shares, float32 of the same shape, which are 0 beside the map.
+        Numbers of places, int32 `(..., points, 4)`, counted over all maps, and their shares,
+        float32 of the same shape, which are 0 beside the map.
     """
-    starts, rows, columns = _sizes(grids)
     numbers, shares = [], []
     height, width = ops.cast(rows, "float32"), ops.cast(columns, "float32")
     x, y = located[..., 0] * width - 0.5, located[..., 1] * height - 0.5
@@ -165,9 +184,8 @@ def _corners(located, grids: Sequence[tuple[int, int]]) -> tuple:
     return ops.stack(numbers, axis=-1), ops.stack(shares, axis=-1)
 
 
-def _nearest(located, grids: Sequence[tuple[int, int]]) -> tuple:
-    """Return the nearest place of each map, as `_corners` does for four of them."""
-    starts, rows, columns = _sizes(grids)
+def _nearest(located, starts, rows, columns) -> tuple:
+    """Return the nearest place to each point, as `_corners` does for four of them."""
     # Half a place further than the center, as the published code has it.
     column = ops.cast(located[..., 0] * ops.cast(columns, "float32") + 0.5, "int32")
     row = ops.cast(located[..., 1] * ops.cast(rows, "float32") + 0.5, "int32")
@@ -177,11 +195,16 @@ def _nearest(located, grids: Sequence[tuple[int, int]]) -> tuple:
     return numbers, ops.ones_like(numbers, dtype="float32")
 
 
-def _sizes(grids: Sequence[tuple[int, int]]) -> tuple:
-    """Return the first place of each map, and its rows and columns, int32 `(levels, 1)` each."""
+def _sizes(grids: Sequence[tuple[int, int]], points: Sequence[int]) -> tuple:
+    """Return of the map of each point the first place, rows and columns, int32 `(points,)` each.
+
+    Args:
+        grids: rows and columns of each map.
+        points: ints, how many points there are in each map.
+    """
     sizes = [math.prod(grid) for grid in grids]
     starts = np.cumsum([0, *sizes[:-1]])
     return tuple(
-        ops.convert_to_tensor(np.array(each, "int32")[:, None])
+        ops.convert_to_tensor(np.repeat(np.array(each, "int32"), points))
         for each in (starts, *zip(*grids, strict=True))
     )

@@ -2,7 +2,9 @@
 
 from keras_transformer.layers.stems.folded_frames import FoldedFrameStem
 from keras_transformer.layers.stems.frames import FrameStem
+from keras_transformer.layers.stems.hgnet import HGNetStem
 from keras_transformer.layers.stems.images import ConvolutionStem, PatchStem
+from keras_transformer.layers.stems.mobilenet import MobileNetV5Stem
 from keras_transformer.layers.stems.patch_sequences import PatchSequenceStem
 from keras_transformer.layers.stems.queries import QueryStem
 from keras_transformer.layers.stems.resnet import ResNetStem
@@ -22,10 +24,12 @@ STEMS: dict[str, type[PositionedStem]] = {
     "series": SeriesStem,
     "waveform": WaveformStem,
     "resnet": ResNetStem,
+    "hgnet": HGNetStem,
     "queries": QueryStem,
     "subsampled_frames": SubsampledFrameStem,
     "convolved_frames": ConvolvedFrameStem,
     "folded_frames": FoldedFrameStem,
+    "mobilenet_v5": MobileNetV5Stem,
 }
 
 __all__ = [
@@ -36,6 +40,7 @@ __all__ = [
     "FoldedFrameStem",
     "FrameStem",
     "Input",
+    "MobileNetV5Stem",
     "PatchSequenceStem",
     "PatchStem",
     "SeriesStem",

@@ -9,6 +9,7 @@ from keras import ops
 from keras_transformer.checkpoints.heads import LABELS, Conversion, Values
 from keras_transformer.config import TransformerConfig
 from keras_transformer.config.box_decoder import BoxDecoder
+from keras_transformer.config.network import NetworkStemConfig
 from keras_transformer.config.structure import shapes_of
 from keras_transformer.config.weight import Weight, dense_of
 from keras_transformer.layers.merging import as_map
@@ -17,7 +18,11 @@ from keras_transformer.layers.refining_decoder import RefiningDecoder
 from keras_transformer.support.checking import check_bool, check_int, shorten
 from keras_transformer.tasks.heads.class_head import ClassHead
 from keras_transformer.training import FineTuningAdamW
-from keras_transformer.training.losses.detection_loss import DetectionLoss, VarifocalDetectionLoss
+from keras_transformer.training.losses.detection_loss import (
+    DetectionLoss,
+    EdgeDetectionLoss,
+    VarifocalDetectionLoss,
+)
 
 _BOX_LAYERS = 3
 OF_TRAINING = ("decoder/denoising_classes/*",)
@@ -37,7 +42,7 @@ def _read_labels(values: Values) -> dict[str, Any]:
 class DetectionHead(ClassHead):
     """Perceptrons on the states of detection tokens or queries: logits of classes, and boxes.
 
-    On an `Encoder` of the last map of a ResNet it is a `MapPyramid` of the maps, and a
+    On an `Encoder` of the last map of a ResNet or HGNet it is a `MapPyramid` of the maps, and a
     `RefiningDecoder`, with a probability of each class by itself.
 
     Args:
@@ -66,6 +71,7 @@ class DetectionHead(ClassHead):
     fewest_classes = 1
     takes_records = False
     num_denoising = 0
+    has_edges = False
 
     def __init__(
         self,
@@ -86,7 +92,8 @@ class DetectionHead(ClassHead):
         self.auxiliary_loss = _auxiliary_loss_of(config, auxiliary_loss)
         if values is not None:
             self.count, self.num_denoising = values.num_queries, values.num_denoising
-            self.further_inputs = (BOXES, CLASSES) if self.num_denoising else ()
+            self.has_edges = values.edges is not None
+            self.further_inputs = (BOXES, CLASSES) if self.reads_objects else ()
             self._make_decoder(values)
             return
         self.count = _tokens_of(config)
@@ -97,6 +104,11 @@ class DetectionHead(ClassHead):
             units = [width] * (depth - 1) + [outputs]
             layers = [self.make_dense(n, f"{name}_{i}") for i, n in enumerate(units)]
             self.keep(**{f"{name}_{i}": layer for i, layer in enumerate(layers)})
+
+    @property
+    def reads_objects(self) -> bool:
+        """Whether the loss of `fit` is of more than the outputs, which the targets make."""
+        return bool(self.num_denoising or self.has_edges)
 
     def _make_decoder(self, values: BoxDecoder) -> None:
         """Make the layers that find objects in maps."""
@@ -146,12 +158,13 @@ class DetectionHead(ClassHead):
         grid = stem.config.stem.grid(stem.image_size(inputs["images"]))
         maps = self.pyramid_layer([*maps[:-1], as_map(maps[-1], grid)], training=training)
         objects = None
-        if training and self.num_denoising and inputs.get(CLASSES) is not None:
+        if training and self.reads_objects and inputs.get(CLASSES) is not None:
             objects = inputs[BOXES], inputs[CLASSES]
         return self.decoder_layer(maps, objects=objects, training=training)
 
     def usual(self) -> dict[str, Any]:
         loss = VarifocalDetectionLoss() if self.reads_maps else DetectionLoss()
+        loss = EdgeDetectionLoss() if self.has_edges else loss
         return {"optimizer": FineTuningAdamW(), "loss": loss, "metrics": []}
 
     def found_objects(self, outputs: np.ndarray, size: tuple[int, int]) -> tuple[np.ndarray, ...]:
@@ -189,19 +202,26 @@ class DetectionHead(ClassHead):
 def _decoder_of(config: TransformerConfig, values: Mapping[str, Any]) -> BoxDecoder | None:
     """Return the values of the decoder of maps, or None if the backbone has tokens or queries."""
     given = values.get("box_decoder")
-    if config.kind == "encoder" and getattr(config.stem, "kind", None) == "resnet":
-        return BoxDecoder.of(given)
+    if _has_maps(config):
+        decoder = BoxDecoder.of(given)
+        decoder.points(config.stem.num_maps + 1)
+        return decoder
     if given is not None:
         raise ValueError(
-            "`box_decoder` is for an Encoder whose `stem` is a 'resnet', whose maps it reads, "
-            f"received {shorten(given)}."
+            "`box_decoder` is for an Encoder whose `stem` is a 'resnet' or 'hgnet', whose maps it "
+            f"reads, received {shorten(given)}."
         )
     return None
 
 
+def _has_maps(config: TransformerConfig) -> bool:
+    """Return whether the backbone is an encoder behind a convolutional network."""
+    return config.kind == "encoder" and isinstance(config.stem, NetworkStemConfig)
+
+
 def _auxiliary_loss_of(config: TransformerConfig, given: bool | None) -> bool:
     """Return whether each layer has a loss. Raises ValueError if the backbone does not allow it."""
-    on_maps = config.kind == "encoder" and getattr(config.stem, "kind", None) == "resnet"
+    on_maps = _has_maps(config)
     if given is None:
         return on_maps
     given = check_bool("auxiliary_loss", given)
@@ -226,7 +246,7 @@ def _tokens_of(config: TransformerConfig) -> int:
         raise ValueError(
             "An ObjectDetector needs a backbone with detection tokens, object queries or maps: "
             "give the config a `stem` with `num_detection_tokens`, such as 100, or of the kind "
-            "'resnet', or the decoder of kind='seq2seq' a `stem` of the kind 'queries'."
+            "'resnet' or 'hgnet', or the decoder of kind='seq2seq' a `stem` of the kind 'queries'."
         )
     return count
 

@@ -55,10 +55,10 @@ class ImageToText(SourceToText):
     Args:
         backbone: a `Seq2Seq` whose encoder has an image `stem`. The decoder attends to the
             encoder's states or, with a `placeholder_id`, gets them in its prompt in the place of
-            placeholder tokens; such an encoder may also read recordings in place of images (Gemma
-            3n). Or a `Seq2Seq` whose `source` has the image stem: the encoder then reads the
-            question, and attends to the image (BLIP) or gets its states in the place of placeholder
-            tokens (BLIP-2 with T5), and the decoder attends to the encoder.
+            placeholder tokens; such an encoder may also read recordings in place of images. Or a
+            `Seq2Seq` whose `source` has the image stem: the encoder then reads the question, and
+            attends to the image (BLIP) or gets its states in the place of placeholder tokens
+            (BLIP-2 with T5), and the decoder attends to the encoder.
         processor: `processors.ImageProcessor`, or None if the task only takes arrays and ids.
         tokenizer: `Tokenizer`, or None if the task only takes arrays and ids.
         start_id: int, the id that the decoder starts from. Defaults to the tokenizer's start id,

@@ -21,7 +21,11 @@ from keras_transformer.tasks.images.located import LocatedTask, MovedTargets, Ta
 from keras_transformer.tasks.images.map_plots import draw_objects
 from keras_transformer.tasks.images.objects import read_objects
 from keras_transformer.tasks.media.augmentation import augmentation_of
-from keras_transformer.training.losses.detection_loss import DetectionLoss, corners
+from keras_transformer.training.losses.detection_loss import (
+    DetectionLoss,
+    EdgeDetectionLoss,
+    corners,
+)
 
 # Targets of a batch are padded to a multiple of this, so that few shapes are compiled.
 _STEP = 8
@@ -130,8 +134,11 @@ class Objects(Targets):
         return images, ops.concatenate([centers, lengths, classes[..., None]], axis=-1)
 
 
-class DenoisedTargets(MovedTargets):
-    """The loss of predictions, and that of noisy objects that the decoder makes of the targets."""
+class DecodedTargets(MovedTargets):
+    """The loss of predictions, and of what the decoder makes with the targets.
+
+    These are queries of noisy objects, and distributions of edges.
+    """
 
     def batch(self, x, y, sample_weight, training):
         x, y, sample_weight = super().batch(x, y, sample_weight, training)
@@ -143,12 +150,25 @@ class DenoisedTargets(MovedTargets):
     def loss(self, states, x, y, sample_weight, training):
         if not training:
             return super().loss(states, x, y, sample_weight, training)
-        value = super().loss(states["found"], x, y, sample_weight, training)
-        boxes, classes, _ = repeated(x[BOXES], x[CLASSES], self.model.head.num_denoising)
-        targets = ops.concatenate([boxes, ops.cast(classes, boxes.dtype)[..., None]], axis=-1)
-        of_noise = self.model.loss.of_known_pairs(targets, states["denoised"], sample_weight)
+        model, loss = self.model, self.model.loss
+        edges = "found_edges" in states and isinstance(loss, EdgeDetectionLoss)
+        further = []
+        if edges:
+            value = loss.of_layers(y, states["found"], states["found_edges"], sample_weight)
+            further += model.losses
+        else:
+            value = super().loss(states["found"], x, y, sample_weight, training)
+        if "denoised" in states:
+            boxes, classes, _ = repeated(x[BOXES], x[CLASSES], model.head.num_denoising)
+            targets = ops.concatenate([boxes, ops.cast(classes, boxes.dtype)[..., None]], axis=-1)
+            found = states["denoised"]
+            if edges:
+                given = targets, found, states["denoised_edges"], sample_weight
+                further.append(loss.of_layers(*given, known=True))
+            else:
+                further.append(loss.of_known_pairs(targets, found, sample_weight))
         # As Keras adds losses of layers: each of several replicas has its share.
-        return value + self.model._aggregate_additional_loss(of_noise)
+        return value + sum(model._aggregate_additional_loss(each) for each in further)
 
     def logs(self, states, x, y, sample_weight):
         states = states["found"] if isinstance(states, dict) else states
@@ -157,12 +177,13 @@ class DenoisedTargets(MovedTargets):
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
 class ObjectDetector(LocatedTask):
-    """A vision transformer with detection tokens (YOLOS) or object queries (DETR, RT-DETR).
+    """A vision transformer with detection tokens (YOLOS) or object queries (DETR, RT-DETR, D-FINE).
 
     Each token or query may find an object. Two perceptrons on its state give the logits of its
-    class, one of which is "no object", and its box. On an `Encoder` of the last map of a ResNet,
-    queries are chosen among the places of the maps, each layer of a decoder refines their boxes,
-    and each class has a probability of its own (RT-DETR).
+    class, one of which is "no object", and its box. On an `Encoder` of the last map of a ResNet or
+    HGNet, queries are chosen among the places of the maps, each layer of a decoder refines their
+    boxes (RT-DETR) or distributions of the boxes' edges (D-FINE), and each class has a probability
+    of its own.
 
     `fit` takes images and for each a dict of its objects: `boxes`, a list of (x_min, y_min, x_max,
     y_max) in pixels, and `labels`, a list of names or numbers of classes. With `bbox` the boxes are
@@ -171,24 +192,26 @@ class ObjectDetector(LocatedTask):
     `datasets` needs the columns `image` and `objects`.
 
     On maps `fit` adds queries of noisy objects, `num_denoising` of the `box_decoder`, and their
-    loss, if the loss is a `training.DetectionLoss`.
+    loss, if the loss is a `training.DetectionLoss`; and with `edges` losses of distributions, if it
+    is a `training.EdgeDetectionLoss`.
 
     Compiled with AdamW (5e-5) and `training.DetectionLoss`, for maps
-    `training.VarifocalDetectionLoss`; SciPy pairs predictions with objects.
+    `training.VarifocalDetectionLoss`, with `edges` `training.EdgeDetectionLoss`; SciPy pairs
+    predictions with objects.
     `compile` changes this, and takes an `augmentation`, which moves images and boxes alike, such as
     `keras.layers.RandomFlip()` and `RandomCrop`. On TensorFlow steps are not compiled by XLA, which
     cannot call SciPy.
 
     Args:
         backbone: an `Encoder` whose config has a `stem` of patches with `num_detection_tokens`; or
-            a `Seq2Seq` whose encoder reads images, with a stem of the kind `"resnet"` or
+            a `Seq2Seq` whose encoder reads images, with a stem of the kind `"resnet"`, `"hgnet"` or
             `"patches"`, and whose decoder has a stem of the kind `"queries"`; or an `Encoder` with
-            a stem of the kind `"resnet"`.
+            a stem of the kind `"resnet"` or `"hgnet"`.
         processor: `processors.ImageProcessor`, or None if the task only takes arrays.
         num_classes: int. Defaults to the number of `labels`.
         labels: list of class names, in the order of the class numbers.
         class_layers: int, linear layers from a state to its logits; one on maps.
-        box_decoder: dict, for the maps of a ResNet: values that differ from those of
+        box_decoder: dict, for the maps of a network: values that differ from those of
             `config.box_decoder.BoxDecoder`, such as `num_queries`.
         auxiliary_loss: bool, whether `fit` sums the losses of all layers of a decoder of object
             queries; `evaluate` has that of the last one. Defaults to False, and on maps to True,
@@ -197,15 +220,16 @@ class ObjectDetector(LocatedTask):
 
     Call arguments:
         inputs: dict with `images`, float `(batch, height, width, channels)`, as the processor
-            returns them; for a `"resnet"` optionally `padding_mask`, bool `(batch, height, width)`,
-            True for the pixels of an image. Boxes are then shares of the image without padding.
+            returns them; for a network with `positions="shares"` optionally `padding_mask`, bool
+            `(batch, height, width)`, True for the pixels of an image. Boxes are then shares of the
+            image without padding.
 
     Returns:
         Float `(batch, predictions, 4 + num_classes + 1)`, one for each token or query: center x,
         center y, width and height of a box as shares of the image, then logits, the last one of
         "no object", which there is not on maps. Training with `auxiliary_loss` computes `(batch,
         layers, predictions, ...)`: outputs of each layer of the decoder, on maps behind those of
-        the chosen places.
+        the chosen places, and with `edges` behind the boxes whose edges are moved.
 
     Raises:
         ValueError: if the backbone has neither detection tokens nor queries, the number of classes
@@ -235,12 +259,13 @@ class ObjectDetector(LocatedTask):
     Source: Fang et al. 2021, "You Only Look at One Sequence: Rethinking Transformer in Vision
     through Object Detection", section 3; with queries: Carion et al. 2020, "End-to-End Object
     Detection with Transformers", section 3; on maps: Zhao et al. 2023, "DETRs Beat YOLOs on
-    Real-time Object Detection", section 4.
+    Real-time Object Detection", section 4; edges: Peng et al. 2024, "D-FINE", section 4,
+    https://arxiv.org/abs/2410.13842.
     """
 
     alias = "object_detection"
     backbone_kinds = ("encoder", "seq2seq")
-    stem_kinds = ("patches", "resnet")
+    stem_kinds = ("patches", "resnet", "hgnet")
     takes_queries = True
     head_class = DetectionHead
     task_options = DetectionHead.options
@@ -281,8 +306,8 @@ class ObjectDetector(LocatedTask):
         return self.head.label_names
 
     def training_loss(self):
-        if self.head.num_denoising and isinstance(self.loss, DetectionLoss):
-            return DenoisedTargets(self)
+        if self.head.reads_objects and isinstance(self.loss, DetectionLoss):
+            return DecodedTargets(self)
         return super().training_loss()
 
     def _named(self, inputs):

@@ -117,8 +117,12 @@ def image_arrays(
         return _patch_arrays(backbone, processor, rows, places, least, most, least_sounds)
     first: dict[Any, int] = {}  # the first tile of each image
     tiles, total = [], 0
+    heard = Recordings(backbone, processor)
     for row, place in zip(rows, places, strict=True):
         for image, layout in row.used:
+            if is_sound(image):
+                heard.add(image, layout, place)
+                continue
             key = _identity(image), layout.grid
             if key not in first:
                 first[key], total = total, total + layout.tiles
@@ -128,6 +132,7 @@ def image_arrays(
     if wanted:
         wanted = round_rows(wanted) if compiles else wanted
         arrays[f"{known.images}_images"] = _read(backbone, processor, tiles, wanted)
+    arrays |= heard.arrays(least_sounds)
     mixed = max(most_mixed, *(count_mixed(row) for row in rows))
     if mixed:
         mixed = round_rows(-(-mixed // count)) * count if compiles else mixed
@@ -138,6 +143,9 @@ def image_arrays(
     for i, row in enumerate(rows):
         found, used = [np.zeros(0, "int32")], 0
         for image, layout in row.used:
+            if is_sound(image):
+                found.append(heard.states(image, wanted * count))
+                continue
             before = first[_identity(image), layout.grid] * count
             own, further = layout.states, layout.tiles * count
             # A separator is behind the states of all tiles, and mixed states are behind it.
@@ -170,34 +178,33 @@ def _patch_arrays(
 ) -> dict[str, np.ndarray]:
     """Return `image_arrays` for images of any size, for videos, whose pairs are images, and sound.
 
-    The number of a recording in a row is negative: -1 for the first of the batch.
+    The recordings of a row are among the numbers of its images, each as it is.
     """
     stem = backbone.config.side("encoder").stem
     sees = backbone.config.hearing_side != "encoder"
     merge = processor.merge_size if sees else 1
     compiles = device().compiles_shapes
-    used = {_identity(image): layout for row in rows for image, layout in row.used}
-    heard = {_identity(image) for row in rows for image in row.images if is_sound(image)}
+    heard = Recordings(backbone, processor)
     if sees:
-        check_padding(processor, [used[key] for key in used if key not in heard])
-    check_silence(processor, [used[key] for key in used if key in heard])
+        used = {
+            _identity(image): layout
+            for row in rows
+            for image, layout in row.used
+            if not is_sound(image)
+        }
+        check_padding(processor, list(used.values()))
     found: dict[Any, int] = {}  # the first of the images of a video
     images: list[Patches] = []
-    sounds: list[np.ndarray] = []
-    layouts: dict[int, Layout] = {}  # of the recordings
     numbers, offsets = [], []
     for row, place in zip(rows, places, strict=True):
         ahead, of_row, added = 0, [], []
         for image, layout in row.used:
-            key = _identity(image)
             if is_sound(image):
-                if key not in found:
-                    sounds.append(_samples(processor, image, f"x[{place}]"))
-                    found[key] = -len(sounds)
-                    layouts[found[key]] = layout
-                of_row.append(found[key])
+                heard.add(image, layout, place)
+                of_row.append(image)
                 added.append(np.full((len(layout.states), 4), ahead, "int32"))
                 continue
+            key = _identity(image)
             if key not in found:
                 found[key] = len(images)
                 if isinstance(image, PreparedImage):
@@ -221,17 +228,13 @@ def _patch_arrays(
         units = round_size(units) if window is None else round_rows(units)
         count, most = round_rows(count) if count else 0, round_size(most)
     length = units * of_unit
-    given = _sound_arrays(processor, sounds, least_sounds, compiles)
+    given = heard.arrays(least_sounds)
     behind = count * (length // merge**2)  # the states of all images
-    made = len(given["frames"]) if given else 0
-    of_sound = _states_of_frames(backbone, given["frames"].shape[1]) if given else 0
 
-    def states_of_number(n: int) -> np.ndarray:
-        if n >= 0:
-            return images[n].states + n * (length // merge**2)
-        own = layouts[n].states
-        # A further state of the model is behind those of all recordings.
-        return behind + np.where(own == SEPARATOR, made * of_sound, own + (-1 - n) * of_sound)
+    def states_of_number(n: Any) -> np.ndarray:
+        if not isinstance(n, int):
+            return heard.states(n, behind)
+        return images[n].states + n * (length // merge**2)
 
     placed = np.full((len(rows), most), -1, "int32")
     moved = np.zeros((len(rows), most, 4), "int32")
@@ -251,29 +254,62 @@ def _patch_arrays(
             values[i, : len(image.values)] = image.values
             positions[i, : len(image.values)] = image.positions
         arrays |= {"encoder_patches": values, "encoder_patch_positions": positions}
-    side = backbone.config.hearing_side
-    return arrays | {f"{side}_{name}": array for name, array in given.items()}
+    return arrays | given
 
 
-def _states_of_frames(backbone, frames: int) -> int:
-    """Return how many states that may be placed a model makes of a recording."""
-    own = backbone.config.of_sound
-    stride = 1 if own.projector is None else own.projector.stride
-    return -(-own.encoder.input.count_states(frames) // stride)
+class Recordings:
+    """The recordings of a batch, each once, and the numbers of their states.
 
+    Args:
+        backbone: the backbone.
+        processor: an `ImageProcessor`, with `sounds` if recordings are added.
+    """
 
-def _sound_arrays(
-    processor, sounds: list[np.ndarray], least: int, compiles: bool
-) -> dict[str, np.ndarray]:
-    """Return the arrays of the stem of sound; empty without recordings."""
-    count = max(len(sounds), least)
-    if not count:
-        return {}
-    count = round_rows(count) if compiles else count
-    blank = np.zeros(2 * processor.sounds.window_length, "float32")
-    samples = sounds + [blank] * (count - len(sounds))
-    frames = max(processor.sounds.count_frames(len(row)) for row in samples)
-    return processor.sounds.arrays(samples, round_size(frames) if compiles else frames)
+    def __init__(self, backbone: Backbone, processor: ImageProcessor):
+        self.backbone, self.processor = backbone, processor
+        self.samples: list[np.ndarray] = []
+        self.found: dict[Any, tuple[int, Layout]] = {}
+        self.of_each = 0
+
+    def add(self, sound: Any, layout: Layout, place: int) -> None:
+        """Read a recording, unless it has been read, of the row `place`."""
+        key = _identity(sound)
+        if key not in self.found:
+            self.found[key] = len(self.samples), layout
+            self.samples.append(_samples(self.processor, sound, f"x[{place}]"))
+
+    def arrays(self, least: int) -> dict[str, np.ndarray]:
+        """Return the inputs of the side that hears; empty without recordings.
+
+        `least` is the number of recordings that the batch has in any case.
+
+        Raises ValueError if most of them would be padding.
+        """
+        check_silence(self.processor, [layout for _, layout in self.found.values()])
+        count, compiles = max(len(self.samples), least), device().compiles_shapes
+        if not count:
+            return {}
+        count, sounds = round_rows(count) if compiles else count, self.processor.sounds
+        blank = np.zeros(2 * sounds.window_length, "float32")
+        self.samples += [blank] * (count - len(self.samples))
+        frames = max(sounds.count_frames(len(row)) for row in self.samples)
+        made = sounds.arrays(self.samples, round_size(frames) if compiles else frames)
+        own = self.backbone.config.of_sound
+        stride = 1 if own.projector is None else own.projector.stride
+        self.of_each = -(-own.encoder.input.count_states(made["frames"].shape[1]) // stride)
+        side = self.backbone.config.hearing_side
+        return {f"{side}_{name}": array for name, array in made.items()}
+
+    def states(self, sound: Any, behind: int) -> np.ndarray:
+        """Return the numbers of the states of a recording.
+
+        `behind` is the number of states of all images, which are counted first.
+        """
+        number, layout = self.found[_identity(sound)]
+        # A further state of the model is behind those of all recordings.
+        last = len(self.samples) * self.of_each
+        own = layout.states
+        return behind + np.where(own == SEPARATOR, last, own + number * self.of_each)
 
 
 def is_sound(image: Any) -> bool:

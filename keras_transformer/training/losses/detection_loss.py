@@ -1,11 +1,51 @@
 """The loss of boxes and classes that are predicted as a set."""
 
+from typing import Any, NamedTuple
+
 import keras
 from keras import ops
 
 from keras_transformer.kernels.assignment import assign
 from keras_transformer.layers.denoising import NO_QUERY
+from keras_transformer.layers.refining_decoder import Edges
 from keras_transformer.support.checking import check_number
+
+
+class _Pairs(NamedTuple):
+    """Pairs of predictions and objects, in rows: the layers of each image.
+
+    Fields:
+        layers: int, rows of an image.
+        paired: float32 `(rows, targets, predictions)`, 1 for pairs.
+        objects: float32 `(rows, targets, 4)`, boxes of targets, 0.5 for padding.
+        present: float32 `(rows, targets)`, the weight of targets, 0 for padding.
+        scores: float32 `(rows, targets)`, see `DetectionLoss.class_scores`.
+        counted: float32 `(rows, predictions)`, the weight of predictions.
+        number: float32, the weight of all objects of the batch.
+        logits: float32 `(rows, predictions, classes)`.
+    """
+
+    layers: int
+    paired: Any
+    objects: Any
+    present: Any
+    scores: Any
+    counted: Any
+    number: Any
+    logits: Any
+
+    def of_last(self, count: int) -> "_Pairs":
+        """Return the pairs of the last `count` layers of each image."""
+
+        def last(x):
+            shape = ops.shape(x)[1:]
+            by_image = ops.reshape(x, (-1, self.layers, *shape))[:, -count:]
+            return ops.reshape(by_image, (-1, *shape))
+
+        kept = [
+            x if name in ("layers", "number") else last(x) for name, x in self._asdict().items()
+        ]
+        return _Pairs(*kept)._replace(layers=count)
 
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
@@ -74,14 +114,14 @@ class DetectionLoss(keras.losses.Loss):
         """
         return self._sum(y_true, y_pred, sample_weight, known=True)
 
-    def _sum(self, y_true, y_pred, sample_weight, known: bool):
+    def _sum(self, y_true, y_pred, sample_weight, known: bool, edges: Edges | None = None):
         targets, outputs = (ops.cast(ops.convert_to_tensor(x), "float32") for x in (y_true, y_pred))
         count = 1
         if len(outputs.shape) == 4:  # the layers of an image become rows with the same targets
             count = outputs.shape[1]
             outputs = ops.reshape(outputs, (-1, *outputs.shape[2:]))
             targets = ops.repeat(targets, count, axis=0)
-        boxes, logits = outputs[..., :4], outputs[..., 4:]
+        boxes, logits = self.boxes_of(outputs[..., :4]), outputs[..., 4:]
         objects, classes = targets[..., :4], ops.cast(targets[..., 4], "int32")
         real = classes >= 0
         present = ops.cast(real, "float32")
@@ -96,7 +136,7 @@ class DetectionLoss(keras.losses.Loss):
             pairs = objects[:, :, None], boxes[:, None]
             costs = self.l1 * ops.sum(ops.abs(pairs[0] - pairs[1]), axis=-1)
             costs = costs + self.class_costs(logits, own) - self.giou * generalized_iou(*pairs)
-            matched, counted = assign(costs, real), 1.0
+            matched, counted = assign(costs, real), ops.ones_like(logits[..., 0])
 
         # (rows, targets, predictions)
         paired = ops.one_hot(matched, boxes.shape[1], dtype="float32") * present[..., None]
@@ -113,17 +153,21 @@ class DetectionLoss(keras.losses.Loss):
         giou = ops.sum(present * (1 - generalized_iou(taken, objects))) / number
 
         wanted = ops.einsum("bnq,bnc->bqc", paired, own)
-        scores = ops.einsum("bnq,bn->bq", paired, self.class_scores(taken, objects))
-        sums = [
-            ops.sum(ops.reshape(each, (-1, count, each.shape[1])), axis=(0, 2))
-            for each in (
-                weights[:, None] * counted * each
-                for each in self.class_terms(logits, wanted, scores)
-            )
-        ]
+        scores = self.class_scores(taken, objects)
+        counted = weights[:, None] * counted
+        terms = self.class_terms(logits, wanted, ops.einsum("bnq,bn->bq", paired, scores))
+        sums = [_by_layer(counted * each, count) for each in terms]
         # Each layer by itself.
         loss = ops.sum(sums[0] / (ops.maximum(sums[1], 1e-12) if sums[1:] else number))
-        return loss + self.l1 * l1 + self.giou * giou
+        loss = loss + self.l1 * l1 + self.giou * giou
+        if edges is None:
+            return loss
+        pairs = _Pairs(count, paired, objects, present, scores, counted, number, logits)
+        return loss + self.edge_terms(edges, pairs.of_last(edges.logits.shape[1]))
+
+    def boxes_of(self, boxes):
+        """Return predicted boxes as they are compared with objects: here unchanged."""
+        return boxes
 
     def class_costs(self, logits, own):
         """Return the cost of each pair by its class, `(rows, targets, predictions)`.
@@ -234,6 +278,155 @@ class VarifocalDetectionLoss(DetectionLoss):
         names = ("l1", "giou", "class_cost", "alpha", "gamma", "cost_alpha", "cost_gamma")
         own = {each: getattr(self, each) for each in names}
         return {**own, "reduction": self.reduction, "name": self.name}
+
+
+@keras.saving.register_keras_serializable(package="keras_transformer")
+class EdgeDetectionLoss(VarifocalDetectionLoss):
+    """Varifocal detection loss, and losses of distributions of the edges of boxes (D-FINE).
+
+    The distributions of a prediction with an object are to have the place of its edges as their
+    expected value: their cross-entropy with the two distances next to it, weighted by the IoU of
+    the box (fine-grained localization). The distributions of earlier layers are to be like those
+    of the last one: their divergence, weighted by the IoU, or without an object by the largest
+    probability of a class, as the mean of predictions with objects and the mean of others, by the
+    square roots of their numbers (decoupled distillation).
+
+    Takes what `VarifocalDetectionLoss` takes, and has its value. The other losses are in that of
+    `fit`, which reads the distributions of the layers of a decoder with `edges`.
+
+    Args:
+        localization, distillation: floats, factors of both losses of distributions.
+        temperature: float, by which logits are divided for the divergence.
+        **kwargs: as for `VarifocalDetectionLoss`.
+
+    Raises:
+        ValueError: if a factor is below 0, or the temperature is not above 0.
+
+    Example:
+    ```python
+    from keras_transformer.training import EdgeDetectionLoss
+
+    loss = EdgeDetectionLoss(distillation=0.0)
+    assert loss.localization == 0.15
+    ```
+
+    Source: Peng et al. 2024, "D-FINE: Redefine Regression Task of DETRs as Fine-grained
+    Distribution Refinement", sections 4.1 and 4.2, https://arxiv.org/abs/2410.13842.
+    """
+
+    def __init__(
+        self,
+        localization: float = 0.15,
+        distillation: float = 1.5,
+        temperature: float = 5.0,
+        name: str = "edge_detection_loss",
+        **kwargs,
+    ):
+        super().__init__(name=name, **kwargs)
+        self.localization = check_number("localization", localization, at_least=0)
+        self.distillation = check_number("distillation", distillation, at_least=0)
+        self.temperature = check_number("temperature", temperature, above=0)
+
+    def of_layers(self, y_true, y_pred, edges: Edges, sample_weight=None, known: bool = False):
+        """Return the loss of the outputs of layers and of the distributions of the last of them.
+
+        Args:
+            y_true: float `(batch, targets, 5)`, as for a call.
+            y_pred: float `(batch, layers, predictions, 4 + classes)`.
+            edges: `layers.refining_decoder.Edges` of the predictions.
+            sample_weight: float `(batch,)`, or None.
+            known: bool, whether predictions belong to the targets in their order, see
+                `of_known_pairs`.
+        """
+        return self._sum(y_true, y_pred, sample_weight, known, edges)
+
+    def boxes_of(self, boxes):
+        return ops.clip(boxes, 0, 1)
+
+    def edge_terms(self, edges: Edges, pairs: _Pairs):
+        """Return both losses of distributions, for the pairs of their layers."""
+        edges = Edges(*(ops.cast(each, "float32") for each in edges))
+        rows = ops.shape(pairs.present)[0]
+        bins, (layers, queries) = edges.distances.shape[0], edges.logits.shape[1:3]
+        shape = (rows, queries, 4, bins)
+        logits = ops.reshape(edges.logits, shape)
+        start = ops.repeat(edges.start, layers, axis=0)
+        loss = self.localization * self._localized(logits, start, edges, pairs)
+        if layers == 1:
+            return loss
+        by_layer = ops.reshape(edges.logits, (-1, layers, queries, 4, bins))
+        last = ops.stop_gradient(by_layer[:, -1:])
+        classes = ops.reshape(pairs.logits, (-1, layers, *pairs.logits.shape[1:]))[:, -1]
+        divergences = self._divergence(by_layer, last)
+        divergences = ops.reshape(divergences, (rows, queries))
+        sure = ops.repeat(ops.max(ops.sigmoid(classes), axis=-1), layers, axis=0)
+        return loss + self.distillation * self._distilled(divergences, sure, pairs)
+
+    def _localized(self, logits, start, edges: Edges, pairs: _Pairs):
+        """Return the loss of the distributions of predictions with objects."""
+        flat = ops.reshape(logits, (*ops.shape(logits)[:2], 4 * logits.shape[-1]))
+        taken = ops.einsum("bnq,bqd->bnd", pairs.paired, flat)
+        taken = ops.reshape(taken, (*ops.shape(taken)[:2], 4, logits.shape[-1]))
+        start = ops.einsum("bnq,bqd->bnd", pairs.paired, start)
+        wanted = ops.stop_gradient(_shares(edges, start, pairs.objects))
+        entropies = -ops.sum(wanted * ops.log_softmax(taken, axis=-1), axis=(-1, -2))
+        return ops.sum(pairs.present * pairs.scores * entropies) / pairs.number
+
+    def _divergence(self, logits, teacher):
+        """Return the sum over edges of the divergences of distributions from the last ones."""
+        own, wanted = (
+            ops.log_softmax(each / self.temperature, axis=-1) for each in (logits, teacher)
+        )
+        found = ops.sum(ops.exp(wanted) * (wanted - own), axis=(-1, -2))
+        return self.temperature**2 * found
+
+    def _distilled(self, divergences, sure, pairs: _Pairs):
+        """Return the loss of distributions that are not like those of the last layer."""
+        matched = ops.sum(pairs.paired, axis=1)
+        scores = ops.einsum("bnq,bn->bq", pairs.paired, pairs.scores)
+        importance = ops.stop_gradient(ops.where(matched > 0, scores, sure))
+        loss = numbers = 0.0
+        for each in (matched, 1 - matched):
+            weights = pairs.counted * each
+            number = _by_layer(weights, pairs.layers)
+            total = _by_layer(weights * importance * divergences, pairs.layers)
+            root = ops.sqrt(number)
+            # The mean over four edges each.
+            loss = loss + root * total / ops.maximum(4 * number, 1e-12)
+            numbers = numbers + root
+        return ops.sum(loss / ops.maximum(numbers, 1e-12))
+
+    def get_config(self) -> dict:
+        names = ("localization", "distillation", "temperature")
+        return {**super().get_config(), **{each: getattr(self, each) for each in names}}
+
+
+def _by_layer(x, layers: int):
+    """Return the sums over images and predictions, `(layers,)`, of `(rows, predictions)`."""
+    return ops.sum(ops.reshape(x, (-1, layers, x.shape[1])), axis=(0, 2))
+
+
+def _shares(edges: Edges, start, objects):
+    """Return the shares of distances whose mean is that of the edges of objects.
+
+    Args:
+        edges: `Edges`.
+        start: float32 `(rows, targets, 4)`, the boxes whose edges are moved.
+        objects: float32 `(rows, targets, 4)`, the boxes that are wanted.
+
+    Returns:
+        Float32 `(rows, targets, 4, bins + 1)`, at most two of which are not 0; for edges beyond the
+        outermost distance, its share is 1.
+    """
+    scale, wanted = ops.abs(edges.scale), corners(objects)
+    centers, steps = start[..., :2], start[..., 2:] / scale + 1e-16
+    low, high = (centers - wanted[..., :2]) / steps, (wanted[..., 2:] - centers) / steps
+    moved = (ops.concatenate([low, high], axis=-1) - scale / 2)[..., None]
+    below, above = edges.distances[:-1], edges.distances[1:]
+    share = ops.clip((moved - below) / (above - below), 0, 1)
+    # The share of each distance is what its lower neighbour has passed on, less what it passes on.
+    ones, zeros = ops.ones_like(share[..., :1]), ops.zeros_like(share[..., :1])
+    return ops.concatenate([ones, share], axis=-1) - ops.concatenate([share, zeros], axis=-1)
 
 
 def corners(boxes):

@@ -135,7 +135,7 @@ def _write(config: TransformerConfig) -> dict[str, Any]:
     }
 
 
-def _convolution(
+def convolution_lines(
     ours: str, theirs: tuple[str, str], timm: tuple[str, str] | None, folder: str
 ) -> list[WeightLine]:
     """Return the lines of a convolution and its norm; `theirs` are their names, as are `timm`."""
@@ -185,7 +185,7 @@ def network_lines(
 
     def add(ours: str, theirs: str, *names: str) -> None:
         both = (f"{theirs}convolution", f"{theirs}normalization")
-        lines.extend(_convolution(ours, both, names if timm else None, folder))
+        lines.extend(convolution_lines(ours, both, names if timm else None, folder))
 
     firsts = stem.first_convolutions
     for i, each in enumerate(firsts):

@@ -1,10 +1,11 @@
 """Gemma3n: Google DeepMind 2025, https://ai.google.dev/gemma/docs/gemma-3n.
 
-With sound: Conformer blocks, whose attention sees the last few states, read a log-mel spectrogram
-that two convolutions have halved. Every fourth of their states is normalized, projected and placed
-among the text tokens. A recording always has 188 places: the embedding of the last token fills the
-rest. The last tokens of the vocabulary have embeddings of the width of sound. Its
-tower of images, a convolutional network, is not read.
+With images and sound: a MobileNetV5, whose last maps are joined to 256 states of an image; and
+Conformer blocks, whose attention sees the last few states, which read a log-mel spectrogram that
+two convolutions have halved, and of whose states every fourth is taken. Both are normalized,
+projected, normalized again and placed among the text tokens. A recording always has 188 places: the
+embedding of the last token fills the rest. The last tokens of the vocabulary have embeddings of the
+width of images, and behind them of sound.
 """
 
 import dataclasses
@@ -33,6 +34,11 @@ from keras_transformer.checkpoints.families.vision.gemma4_sound import (
     sound_block,
     two_filters,
 )
+from keras_transformer.checkpoints.families.vision.mobilenet import (
+    network_lines,
+    read_network,
+    write_network,
+)
 from keras_transformer.checkpoints.weights.tables import (
     Names,
     WeightLine,
@@ -49,6 +55,7 @@ from keras_transformer.config import (
 from keras_transformer.support.checking import shorten
 
 _KIND, _VISION = "gemma3n_audio", "gemma3n_vision"
+_STATES = "vision_soft_tokens_per_image"
 # What every published tower has. The cap of gradients also limits states, which are far below it.
 _CONSTANTS = {
     "conf_attention_context_right": 0,
@@ -58,7 +65,7 @@ _CONSTANTS = {
 }
 _OF_STEM = {"sscp_conv_kernel_size": 3, "sscp_conv_stride_size": 2}  # of both axes of both
 # The text model by keywords: its other parts are added to the whole.
-_BY_KEYWORDS = dataclasses.replace(GEMMA3N_TEXT, parts=None)
+_TEXT_BY_KEYWORDS = dataclasses.replace(GEMMA3N_TEXT, parts=None)
 
 
 def _read_sound(values: Values, vocabulary_size: int) -> tuple[Side, Projector]:
@@ -111,11 +118,12 @@ def _read_sound(values: Values, vocabulary_size: int) -> tuple[Side, Projector]:
 
 def _written_sound(config: TransformerConfig) -> dict[str, Any]:
     """Return the published `audio_config`. Raises ValueError if the model has no such tower."""
-    side, projector, size = config.encoder, config.projector, config.vocabulary_size
-    stem, mixer, conformer = side.input, side.block.mixer, side.block.conformer
+    side, projector, size = config.sound, config.sound_projector, config.vocabulary_size
+    stem, mixer = side and side.input, side and side.block.mixer
     theirs: dict[str, Any] = {}
     alike = isinstance(stem, ConvolvedFrameStemConfig) and isinstance(mixer, LocalAttention)
     if alike and projector is not None and stem.norm_epsilon is not None:
+        conformer = side.block.conformer
         theirs = {
             "model_type": _KIND,
             "vocab_size": projector.hard_tokens,
@@ -139,40 +147,88 @@ def _written_sound(config: TransformerConfig) -> dict[str, Any]:
     return theirs
 
 
-def _by_keywords(side: Side) -> TransformerConfig:
-    """Return a model of the sizes of a tower of sound, which keywords describe."""
-    stem = side.input
+def _images_of(values: Values, first_of_sound: int) -> tuple[Side, Projector]:
+    """Return the side and the projector of a published `vision_config`.
+
+    Raises ValueError if a value is out of range, or not supported.
+    """
+    kind = values.get("model_type", _VISION)
+    if kind != _VISION:
+        raise ValueError(
+            f"The image tower {shorten(kind)} is not supported, only {_VISION!r} with a network of "
+            "timm."
+        )
+    hard = number(values, "vocab_size", 128)
+    first = number(values, "vocab_offset", 262_144)
+    if hard < 1 or first + hard != first_of_sound:
+        raise ValueError(
+            "The tokens of images must be those before the tokens of sound: vocab_offset and "
+            f"vocab_size of the vision_config are {first:,} and {hard:,}, and vocab_offset of the "
+            f"audio_config is {first_of_sound:,}."
+        )
+    projector = Projector(type="norm_around", bias=False, scaled=True, hard_tokens=hard)
+    return read_network(values), projector
+
+
+def _written_images(config: TransformerConfig, first_of_sound: int) -> dict[str, Any]:
+    """Return the published `vision_config`. Raises ValueError if the model has no such tower."""
+    theirs = {**write_network(config.encoder), "model_type": _VISION}
+    if config.projector is not None:
+        hard = config.projector.hard_tokens
+        theirs |= {"vocab_size": hard, "vocab_offset": first_of_sound - hard}
+    if _images_of(theirs, first_of_sound)[1] != config.projector:
+        raise ValueError("the projector of images there is one of Gemma 3n.")
+    return theirs
+
+
+def _by_keywords(width: int) -> TransformerConfig:
+    """Return a model of images that keywords describe, in place of the tower."""
     return TransformerConfig(
         kind="encoder",
         vocabulary_size=0,
-        hidden_dim=side.hidden_dim,
-        num_layers=side.num_layers,
-        num_heads=side.block.mixer.num_heads,
-        intermediate_dim=side.block.feed_forward.dim,
+        hidden_dim=width,
+        num_layers=1,
+        num_heads=1,
+        intermediate_dim=1,
         position="none",
         normalization="rms_norm",
         final_normalization=False,
-        stem={"kind": "convolved_frames", "num_bins": stem.num_bins, "filters": stem.filters},
+        stem={"kind": "patches", "class_token": False},
     )
 
 
-def _sides(values: Values) -> tuple[Side, Projector]:
-    text = nested(values, "text_config")
-    return _read_sound(nested(values, "audio_config"), number(text, "vocab_size", 262_400))
+def _sides(values: Values) -> tuple[tuple[Side, Projector], tuple[Side, Projector]]:
+    """Return the sides and projectors of images and of sound."""
+    text, sound = nested(values, "text_config"), nested(values, "audio_config")
+    heard = _read_sound(sound, number(text, "vocab_size", 262_400))
+    first = number(sound, "vocab_offset", 262_272)
+    token = number(values, "audio_token_id", 262_273)
+    if token != first + 1:
+        raise ValueError(
+            f"audio_token_id={token:,} must be the second of the tokens of sound, {first + 1:,}."
+        )
+    images = _images_of(nested(values, "vision_config"), first)
+    states, given = images[0].input.num_states, number(values, _STATES, 256)
+    if given != states:
+        raise ValueError(
+            f"{_STATES}={given} must be the number of states of an image, which the image tower "
+            f"says, {states}."
+        )
+    return images, heard
 
 
 def _read(values: Values) -> dict[str, Any]:
     padding = nested(values, "text_config").get("pad_token_id", 0)
     if padding != 0:
         raise ValueError(
-            f"pad_token_id={padding!r} is not supported, only 0: the places of recordings have its "
-            "vectors for each layer."
+            f"pad_token_id={padding!r} is not supported, only 0: the places of images and "
+            "recordings have its vectors for each layer."
         )
-    side, _ = _sides(values)
+    (images, _), _ = _sides(values)
     return with_encoder(
-        _by_keywords(side),
-        read_text(values, _BY_KEYWORDS),
-        placeholder_id=number(values, "audio_token_id", 262_273),
+        _by_keywords(images.hidden_dim),
+        read_text(values, _TEXT_BY_KEYWORDS),
+        placeholder_id=number(values, "image_token_id", 262_145),
         projector="linear",
         projector_bias=False,
         tie_embeddings=flag(values, "tie_word_embeddings", True),
@@ -181,7 +237,7 @@ def _read(values: Values) -> dict[str, Any]:
 
 def _write(config: TransformerConfig) -> dict[str, Any]:
     return {
-        "audio_token_id": config.placeholder_id,
+        "image_token_id": config.placeholder_id,
         "tie_word_embeddings": config.tie_embeddings,
     }
 
@@ -189,30 +245,33 @@ def _write(config: TransformerConfig) -> dict[str, Any]:
 def _read_parts(values: Values, config: TransformerConfig) -> TransformerConfig:
     text = nested(values, "text_config")
     decoder = GEMMA3N_TEXT.parts.read(text, config.side("decoder"))
-    side, projector = _sides(values)
-    return config.replace(encoder=side, projector=projector, decoder=decoder.decoder)
+    (images, projector), (sound, of_sound) = _sides(values)
+    return config.replace(
+        encoder=images,
+        projector=projector,
+        sound=sound,
+        sound_projector=of_sound,
+        decoder=decoder.decoder,
+    )
 
 
 def _write_parts(config: TransformerConfig) -> tuple[TransformerConfig, dict[str, Any]]:
-    if config.kind != "seq2seq" or config.hearing_side != "encoder":
+    if config.kind != "seq2seq" or config.placeholders is None:
         return config, {}
     sound, decoder = _written_sound(config), config.side("decoder")
-    vectors = decoder.decoder.layer_inputs
-    first = 0 if vectors is None else vectors.vocabulary_size
+    first = sound["vocab_offset"]
     theirs = {
         "audio_config": sound,
         "text_config": write_text(config, GEMMA3N_TEXT),
-        # Its weights are not here: published models state no other.
-        "vision_config": {
-            "model_type": _VISION,
-            "vocab_offset": first,
-            "vocab_size": max(sound["vocab_offset"] - first, 1),
-        },
-        "image_token_id": first + 1,
+        "vision_config": _written_images(config, first),
+        _STATES: config.num_placeholders,
+        "audio_token_id": first + 1,
     }
     plain = {
-        "encoder": _by_keywords(config.encoder).encoder,
+        "encoder": _by_keywords(config.encoder.hidden_dim).encoder,
         "projector": Projector(type="linear", bias=False),
+        "sound": None,
+        "sound_projector": None,
         "decoder": GEMMA3N_TEXT.parts.write(decoder)[0].decoder,
     }
     return config.replace(**plain), theirs
@@ -244,9 +303,9 @@ _LAYER = {
         for mine, its in _FEED_FORWARD.items()
     },
 }
-_OURS, _THEIRS = "encoder/layer_{i}/", "audio_tower.conformer.{i}."
-_INPUT, _SUBSAMPLING = "encoder/input_", "audio_tower.subsample_conv_projection."
-_TOWER = (
+_OURS, _THEIRS = "sound/layer_{i}/", "audio_tower.conformer.{i}."
+_INPUT, _SUBSAMPLING = "sound/input_", "audio_tower.subsample_conv_projection."
+_TOWERS = (
     *(
         line
         for i in (0, 1)
@@ -263,13 +322,19 @@ _TOWER = (
         f"{_THEIRS}lconv1d.depthwise_conv1d.weight",
         depthwise=True,
     ),
-    WeightLine("projector/hard_embeddings", "embed_audio.embedding.weight"),
-    *layers(
-        {
-            "projector/hard_norm": "embed_audio.hard_embedding_norm",
-            "projector/norm": "embed_audio.soft_embedding_norm",
-            "projector/output": "embed_audio.embedding_projection",
-        }
+    *(
+        line
+        for ours, theirs in (("projector", "embed_vision"), ("sound_projector", "embed_audio"))
+        for line in (
+            WeightLine(f"{ours}/hard_embeddings", f"{theirs}.embedding.weight"),
+            *layers(
+                {
+                    f"{ours}/hard_norm": f"{theirs}.hard_embedding_norm",
+                    f"{ours}/norm": f"{theirs}.soft_embedding_norm",
+                    f"{ours}/output": f"{theirs}.embedding_projection",
+                }
+            ),
+        )
     ),
 )
 
@@ -280,28 +345,25 @@ GEMMA3N = Family(
     constants={"kind": "seq2seq"},
     conversions=(Conversion(_read, _write),),
     parts=PartsWithoutKeywords(_read_parts, _write_parts),
+    of_config=lambda config: network_lines(config, "vision_tower.timm_model."),
     weights=(
-        *_TOWER,
+        *_TOWERS,
         *prefixed(GEMMA3N_TEXT.weights, "language_model."),
         output_matrix("lm_head.weight"),
     ),
     heads={
         "ImageToText": PublishedHead(
             architectures=("Gemma3nForConditionalGeneration",),
-            values={"image_token": "<image_soft_token>"},
+            values={
+                "template": "<start_of_turn>user\n\n\n<start_of_image>{image}<end_of_image>\n\n"
+                "{prompt}<end_of_turn>\n<start_of_turn>model\n",
+                "image_text": "\n\n<start_of_image>{image}<end_of_image>\n\n",
+            },
             options=(TEXT_END,),
         )
     },
     names=Names(
         prefixes=("model.",),
-        ignored=(
-            *(f"language_model.{each}" for each in SHARED_KEYS),
-            "vision_tower.*",
-            "embed_vision.*",
-        ),
-        told={
-            "vision_tower.*": "the weights of images, vision_tower and embed_vision, are not read: "
-            "the model reads texts and recordings."
-        },
+        ignored=tuple(f"language_model.{each}" for each in SHARED_KEYS),
     ),
 )

@@ -7,7 +7,7 @@ several stages, and a decoder whose queries are chosen among their places.
 """
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -44,7 +44,7 @@ _SUPPORTED = {
     "downsample_in_bottleneck": False,
 }
 # More maps than a network has stages, most of whose tensors have lines here.
-_MOST_MAPS = 8
+MOST_MAPS = 8
 _SIZE = (640, 640)
 
 
@@ -64,7 +64,6 @@ def _read_stem(values: Values) -> dict[str, Any]:
     depths = numbers(network, "depths", DEPTHS["resnet50"])
     widths = numbers(network, "hidden_sizes", WIDTHS)
     block, filters = network.get("layer_type", "bottleneck"), number(network, "embedding_size", 64)
-    count = len(depths)
     if block == "basic" and not [filters, *widths] == [widths[0], *sorted(set(widths))]:
         raise ValueError(
             f"{_BACKBONE}.layer_type='basic' needs an embedding_size equal to the first of "
@@ -78,14 +77,24 @@ def _read_stem(values: Values) -> dict[str, Any]:
         "depths": depths,
         "block": block,
         "variant": "d",
-        "num_maps": _read_maps(values, network, count) - 1,
+        "num_maps": read_maps(values, network, widths) - 1,
         "projection_norm": True,
         "positions": "counts",
     }
 
 
-def _read_maps(values: Values, network: Values, count: int) -> int:
-    """Return the number of maps. Raises ValueError unless they belong to the last stages."""
+def read_maps(values: Values, network: Values, widths: Sequence[int]) -> int:
+    """Return the number of maps that a decoder reads of a network.
+
+    Args:
+        values: the published config.
+        network: the network's own config, with `out_indices` or `out_features`.
+        widths: features of the maps of all of its stages.
+
+    Raises:
+        ValueError: unless they belong to the last stages, or if other values contradict them.
+    """
+    count = len(widths)
     given = network.get("out_indices")
     if given is None:
         named = network.get("out_features") or [f"stage{count}"]
@@ -99,9 +108,8 @@ def _read_maps(values: Values, network: Values, count: int) -> int:
             f"{count}."
         )
     width = number(values, "encoder_hidden_dim", 256)
-    widths = list(numbers(network, "hidden_sizes", WIDTHS))[count - levels :]
     wanted = {
-        "encoder_in_channels": widths,
+        "encoder_in_channels": list(widths)[count - levels :],
         "decoder_in_channels": [width] * levels,
         "encode_proj_layers": [levels - 1],
         "num_feature_levels": levels,
@@ -136,8 +144,6 @@ def _write(config: TransformerConfig) -> dict[str, Any]:
     stem = config.stem
     if getattr(stem, "kind", None) != "resnet":
         raise ValueError("A checkpoint of this family needs a stem of the kind 'resnet'.")
-    levels, count = stem.num_maps + 1, len(stem.depths)
-    last = range(count + 1 - levels, count + 1)
     network = {
         "model_type": "rt_detr_resnet",
         "num_channels": stem.num_channels,
@@ -145,12 +151,19 @@ def _write(config: TransformerConfig) -> dict[str, Any]:
         "hidden_sizes": list(stem.widths),
         "depths": list(stem.depths),
         "layer_type": stem.block,
-        "out_features": [f"stage{i}" for i in last],
-        "out_indices": list(last),
         **_SUPPORTED,
     }
+    return written_maps(config, network)
+
+
+def written_maps(config: TransformerConfig, network: dict[str, Any]) -> dict[str, Any]:
+    """Return the published values of the maps that a decoder reads, and the network's with them."""
+    stem = config.stem
+    levels, count = stem.num_maps + 1, len(stem.depths)
+    last = range(count + 1 - levels, count + 1)
+    stages = {"out_features": [f"stage{i}" for i in last], "out_indices": list(last)}
     return {
-        _BACKBONE: network,
+        _BACKBONE: {**network, **stages},
         "encoder_in_channels": [*stem.map_widths, stem.widths[-1]],
         "decoder_in_channels": [config.hidden_dim] * levels,
         "encode_proj_layers": [levels - 1],
@@ -160,7 +173,8 @@ def _write(config: TransformerConfig) -> dict[str, Any]:
     }
 
 
-def _activation(values: Values, name: str, usual: str) -> str:
+def activation_of(values: Values, name: str, usual: str) -> str:
+    """Return our name of a published activation. Raises ValueError if it is unknown."""
     given = values.get(name, usual)
     if not isinstance(given, str) or given not in ACTIVATIONS:
         raise ValueError(f"{name}={shorten(given)} is not supported.")
@@ -168,7 +182,7 @@ def _activation(values: Values, name: str, usual: str) -> str:
 
 
 # Published numbers of the decoder, ours, and their defaults.
-_NUMBERS = {
+NUMBERS = {
     "num_queries": ("num_queries", 300),
     "d_model": ("width", 256),
     "decoder_layers": ("num_layers", 6),
@@ -179,11 +193,11 @@ _NUMBERS = {
 
 
 def _read_task(values: Values) -> dict[str, Any]:
-    decoder = {ours: number(values, name, usual) for name, (ours, usual) in _NUMBERS.items()}
+    decoder = {ours: number(values, name, usual) for name, (ours, usual) in NUMBERS.items()}
     decoder |= {
-        "activation": _activation(values, "decoder_activation_function", "relu"),
+        "activation": activation_of(values, "decoder_activation_function", "relu"),
         "expansion": number(values, "hidden_expansion", 1.0, float),
-        "map_activation": _activation(values, "activation_function", "silu"),
+        "map_activation": activation_of(values, "activation_function", "silu"),
         "num_denoising": number(values, "num_denoising", 100),
         "label_noise_ratio": number(values, "label_noise_ratio", 0.5, float),
         "box_noise_scale": number(values, "box_noise_scale", 1.0, float),
@@ -198,11 +212,26 @@ def _write_task(task: Values) -> dict[str, Any]:
     return _written(task)
 
 
+# What decoders of other families have otherwise.
+_SHARED = ("join", "join_depth", "project_always", "value_projection", "gated", "edges")
+
+
 def _written(task: Values) -> dict[str, Any]:
-    decoder = BoxDecoder.of(task["box_decoder"]).values()
+    decoder, usual = BoxDecoder.of(task["box_decoder"]).values(), BoxDecoder().values()
+    for name in _SHARED:
+        if decoder[name] != usual[name]:
+            raise ValueError(
+                f"RT-DETR has no `box_decoder` with {name}={shorten(decoder[name])}, only with "
+                f"{usual[name]!r}."
+            )
+    if not isinstance(decoder["num_points"], int):
+        raise ValueError(
+            "RT-DETR has as many `num_points` for each map, received "
+            f"{shorten(decoder['num_points'])}."
+        )
     names = {v: k for k, v in reversed(ACTIVATIONS.items())}
     return {
-        **{name: decoder[ours] for name, (ours, _) in _NUMBERS.items()},
+        **{name: decoder[ours] for name, (ours, _) in NUMBERS.items()},
         "decoder_activation_function": names[decoder["activation"]],
         "hidden_expansion": decoder["expansion"],
         "activation_function": names[decoder["map_activation"]],
@@ -211,48 +240,60 @@ def _written(task: Values) -> dict[str, Any]:
 
 
 # RT-DETRv2's names of how a map is read.
-_SAMPLINGS = {"default": "linear", "discrete": "nearest"}
+SAMPLINGS = {"default": "linear", "discrete": "nearest"}
 
 
 def _read_second(values: Values) -> dict[str, Any]:
-    decoder = _read_task(values)["box_decoder"]
-    levels, method = (values.get("num_feature_levels", 3), values.get("decoder_method", "default"))
+    levels = values.get("num_feature_levels", 3)
     if values.get("decoder_n_levels", 3) != levels:
         raise ValueError(
             f"decoder_n_levels={shorten(values.get('decoder_n_levels', 3))} is not supported with "
             f"num_feature_levels={levels}, only the same number."
         )
-    if not isinstance(method, str) or method not in _SAMPLINGS:
-        raise ValueError(
-            f"decoder_method={shorten(method)} is not supported, only {[*_SAMPLINGS]}."
-        )
+    return {"box_decoder": _read_task(values)["box_decoder"] | read_sampling(values)}
+
+
+def read_sampling(values: Values) -> dict[str, Any]:
+    """Return how maps are read, by RT-DETRv2's names. Raises ValueError if it is unknown."""
+    method = values.get("decoder_method", "default")
+    if not isinstance(method, str) or method not in SAMPLINGS:
+        raise ValueError(f"decoder_method={shorten(method)} is not supported, only {[*SAMPLINGS]}.")
     scale = number(values, "decoder_offset_scale", 0.5, float)
-    return {"box_decoder": decoder | {"offset_scale": scale, "sampling": _SAMPLINGS[method]}}
+    return {"offset_scale": scale, "sampling": SAMPLINGS[method]}
 
 
-def _write_second(task: Values) -> dict[str, Any]:
-    decoder = BoxDecoder.of(task["box_decoder"]).values()
-    names = {ours: name for name, ours in _SAMPLINGS.items()}
+def written_sampling(decoder: Values) -> dict[str, Any]:
+    """Return what `read_sampling` reads, of the values of a `BoxDecoder`."""
+    names = {ours: name for name, ours in SAMPLINGS.items()}
     return {
-        **_written(task),
         "decoder_offset_scale": decoder["offset_scale"],
         "decoder_method": names[decoder["sampling"]],
     }
 
 
+def _write_second(task: Values) -> dict[str, Any]:
+    decoder = BoxDecoder.of(task["box_decoder"]).values()
+    return {**_written(task), **written_sampling(decoder)}
+
+
 def _shares_of_points(config: TransformerConfig, task: Values) -> Mapping[str, np.ndarray]:
     """Return what RT-DETRv2 multiplies distances by: a number for each point, in each layer."""
-    decoder = BoxDecoder.of(task["box_decoder"]).values()
-    levels = config.stem.num_maps + 1
-    points = decoder["num_points"]
-    shares = np.full(levels * points, 1 / points, "float32")
+    return shares_of_points(config, task, "n_points_scale")
+
+
+def shares_of_points(
+    config: TransformerConfig, task: Values, name: str
+) -> Mapping[str, np.ndarray]:
+    """Return a number for each point, in each layer, of this name in published checkpoints."""
+    decoder = BoxDecoder.of(task["box_decoder"])
+    points = decoder.points(config.stem.num_maps + 1)
+    shares = np.concatenate([np.full(count, 1 / count, "float32") for count in points])
     return {
-        f"model.decoder.layers.{i}.encoder_attn.n_points_scale": shares
-        for i in range(decoder["num_layers"])
+        f"model.decoder.layers.{i}.encoder_attn.{name}": shares for i in range(decoder.num_layers)
     }
 
 
-def _normed(ours: str, kernel: str, norm: str) -> tuple[WeightLine, ...]:
+def normed_lines(ours: str, kernel: str, norm: str) -> tuple[WeightLine, ...]:
     """Return the lines of a convolution without bias and of its batch norm."""
     return (
         WeightLine(f"{ours}/convolution/kernel", f"{kernel}.weight", convolution=True),
@@ -260,37 +301,64 @@ def _normed(ours: str, kernel: str, norm: str) -> tuple[WeightLine, ...]:
     )
 
 
-def _linear(ours: str, theirs: str, depth: int) -> tuple[WeightLine, ...]:
+def linear_lines(ours: str, theirs: str, depth: int) -> tuple[WeightLine, ...]:
     """Return the lines of linear layers behind each other."""
     names = enumerate(names_of_linear(depth))
     return layers({f"{ours}/{name}": f"{theirs}.layers.{i}" for i, name in names})
 
 
-def _norm(ours: str, theirs: str) -> tuple[WeightLine, ...]:
+def norm_pair(ours: str, theirs: str) -> tuple[WeightLine, ...]:
+    """Return the lines of a layer norm."""
     pairs = (("gamma", "weight"), ("beta", "bias"))
     return tuple(WeightLine(f"{ours}/{mine}", f"{theirs}.{its}") for mine, its in pairs)
 
 
-def _pyramid() -> tuple[WeightLine, ...]:
+def partial_lines(ours: str, theirs: str, blocks: int) -> tuple[WeightLine, ...]:
+    """Return the lines of a `PartialStage` with at most this many blocks."""
+    table = {"first": "conv1", "second": "conv2", "output": "conv3"}
+    for j in range(blocks):
+        table |= {f"block_{j}/wide": f"bottlenecks.{j}.conv1"}
+        table |= {f"block_{j}/narrow": f"bottlenecks.{j}.conv2"}
+    return convolution_and_norm_lines(table, ours, theirs)
+
+
+def convolution_and_norm_lines(
+    table: Mapping[str, str], ours: str, theirs: str
+) -> tuple[WeightLine, ...]:
+    """Return the lines of convolutions with norms, by a table of our names and published ones."""
     lines: tuple[WeightLine, ...] = ()
-    for i in range(_MOST_MAPS):
-        its = f"encoder_input_proj.{i}."
-        lines += _normed(f"pyramid/project_{i}", f"{its}0", f"{its}1")
-        for ours, theirs in (("lateral", "lateral_convs"), ("downsample", "downsample_convs")):
-            its = f"encoder.{theirs}.{i}."
-            lines += _normed(f"pyramid/{ours}_{i}", f"{its}conv", f"{its}norm")
-        for ours, theirs in (("top_down", "fpn_blocks"), ("bottom_up", "pan_blocks")):
-            its, mine = f"encoder.{theirs}.{i}.", f"pyramid/{ours}_{i}/"
-            table = {"first": "conv1", "second": "conv2", "output": "conv3"}
-            for j in range(BLOCKS):
-                table |= {f"block_{j}/wide": f"bottlenecks.{j}.conv1"}
-                table |= {f"block_{j}/narrow": f"bottlenecks.{j}.conv2"}
-            for part, name in table.items():
-                lines += _normed(f"{mine}{part}", f"{its}{name}.conv", f"{its}{name}.norm")
+    for part, name in table.items():
+        lines += normed_lines(f"{ours}{part}", f"{theirs}{name}.conv", f"{theirs}{name}.norm")
     return lines
 
 
-_LAYER = {
+# Convolutions that join maps, by our names and published ones.
+JOINS = {"top_down": "fpn_blocks", "bottom_up": "pan_blocks"}
+
+
+def projection_lines() -> tuple[WeightLine, ...]:
+    """Return the lines of the convolutions before and behind the places where maps are joined."""
+    lines: tuple[WeightLine, ...] = ()
+    for i in range(MOST_MAPS):
+        its = f"encoder_input_proj.{i}."
+        lines += normed_lines(f"pyramid/project_{i}", f"{its}0", f"{its}1")
+        lines += convolution_and_norm_lines(
+            {f"lateral_{i}": f"lateral_convs.{i}", f"downsample_{i}": f"downsample_convs.{i}"},
+            "pyramid/",
+            "encoder.",
+        )
+    return lines
+
+
+def _pyramid() -> tuple[WeightLine, ...]:
+    lines = projection_lines()
+    for i in range(MOST_MAPS):
+        for ours, theirs in JOINS.items():
+            lines += partial_lines(f"pyramid/{ours}_{i}/", f"encoder.{theirs}.{i}.", BLOCKS)
+    return lines
+
+
+LAYER = {
     **attention("self_attn.{}_proj", "q", "k", "v", "out"),
     "cross_attention/offsets": "encoder_attn.sampling_offsets",
     "cross_attention/weights": "encoder_attn.attention_weights",
@@ -299,44 +367,50 @@ _LAYER = {
     "intermediate": "fc1",
     "output": "fc2",
 }
-_NORMS = {
+NORMS = {
     "self_attention_norm": "self_attn_layer_norm",
     "cross_attention_norm": "encoder_attn_layer_norm",
     "feed_forward_norm": "final_layer_norm",
 }
 
 
-def _decoder() -> tuple[WeightLine, ...]:
+def decoder_lines(
+    layer: Mapping[str, str] = LAYER, norms: Mapping[str, str] = NORMS
+) -> tuple[WeightLine, ...]:
+    """Return the lines of a `RefiningDecoder`, by tables of the names in a layer."""
     lines: tuple[WeightLine, ...] = ()
-    for i in range(_MOST_MAPS + 1):
+    for i in range(MOST_MAPS + 1):
         its = f"decoder_input_proj.{i}."
-        lines += _normed(f"decoder/input_{i}", f"{its}0", f"{its}1")
+        lines += normed_lines(f"decoder/input_{i}", f"{its}0", f"{its}1")
     lines += (
         *layers({"decoder/proposal": "enc_output.0", "decoder/proposal_classes": "enc_score_head"}),
-        *_norm("decoder/proposal_norm", "enc_output.1"),
-        *_linear("decoder/proposal_boxes", "enc_bbox_head", 3),
-        *_linear("decoder/query_positions", "decoder.query_pos_head", 2),
+        *norm_pair("decoder/proposal_norm", "enc_output.1"),
+        *linear_lines("decoder/proposal_boxes", "enc_bbox_head", 3),
+        *linear_lines("decoder/query_positions", "decoder.query_pos_head", 2),
         WeightLine("decoder/denoising_classes/embeddings", "denoising_class_embed.weight"),
     )
     for i in range(MOST_LAYERS):
         ours, theirs = f"decoder/layer_{i}/", f"decoder.layers.{i}."
-        lines += layers(_LAYER, ours, theirs)
-        for mine, its in _NORMS.items():
-            lines += _norm(f"{ours}{mine}", f"{theirs}{its}")
+        lines += layers(layer, ours, theirs)
+        for mine, its in norms.items():
+            lines += norm_pair(f"{ours}{mine}", f"{theirs}{its}")
         lines += layers({f"decoder/classes_{i}": f"decoder.class_embed.{i}"})
-        lines += _linear(f"decoder/boxes_{i}", f"decoder.bbox_embed.{i}", 3)
+        lines += linear_lines(f"decoder/boxes_{i}", f"decoder.bbox_embed.{i}", 3)
     return lines
 
 
-def _projection(config: TransformerConfig) -> tuple[WeightLine, ...]:
+def _network(config: TransformerConfig) -> tuple[WeightLine, ...]:
     """Return the lines of the ResNet, and of the projection of its last map."""
     lines = network_lines(config, "backbone.model.")
-    if not lines:
-        return ()
+    return (*lines, *last_projection_lines(config)) if lines else ()
+
+
+def last_projection_lines(config: TransformerConfig) -> tuple[WeightLine, ...]:
+    """Return the lines of the projection of the last map of a network."""
     ours, theirs = "encoder/input_projection", f"encoder_input_proj.{config.stem.num_maps}."
     norm = norm_lines(f"{ours}_norm", f"{theirs}1", outside=False)
     kernel = WeightLine(f"{ours}/kernel", f"{theirs}0.weight", transpose=True, column=2)
-    return (*lines, kernel, *norm)
+    return (kernel, *norm)
 
 
 RT_DETR = Family(
@@ -370,10 +444,10 @@ RT_DETR = Family(
         "attention_dropout": 0.0,
     },
     weights=stack("encoder", "encoder.encoder.0.layers."),
-    of_config=_projection,
+    of_config=_network,
     heads={
         "ObjectDetector": PublishedHead(
-            weights=(*_pyramid(), *_decoder()),
+            weights=(*_pyramid(), *decoder_lines()),
             values={"class_layers": 1},
             options=(Conversion(_read_task, _write_task),),
         )
