@@ -215,10 +215,8 @@ def test_stages_that_are_refused(hub):  # noqa: F811
         kt.from_keras_hub(hub.models.SegFormerBackbone(inner, projection_filters=6))
     assert kt.from_keras_hub(inner).config.encoder.num_layers == 3
     same = {**MIT, "hidden_dims": [8, 16, 16, 24]}
-    config = {**kt.from_keras_hub(hub.models.MiTBackbone(**same)).config.to_dict()}
-    segmenter = kt.ImageSegmenter(
-        kt.models.Encoder(kt.TransformerConfig.from_dict(config)), num_classes=2
-    )
+    config = kt.from_keras_hub(hub.models.MiTBackbone(**same)).config
+    segmenter = kt.ImageSegmenter(kt.models.Encoder(config), num_classes=2)
     with pytest.raises(ValueError, match=r"SegFormerBackbone: .*hidden_dims=\[8, 16, 16, 24\] mu"):
         kt.to_keras_hub(segmenter)
     classifier = hub.models.MiTImageClassifier(inner, num_classes=2, pooling="max")
