@@ -19,7 +19,8 @@ PUBLISHED_FORM: Mapping[str, tuple[str, ...]] = {
     "PaliGemmaBackbone": ("paligemma",),
     # It normalizes images within the model, and contains the whole head of a `PromptedSegmenter`.
     "SAMBackbone": ("sam",),
-    "ViTDetBackbone": ("sam", "vitdet"),  # its published weights are those of SAM's encoder
+    # Its published weights are those of SAM's encoder, see above.
+    "ViTDetBackbone": ("sam", "vitdet"),
     "XLNetBackbone": ("xlnet",),
 }
 # Transformers that this library does not compute, with the reason.
