@@ -72,7 +72,7 @@ class NoisyObjects(HeadLayer):
     """
 
     def __init__(self, values: BoxDecoder, classes: int, seed: int | None = None, **kwargs):
-        super().__init__(**kwargs)
+        super().__init__(autocast=False, **kwargs)  # boxes stay float32
         self.values, self.classes = values, classes
         self.seed_generator = keras.random.SeedGenerator(seed)
 
@@ -105,6 +105,7 @@ class NoisyObjects(HeadLayer):
         table = ops.convert_to_tensor(self.embeddings)
         table = ops.concatenate([table[:-1], ops.stop_gradient(table[-1:])], axis=0)
         states = ops.take(table, ops.where(changed, drawn, classes), axis=0)
+        states = ops.cast(states, self.compute_dtype)
 
         signs = ops.where(noise[..., 2:6] < 0.5, -1.0, 1.0)
         moved = signs * (noise[..., 6:] + second)

@@ -33,7 +33,7 @@ class EdgeDistributions(HeadLayer):
     """
 
     def __init__(self, values: EdgeDistribution, layers: int, **kwargs):
-        super().__init__(**kwargs)
+        super().__init__(autocast=False, **kwargs)  # boxes stay float32
         self.values = values
         self.qualities = [
             LinearLayers(
@@ -85,7 +85,8 @@ class EdgeDistributions(HeadLayer):
         return ops.cast(self.qualities[layer](ops.cast(told, self.compute_dtype)), "float32")
 
     def _of_edges(self, logits):
-        """Return the logits of each edge, `(batch, queries, 4, bins + 1)`."""
+        """Return the logits of each edge, float32 `(batch, queries, 4, bins + 1)`."""
+        logits = ops.cast(logits, "float32")
         return ops.reshape(logits, (-1, logits.shape[1], 4, self.values.bins + 1))
 
     def compute_output_shape(self, boxes_shape, logits_shape=None):

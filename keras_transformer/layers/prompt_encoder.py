@@ -44,7 +44,8 @@ class PromptEncoder(keras.layers.Layer):
     def __init__(
         self, values: PromptedMasks, image_size: tuple[int, int], grid: tuple[int, int], **kwargs
     ):
-        super().__init__(**kwargs)
+        # Else points, and the frequencies, would be rounded to the compute dtype.
+        super().__init__(autocast=False, **kwargs)
         self.values, self.image_size, self.grid = values, tuple(image_size), grid
         dtype, channels = self.dtype_policy, values.mask_channels
         self.activation = get_activation(values.prompt_activation)

@@ -56,7 +56,7 @@ class _Layer(HeadLayer):
     """A layer of the decoder: attention among queries, attention to maps, a feed-forward layer."""
 
     def __init__(self, values: BoxDecoder, levels: int, dropout: float, **kwargs):
-        super().__init__(**kwargs)
+        super().__init__(autocast=False, **kwargs)  # boxes stay float32
         width, dtype = values.width, self.dtype_policy
         self.values = values
         self.activation = get_activation(values.activation)
@@ -176,7 +176,7 @@ class RefiningDecoder(HeadLayer):
         dropout: float = 0.0,
         **kwargs,
     ):
-        super().__init__(**kwargs)
+        super().__init__(autocast=False, **kwargs)  # boxes stay float32
         self.values, width, dtype = values, values.width, self.dtype_policy
         self.input_convolutions = []
         if values.projects(features):

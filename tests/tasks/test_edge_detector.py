@@ -27,7 +27,7 @@ DECODER = {
 SIZE = (32, 48)
 
 
-def detector(stem=None, **decoder):
+def detector(stem=None, dtype=None, **decoder):
     """A detector of two maps with 4 x 6 and 2 x 3 places."""
     config = kt.TransformerConfig(
         kind="encoder",
@@ -57,9 +57,8 @@ def detector(stem=None, **decoder):
     )
     processor = kt.ImageProcessor(size=SIZE, family="RTDetr", mean=None, std=None)
     values = {**DECODER, **decoder}
-    return kt.ObjectDetector(
-        kt.models.Encoder(config), processor, labels=LABELS, box_decoder=values
-    )
+    backbone = kt.models.Encoder(config, dtype=dtype)
+    return kt.ObjectDetector(backbone, processor, labels=LABELS, box_decoder=values)
 
 
 @pytest.mark.each_backend
@@ -85,6 +84,19 @@ def test_a_detector_learns_boxes(tmp_path):
     assert again.task_values() == task.task_values() and again.box_decoder["edges"]["top"] == 4
     for path, variable in again.head.items():
         assert np.array_equal(to_numpy(variable), to_numpy(task.head[path])), path
+
+
+def test_mixed_precision_learns_noisy_objects():
+    """Their boxes, distributions and losses are finite, and the weights stay float32."""
+    images, objects = scenes(4)
+    keras.utils.set_random_seed(0)
+    task = detector(dtype="mixed_bfloat16")
+    task.compile(keras.optimizers.Adam(5e-3))
+    history = task.fit(images, objects, epochs=12, batch_size=4, verbose=0).history
+    assert np.isfinite(history["loss"]).all() and history["loss"][-1] < history["loss"][0]
+    assert {each.dtype for each in task.trainable_weights} == {"float32"}
+    result = task.detect(images, threshold=0.0)[0]
+    assert np.isfinite(result.scores).all() and np.isfinite(result.boxes).all()
 
 
 @pytest.mark.one_backend

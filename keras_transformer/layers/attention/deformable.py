@@ -73,7 +73,7 @@ class DeformableAttention(keras.layers.Layer):
         value_projection: bool = True,
         **kwargs,
     ):
-        super().__init__(**kwargs)
+        super().__init__(autocast=False, **kwargs)  # boxes stay float32
         self.offset_scale, self.sampling = offset_scale, sampling
         self.width, self.num_heads = width, num_heads
         self.levels = levels
