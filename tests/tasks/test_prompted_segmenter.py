@@ -15,9 +15,9 @@ from tests.tasks.images import config
 DECODER = {"width": 16, "num_heads": 2, "intermediate_dim": 16, "mask_channels": 4, "score_dim": 8}
 
 
-def segmenter(**options):
+def segmenter(dtype=None, **options):
     stem = {"kind": "patches", "image_size": (32, 32), "patch_size": 8, "class_token": False}
-    backbone = kt.models.Encoder(config(stem))
+    backbone = kt.models.Encoder(config(stem), dtype=dtype)
     processor = kt.processors.PromptedImageProcessor(size=32)
     return kt.PromptedSegmenter(backbone, processor, decoder=DECODER, **options)
 
@@ -55,6 +55,20 @@ def test_a_second_prompt_does_not_run_the_encoder(task, monkeypatch):
     assert len(counted) == 2
     assert np.abs(again.logits - second.logits).max() <= 1e-5
     assert np.abs(first.logits - second.logits).max() > 1e-4
+
+
+def test_points_are_not_rounded_in_half_precision():
+    """A bfloat16 number from 16 to 32 is 0.125 from the next one."""
+    task = segmenter(dtype="mixed_bfloat16")
+    images = np.random.default_rng(0).normal(size=(1, 32, 32, 3)).astype("float32")
+    found = []
+    for x in (20.0, 20.05):
+        points = np.array([[[[x, 10.0]]]], "float32")
+        inputs = {"images": images, "points": points, "point_labels": np.ones((1, 1, 1), "int32")}
+        found.append(task(inputs))
+    first, second = (keras.tree.map_structure(numpy, each) for each in found)
+    flat = zip(keras.tree.flatten(first), keras.tree.flatten(second), strict=True)
+    assert max(np.abs(a - b).max() for a, b in flat) > 0
 
 
 def test_images_and_prompts_of_different_numbers(task):

@@ -268,6 +268,14 @@ class Task(Runtime):
             check_options(type(self).__name__, kwargs, ())
         return super().__call__(named, *args, **kwargs)
 
+    @property
+    def input_dtype(self) -> str:
+        """Dtype that Keras converts inputs to: coordinates, such as points, would be rounded.
+
+        The layers convert what they compute with.
+        """
+        return "float32"
+
     def call(self, inputs, collect: tuple[str, ...] = (), training: bool = False):
         """Return the outputs of the head, and with `collect` a dict of further values.
 
