@@ -51,8 +51,8 @@ class MobileNetBlock(NamedTuple):
 
     Fields:
         name: str, what the names of its layers begin with.
-        convolutions: tuple of `MobileNetConvolution`, in their order; of attention those of its
-            queries, keys, values and output.
+        convolutions: tuple of `MobileNetConvolution`, in the order of the computation. A block of
+            attention has those of its queries, keys, values and output.
         features: int, of its output.
         adds: bool, whether its input is added to its output.
         scaled: bool, whether a trained factor for each feature follows.
@@ -82,9 +82,9 @@ class MobileNetStage(Part):
     )
     expansions: tuple | list = option("factor of the features within each block.")
     block: str = option(
-        'the blocks: `"inverted_bottleneck"`, with a convolution of single places before and '
-        'behind those of features by themselves (MobileNetV4), or `"edge_residual"`, with one '
-        "convolution in place of these.",
+        'the kind of the blocks: `"inverted_bottleneck"`, whose depthwise convolutions are between '
+        'an expansion and a projection of single places (MobileNetV4), or `"edge_residual"`, with '
+        "one full convolution in place of the expansion and the depthwise ones.",
         "inverted_bottleneck",
         choices=BLOCKS,
     )
@@ -151,7 +151,7 @@ class MobileNetStage(Part):
 
     @property
     def num_blocks(self) -> int:
-        """Number of blocks, those of the pairs among them."""
+        """Number of blocks, including those of the pairs."""
         return len(self.kernel_sizes) + 2 * self.attentions
 
     def _edge_residual(self, name, size, features, inner, grid, halves):

@@ -46,7 +46,7 @@ _LISTS = {
 }
 _NEEDED = (*_LISTS, "num_layers", "image_shape")
 _DROP = "max_drop_path_rate"  # of training
-_RATIO = 4  # of the widths of feed-forward layers to those of states
+_RATIO = 4  # feed-forward layers are this many times as wide as the states
 _STAGES = 4  # of a SegFormer, by whose number its layers are numbered
 _INNER = "image_encoder"
 
@@ -176,7 +176,7 @@ _WIDTH = "projection_filters"
 
 
 def _make(name: str, read: Any, write: Any, heads: dict[str, PublishedHead], **values: Any):
-    """Return a family; `read` gives the arguments of the encoder, `write` those of the class."""
+    """Return a family. `read` returns the encoder's arguments, `write` those of the class."""
     return make_family(
         "segformer",
         name,

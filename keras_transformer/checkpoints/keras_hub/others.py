@@ -19,7 +19,7 @@ PUBLISHED_FORM: Mapping[str, tuple[str, ...]] = {
     "PaliGemmaBackbone": ("paligemma",),
     # It normalizes images within the model, and contains the whole head of a `PromptedSegmenter`.
     "SAMBackbone": ("sam",),
-    # Its published weights are those of SAM's encoder, see above.
+    # Its published weights are SAM's encoder, which has the reason above.
     "ViTDetBackbone": ("sam", "vitdet"),
     "XLNetBackbone": ("xlnet",),
 }

@@ -88,7 +88,7 @@ def encoder_blocks(
     ours: str = "encoder/layer_{i}/",
     **options: Any,
 ) -> tuple[Line, ...]:
-    """Return the lines of blocks, by the names of their layers; by default those of ViT."""
+    """Return the lines of blocks. The names of their layers default to those of ViT."""
     table = attention(f"{attending}/{{}}_dense", "query", "key", "value", "output")
     table |= {"self_attention_norm": f"{norms}1", "feed_forward_norm": f"{norms}2"}
     table |= {"feed_forward/intermediate": first, "feed_forward/output": second}

@@ -326,13 +326,13 @@ class InputEmbedder(Task):
         """Return the similarity of each vector to each text vector.
 
         Args:
-            vectors: float `(rows, width)`, of images or recordings, as `encode` returns them.
+            vectors: float `(rows, width)`, as `encode` returns them.
             text_vectors: float `(texts, width)`, as `encode_texts` returns them; for a model that
                 reads no texts, the vectors of other rows.
 
         Returns:
             Float32 `(rows, texts)`: the cosine similarities. A model that reads texts multiplies
-            them by its trained scale, and adds its bias if it has one. `classify` turns them into
+            them by its scale, and adds its bias if it has one. `classify` turns them into
             probabilities.
         """
         both = [np.atleast_2d(np.asarray(each, "float32")) for each in (vectors, text_vectors)]
@@ -351,13 +351,13 @@ class InputEmbedder(Task):
         top_k: int | None = None,
         threshold: float | None = None,
     ) -> list:
-        """Classify images or recordings by any labels without training (zero-shot).
+        """Classify inputs by any labels without training (zero-shot).
 
         With the loss `"contrastive"` the probabilities of the labels sum to 1; a model with
         `similarity_bias` gives each label an independent probability.
 
         Args:
-            x: a list of what the processor can read, or one image or recording.
+            x: a list of what the processor can read, or one such input.
             labels: strings, such as `["cat", "dog"]`.
             template: str, the text for a label, with `{}` in the place of the label; `"{}"` is the
                 label alone. With a list of templates, the vectors of their texts are averaged.
@@ -368,7 +368,7 @@ class InputEmbedder(Task):
 
         Returns:
             A `(label, probability)` for each row, or, with `top_k` or `threshold`, a list of them,
-            the most likely first. For a single image or recording, only its result.
+            the most likely first. For a single input, only its result.
 
         Raises:
             ValueError: if the model reads no texts, labels are missing or repeated, or a template

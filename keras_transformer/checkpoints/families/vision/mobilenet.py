@@ -84,7 +84,7 @@ def read_network(values: Values) -> Side:
 
 
 def write_network(side: Side | None) -> dict[str, Any]:
-    """Return the published values of a side. Raises ValueError if it is no such network."""
+    """Return the published values of a side. Raises ValueError if it is not a MobileNetV5."""
     stem = None if side is None else side.input
     theirs: dict[str, Any] = {}
     if isinstance(stem, MobileNetV5StemConfig):
