@@ -4,6 +4,7 @@ import gc
 import importlib.util
 import os
 import signal
+import tempfile
 import warnings
 from pathlib import Path
 
@@ -111,6 +112,17 @@ def _fresh_start():
     yield
     if keras.config.dtype_policy() is not policy:
         keras.config.set_dtype_policy(policy)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _temporary_files(tmp_path_factory):
+    """Puts what pages, examples and their processes leave in `/tmp` among pytest's own files.
+
+    Pytest removes them. They are gigabytes in a run of all tests. What PyTorch compiled stays.
+    """
+    compiled = Path(tempfile.gettempdir(), f"torchinductor_{os.getuid()}")
+    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(compiled))
+    os.environ["TMPDIR"] = tempfile.tempdir = str(tmp_path_factory.mktemp("left"))
 
 
 @pytest.fixture(scope="session", autouse=True)

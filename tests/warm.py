@@ -43,6 +43,7 @@ class Server:
         stdout = Path(self._folder.name, str(self._count))
         os.mkfifo(stdout)
         given = {"cwd": str(cwd), "stdout": str(stdout), "stderr": str(stderr)}
+        environment = {"TMPDIR": tempfile.gettempdir(), **environment}
         pid = self.ask(run=[str(x) for x in arguments], environment=environment, **given)
         return Forked(self, pid, stdout)
 
@@ -156,6 +157,7 @@ def _run(arguments, environment, cwd, stdout, stderr):
             os.environ.pop(name, None)
         else:
             os.environ[name] = value
+    tempfile.tempdir = None  # what the server found before is not of this environment
     os.chdir(cwd)
     code = arguments[1] if arguments[0] == "-c" else None
     sys.argv = arguments if code is None else ["-c", *arguments[2:]]

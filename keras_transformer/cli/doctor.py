@@ -188,7 +188,7 @@ def _problems(requirements: list[Requirement]) -> Iterator[str]:
         if name == "models of the hub" and not os.access(there, os.W_OK):
             yield f"{there} cannot be written: set HF_HOME to a folder for downloaded models."
         elif name == "models of the hub" and shutil.disk_usage(there).free < _ROOM:
-            yield f"{there} has less than 5 GB free: set HF_HOME to a larger disk."
+            yield f"{there} has less than {_ROOM / 1e9:.0f} GB free: set HF_HOME to a larger disk."
     threads = os.environ.get("OMP_NUM_THREADS", "")
     if threads.isdigit() and int(threads) > _processors():
         yield (

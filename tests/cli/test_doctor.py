@@ -16,6 +16,7 @@ from keras_transformer.cli.doctor import _EXTRAS
 def healthy(monkeypatch):
     for name in ("HF_HUB_OFFLINE", "OMP_NUM_THREADS"):
         monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(doctor, "_ROOM", 0)  # whatever else is on this disk
 
 
 def test_a_healthy_environment(run, healthy):
@@ -68,6 +69,14 @@ def test_each_problem_has_a_cure(run, healthy, monkeypatch, tmp_path):
     for start, problem in zip(starts, problems, strict=True):
         assert problem.startswith(start)
     assert "keras_transformer[jax-cuda]" in problems[1]
+
+
+@pytest.mark.backend_independent
+def test_a_full_disk(run, healthy, monkeypatch):
+    monkeypatch.setattr(doctor, "_ROOM", 10**18)
+    code, out, _ = run("doctor")
+    assert code == 1
+    assert re.findall(r"problem: .* has less than 1000000000 GB free: set HF_HOME", out)
 
 
 @pytest.mark.backend_independent

@@ -24,9 +24,13 @@ def run_code(name: str, code: str) -> dict:
     keras.config.set_dtype_policy("float32")
     start, printed = time.perf_counter(), io.StringIO()
     error = ""
-    os.chdir(tempfile.mkdtemp())
     try:
-        with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed):
+        with (
+            tempfile.TemporaryDirectory() as folder,
+            contextlib.chdir(folder),
+            contextlib.redirect_stdout(printed),
+            contextlib.redirect_stderr(printed),
+        ):
             exec(compile(code, name, "exec"), {"__name__": "__main__"})
     except BaseException:
         error = traceback.format_exc() + printed.getvalue()[-2000:]

@@ -78,7 +78,7 @@ def database(monkeypatch):
     """A PostgreSQL with pgvector and a database `notes`, which libpq finds by its variables."""
     pgserver = pytest.importorskip("pgserver")
     psycopg = pytest.importorskip("psycopg")
-    folder = tempfile.mkdtemp()  # pytest's are closed to the user that root starts it as
+    folder = tempfile.mkdtemp(dir="/tmp")  # others are closed to the user that root starts it as
     server = pgserver.get_server(folder)
     try:
         with psycopg.connect(server.get_uri(), autocommit=True) as connection:
