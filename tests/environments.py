@@ -19,7 +19,8 @@ EXTRAS = (
 )  # fmt: skip
 # What is asked for, where another distribution of the same modules may be installed.
 SAME = {"tensorflow": "tensorflow-cpu"}
-KEPT = ("XLA_FLAGS", "JAX_", "TF_", "OMP_NUM_THREADS")  # how fast things are, not what is chosen
+# How fast things are and where their files lie, not what is chosen.
+KEPT = ("XLA_FLAGS", "JAX_", "TF_", "OMP_NUM_THREADS", "TMPDIR")
 
 
 def make_environment(folder: Path, backend: str) -> Path:

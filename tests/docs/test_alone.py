@@ -11,9 +11,10 @@ import pytest
 from tests.environments import ROOT, run
 from tests.fences import blocks_of_pages, codes
 
-pytestmark = pytest.mark.one_backend
+SECONDS = 1800  # the first test waits for all pages
 
-SECONDS = 1800
+pytestmark = [pytest.mark.one_backend, pytest.mark.timeout(SECONDS)]
+
 EXAMPLES = sorted(path for path in (ROOT / "examples").glob("*.py"))
 HELPERS = (
     "baselines.py",
