@@ -67,6 +67,13 @@ def test_the_package_is_imported_before_keras():
                    "keras" in ast.unparse(node) for node in tree.body)  # fmt: skip
 
 
+@pytest.mark.backend_independent
+def test_the_readme_names_every_example():
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    programs = [path for path in EXAMPLES if path.name not in HELPERS]
+    assert [p.name for p in programs if p.name not in text and f"make {p.stem}" not in text] == []
+
+
 @pytest.fixture(scope="module")
 def results(request, alone, backend, tmp_path_factory):
     """Return the errors of each example of a page, and of each example's --help."""
