@@ -14,6 +14,7 @@ from tests.places import marks_of_file
 from tests.thorough import SEED, THOROUGH, many, seeds
 
 ROOT = Path(__file__).parents[1]
+SHARED = sorted(ROOT.glob("tests/**/conftest.py"))
 pytestmark = pytest.mark.backend_independent
 
 PROGRAM = """
@@ -92,6 +93,25 @@ def test_each_test_runs_on_its_backends(tmp_path):
     cases = {f"case[{i}]" for i in range(8)}
     assert found == always | held | cases | {"one", "tensorflow", "thorough", "not_here"}
     assert "TEST_SEED=7 repeats it" in printed
+
+
+def test_what_is_shared_computes_nothing_when_it_is_imported():
+    """Else forks of the process, which has it before the first fork, would wait for its threads."""
+    pytest.importorskip("jax")
+    names = [".".join(path.relative_to(ROOT).with_suffix("").parts) for path in SHARED]
+    assert {"tests.conftest", "tests.data.conftest", "tests.serving.conftest"} <= set(names)
+    code = (
+        "import importlib, sys, keras_transformer\n"
+        "from jax._src import xla_bridge\n"
+        "for name in sys.argv[1:]:\n"
+        "    importlib.import_module(name)\n"
+        "    assert not xla_bridge.backends_are_initialized(), name\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, *names], capture_output=True, text=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "KERAS_BACKEND": "jax"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
 
 
 def test_what_is_asked_for_by_name_says_where_it_runs(tmp_path):

@@ -10,7 +10,6 @@ from keras import ops
 
 from keras_transformer import TransformerConfig
 from keras_transformer.generation import Greedy
-from keras_transformer.kernels.device import device
 from keras_transformer.kernels.programs import compile_function
 from keras_transformer.models import build_backbone
 from tests.generation.tables import TableModel
@@ -18,11 +17,9 @@ from tests.generation.tables import TableModel
 START, END, PAD = 1, 2, 0
 
 
-# Sizes and counts of a CPU: there caches grow, and each step looks for rows that have ended.
-on_cpu = pytest.mark.skipif(
-    not device().is_cpu,
-    reason="a GPU makes caches at once, looks once in 16 steps, and traces later",
-)
+# Sizes and counts of a CPU: there caches grow, and each step looks for rows that have ended. A GPU
+# makes caches at once, looks once in 16 steps, and traces later.
+on_cpu = pytest.mark.cpu
 
 
 def on_one(*values):
