@@ -430,19 +430,17 @@ print(sorted({{"keras", "jax", "tensorflow", "torch"}} & set(sys.modules)))
 
 # Files outside `kernels/` that ask which backend it is, and what for.
 ASKING = {
-    "cli/parser.py": "the line of `--version`",
+    "cli/doctor.py": "what the report says",
     "distribution/engines.py": "what processes and devices do together",
-    "exporting/run.py": "whether the format is one of this backend",
 }
 
 
 def asks(node):
-    """Return whether a node of a program asks for the backend, other than to print a device's."""
+    """Return whether a node of a program asks for the backend, or for a device's."""
     if isinstance(node, ast.Call):
         named = getattr(node.func, "id", getattr(node.func, "attr", None))
         return named == "on" or (named == "backend" and not node.args)
-    parts = [node.left, *node.comparators] if isinstance(node, ast.Compare) else []
-    return any(ast.unparse(part) == "device().backend" for part in parts)
+    return isinstance(node, ast.Attribute) and ast.unparse(node) == "device().backend"
 
 
 @pytest.mark.backend_independent

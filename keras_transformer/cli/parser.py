@@ -69,9 +69,9 @@ class _Version(argparse.Action):
     def __call__(self, parser, *_):
         import keras
 
-        backend = keras.backend.backend()
-        release = f"keras_transformer {kt.__version__}, Keras {keras.__version__} on {backend}"
-        print(release)
+        from keras_transformer.kernels.device import with_backend
+
+        print(with_backend(f"keras_transformer {kt.__version__}, Keras {keras.__version__}"))
         parser.exit()
 
 

@@ -7,6 +7,7 @@ from typing import Any
 from keras_transformer.config.edge_distribution import EdgeDistribution
 from keras_transformer.config.feed_forward import ACTIVATIONS
 from keras_transformer.config.fusion import batch_norm, convolution
+from keras_transformer.config.options import check_values
 from keras_transformer.config.prompted import linear_layers
 from keras_transformer.config.weight import Shapes
 from keras_transformer.support.checking import (
@@ -143,13 +144,7 @@ class BoxDecoder:
         Raises:
             ValueError: if a value is unknown or out of range.
         """
-        known = [field.name for field in dataclasses.fields(cls)]
-        if given is not None and (not isinstance(given, Mapping) or set(given) - set(known)):
-            raise ValueError(
-                f"`box_decoder` must be a dict with keys among {', '.join(map(repr, known))}, "
-                f"received {shorten(given)}."
-            )
-        return cls(**given or {})
+        return cls(**check_values("`box_decoder`", given, cls))
 
     def values(self) -> dict[str, Any]:
         """Return the values as a dict for files."""

@@ -5,8 +5,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from keras_transformer.config.fusion import convolution
+from keras_transformer.config.options import check_values
 from keras_transformer.config.weight import Shapes
-from keras_transformer.support.checking import check_int, check_number, shorten
+from keras_transformer.support.checking import check_int, check_number
 
 # More linear layers than published models have: their tensors have lines in a family's table.
 MOST_QUALITY_LAYERS = 8
@@ -60,13 +61,7 @@ class EdgeDistribution:
         Raises:
             ValueError: if a value is unknown or out of range.
         """
-        known = [field.name for field in dataclasses.fields(cls)]
-        if not isinstance(given, Mapping) or set(given) - set(known):
-            raise ValueError(
-                f"`edges` of the `box_decoder` must be a dict with keys among "
-                f"{', '.join(map(repr, known))}, received {shorten(given)}."
-            )
-        return cls(**given)
+        return cls(**check_values("`edges` of the `box_decoder`", given, cls))
 
     @property
     def outputs(self) -> int:

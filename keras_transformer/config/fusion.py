@@ -4,6 +4,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from keras_transformer.config.options import check_values
 from keras_transformer.support.checking import check_bool, check_choice, check_int, shorten
 
 # The size of each map, relative to the grid of patches, before they are fused.
@@ -66,18 +67,12 @@ class Fusion:
         Raises:
             ValueError: if a value is unknown or out of range, or the backbone has fewer blocks.
         """
-        known = [field.name for field in dataclasses.fields(cls)]
-        if given is not None and (not isinstance(given, Mapping) or set(given) - set(known)):
-            raise ValueError(
-                f"`decoder` must be a dict with keys among {', '.join(map(repr, known))}, received "
-                f"{shorten(given)}."
-            )
         values = {
             "layers": [-(-i * num_layers // 4) for i in range(1, 5)],
             "channels": [max(4, width // part) for part in (8, 4, 2, 1)],
             "features": max(4, width // 6),
             "final_norm": norm,
-            **(given or {}),
+            **check_values("`decoder`", given, cls),
         }
         made = cls(**values)
         if made.layers[-1] > num_layers:

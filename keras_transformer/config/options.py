@@ -173,6 +173,20 @@ def refuse_unknown(name: str, given: Iterable, known: Iterable[str]) -> None:
         )
 
 
+def check_values(name: str, given: Any, cls: type) -> Mapping[str, Any]:
+    """Return a mapping with values of a dataclass, an empty one for None.
+
+    Raises ValueError if `given` is something else, or has a value that the dataclass has not.
+    """
+    known = [field.name for field in dataclasses.fields(cls)]
+    if given is not None and (not isinstance(given, Mapping) or set(given) - set(known)):
+        raise ValueError(
+            f"{name} must be a dict with keys among {', '.join(map(repr, known))}, received "
+            f"{shorten(given)}."
+        )
+    return given or {}
+
+
 def _plain(value: Any) -> Any:
     """Return a value of a part, ready for JSON."""
     if isinstance(value, Part):

@@ -6,8 +6,9 @@ from typing import Any
 
 from keras_transformer.config.feed_forward import ACTIVATIONS
 from keras_transformer.config.fusion import convolution
+from keras_transformer.config.options import check_values
 from keras_transformer.config.side import MOST_LAYERS
-from keras_transformer.support.checking import check_choice, check_int, check_number, shorten
+from keras_transformer.support.checking import check_choice, check_int, check_number
 
 # Rows and columns of mask logits for each row and column of patches.
 SCALE = 4
@@ -82,13 +83,7 @@ class PromptedMasks:
         Raises:
             ValueError: if a value is unknown or out of range.
         """
-        known = [field.name for field in dataclasses.fields(cls)]
-        if given is not None and (not isinstance(given, Mapping) or set(given) - set(known)):
-            raise ValueError(
-                f"`decoder` must be a dict with keys among {', '.join(map(repr, known))}, received "
-                f"{shorten(given)}."
-            )
-        return cls(**given or {})
+        return cls(**check_values("`decoder`", given, cls))
 
     def values(self) -> dict[str, Any]:
         """Return the values as a dict for files."""

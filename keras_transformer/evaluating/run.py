@@ -7,7 +7,7 @@ from typing import Any
 
 from keras_transformer.checkpoints import load_task, resolve_preset
 from keras_transformer.evaluating.result import Scores
-from keras_transformer.kernels.device import device
+from keras_transformer.kernels.device import with_backend
 from keras_transformer.support.checking import check_flag, check_int, describe, printable, shorten
 from keras_transformer.tasks import CausalLM, Task, TextEmbedder
 
@@ -119,7 +119,7 @@ def evaluate(
     name = str(model) if isinstance(model, (str, os.PathLike)) else type(model).__name__
     if isinstance(model, (str, os.PathLike)):
         model = _loaded(model)
-    shown = f"{name} on {device().backend}"
+    shown = with_backend(name)
     if isinstance(model, CausalLM):
         _check_installed(CausalLM)
         from keras_transformer.evaluating.language_run import score_language_model

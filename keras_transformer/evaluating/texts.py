@@ -9,7 +9,7 @@ from typing import Any
 from keras_transformer.checkpoints import load_task, resolve_preset
 from keras_transformer.data import Records
 from keras_transformer.evaluating.result import Score, Scores
-from keras_transformer.kernels.device import device
+from keras_transformer.kernels.device import with_backend
 from keras_transformer.support.checking import (
     check_choice,
     check_flag,
@@ -148,7 +148,7 @@ def evaluate_texts(
     settings = {"texts": len(texts), "ignore": tuple(ignore) or None, **options}
     settings |= {key: signature for key, signature in signed.items() if signature}
     scores = Scores(
-        f"{name} on {device().backend}", _packages(made.values()), tuple(found), settings,
+        with_backend(name), _packages(made.values()), tuple(found), settings,
         {"texts": texts, "references": references},
     )  # fmt: skip
     if verbose:

@@ -10,7 +10,7 @@ from keras_transformer.exporting.child import convert_in_child
 from keras_transformer.exporting.description import describe_export
 from keras_transformer.exporting.folder import check_place, exported_folder
 from keras_transformer.exporting.formats import FORMATS, Format, format_named
-from keras_transformer.kernels.device import device
+from keras_transformer.kernels.device import makes_portable_programs
 from keras_transformer.models.backbone import Backbone
 from keras_transformer.models.runtime.quantized import refuse_quantized
 from keras_transformer.support.checking import check_path, describe, nearest
@@ -66,21 +66,10 @@ def export(
         processor = getattr(task, "processor", None)
         if processor is not None:
             processor.save(folder)
-        if _converts_here(chosen):
+        if makes_portable_programs(chosen.backend):
             write(task, folder, **options)
         else:
             convert_in_child(task, folder, chosen, options)
-
-
-def _converts_here(chosen: Format) -> bool:
-    """Return whether this process can convert: on the format's backend, with PyTorch on the CPU.
-
-    A PyTorch program names the device of its tensors, so that one from a GPU would need a GPU.
-    """
-    if chosen.backend is None:
-        return True
-    here = keras.backend.backend() == chosen.backend
-    return here and (chosen.backend != "torch" or device().is_cpu)
 
 
 def _check_model(task: Any, chosen: Format) -> None:

@@ -23,6 +23,9 @@ class Device(NamedTuple):
     kind: str
     memory: int | None = None
 
+    def __str__(self) -> str:
+        return f"{self.backend} on {self.kind}"
+
     @property
     def is_cpu(self) -> bool:
         """True on a CPU, where products must fit the caches."""
@@ -103,6 +106,21 @@ def device_names() -> list[str]:
 def on(backend: str) -> bool:
     """Return True if the backend, which no process changes, is this one."""
     return keras.backend.backend() == backend
+
+
+def with_backend(name: str) -> str:
+    """Return the name of a model or of a program with that of the backend that runs it."""
+    return f"{name} on {keras.backend.backend()}"
+
+
+def makes_portable_programs(backend: str | None) -> bool:
+    """Return whether programs of a backend, if any, that this process makes run on any machine.
+
+    A PyTorch program names the device of its tensors, so that one from a GPU would need a GPU.
+    """
+    if backend is None:
+        return True
+    return on(backend) and (backend != "torch" or device().is_cpu)
 
 
 def in_program(x) -> bool:

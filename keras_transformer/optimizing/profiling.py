@@ -136,9 +136,8 @@ def profile(
     seconds = (time.perf_counter() - begin) / steps
     trace = traced(lambda: run(steps), folder)
     launches, waits = (None if n is None else n / steps for n in (trace.launches, trace.waits))
-    where = f"{device().backend} on {device().kind}"
     found = (trace.operations, launches, waits, trace.file)
-    return Profile(what, where, steps, seconds, batch_size, *found)
+    return Profile(what, str(device()), steps, seconds, batch_size, *found)
 
 
 def writable(folder: str | os.PathLike) -> Path:

@@ -41,8 +41,7 @@ def log_mel(
     filters = mel_filters(sampling_rate, num_bins, window_length, "slaney")
 
     def levels_of(frames: np.ndarray) -> np.ndarray:
-        spectrum = np.fft.rfft(frames * window)
-        power = np.square(spectrum.real) + np.square(spectrum.imag)
+        power = _power(frames * window)
         return np.log10(np.maximum(power @ filters.astype(power.dtype), 1e-10))
 
     levels = _by_blocks(levels_of, frames)
@@ -108,6 +107,12 @@ def shrunk(levels: np.ndarray, length: int) -> np.ndarray:
     return levels[first] * (1 - share) + levels[second] * share
 
 
+def _power(frames: np.ndarray) -> np.ndarray:
+    """Return the power of each frequency of windowed frames `(frames, samples)`."""
+    spectrum = np.fft.rfft(frames)
+    return np.square(spectrum.real) + np.square(spectrum.imag)
+
+
 def _centered(samples: np.ndarray, window_length: int, hop_length: int) -> np.ndarray:
     """Return windows around each `hop_length`-th sample, with reflected samples at the ends."""
     half = window_length // 2
@@ -145,8 +150,7 @@ def plain_log_mel(
     filters = mel_filters(sampling_rate, num_bins, size, "slaney")
 
     def levels_of(frames: np.ndarray) -> np.ndarray:
-        spectrum = np.fft.rfft(frames * window)
-        power = np.square(spectrum.real) + np.square(spectrum.imag)
+        power = _power(frames * window)
         return np.log(power @ filters + 2**-24).astype("float32")
 
     return _by_blocks(levels_of, frames)

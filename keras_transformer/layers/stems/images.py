@@ -5,14 +5,13 @@ import numpy as np
 from keras import ops
 
 from keras_transformer.config import GridRotary, TransformerConfig
-from keras_transformer.kernels.products import by_rows, onednn_matmul_scope
 from keras_transformer.layers.arguments import kernel_initializer
 from keras_transformer.layers.feed_forward import get_activation
 from keras_transformer.layers.resampling import (
     antialiased_cubic_resampling,
     cubic_resampling,
 )
-from keras_transformer.layers.stems.stem import Embedded, Input, PositionedStem
+from keras_transformer.layers.stems.stem import Embedded, Input, PositionedStem, patch_product
 
 
 class ImageStem(PositionedStem):
@@ -192,12 +191,7 @@ class PatchStem(ImageStem):
         x = ops.reshape(images, (-1, rows, high, columns, wide, channels))
         x = ops.transpose(x, (0, 1, 3, 2, 4, 5))
         x = ops.reshape(x, (-1, rows * columns, high * wide * channels))
-        kernel = ops.cast(self.patches.kernel, x.dtype)
-        kernel = ops.reshape(kernel, (-1, kernel.shape[-1]))
-        with onednn_matmul_scope(x):
-            x = by_rows(lambda rows: ops.matmul(rows, kernel), x)
-        bias = self.patches.bias
-        return x if bias is None else x + ops.cast(bias, x.dtype)
+        return patch_product(x, self.patches)
 
 
 @keras.saving.register_keras_serializable(package="keras_transformer")

@@ -5,9 +5,8 @@ from keras import ops
 
 from keras_transformer.config import TransformerConfig
 from keras_transformer.kernels.indexing import look_up
-from keras_transformer.kernels.products import by_rows, onednn_matmul_scope
 from keras_transformer.layers.arguments import kernel_initializer
-from keras_transformer.layers.stems.stem import Embedded, Input, PositionedStem
+from keras_transformer.layers.stems.stem import Embedded, Input, PositionedStem, patch_product
 
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
@@ -76,12 +75,7 @@ class PatchSequenceStem(PositionedStem):
         x = ops.cast(inputs["patches"], self.compute_dtype)
         positions = ops.cast(inputs["patch_positions"], "int32")
         real = positions[..., 0] >= 0
-        kernel = ops.cast(self.patches.kernel, x.dtype)
-        kernel = ops.reshape(kernel, (-1, kernel.shape[-1]))
-        with onednn_matmul_scope(x):
-            x = by_rows(lambda rows: ops.matmul(rows, kernel), x)
-        if self.patches.bias is not None:
-            x = x + ops.cast(self.patches.bias, x.dtype)
+        x = patch_product(x, self.patches)
         if self.grid is not None:
             x = x + ops.cast(self._on_grid(positions), x.dtype)
         if self.axes is not None:

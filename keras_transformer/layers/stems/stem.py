@@ -7,6 +7,7 @@ from keras import ops
 
 from keras_transformer.config import Learned, TransformerConfig
 from keras_transformer.distribution.layout import spread_batch
+from keras_transformer.kernels.products import by_rows, onednn_matmul_scope
 from keras_transformer.kernels.values import drop_trivial_mask
 from keras_transformer.layers.arguments import (
     SavesArguments,
@@ -81,6 +82,20 @@ class Embedded(NamedTuple):
     attention_positions: Any = None
     queries: Any = None
     maps: tuple = ()
+
+
+def patch_product(patches, convolution):
+    """Return flat patches `(..., values)` as the convolution projects them, `(..., width)`.
+
+    One product, for patches that do not overlap. A patch has its values in the order of the axes of
+    the kernel.
+    """
+    kernel = ops.cast(convolution.kernel, patches.dtype)
+    kernel = ops.reshape(kernel, (-1, kernel.shape[-1]))
+    with onednn_matmul_scope(patches):
+        x = by_rows(lambda rows: ops.matmul(rows, kernel), patches)
+    bias = convolution.bias
+    return x if bias is None else x + ops.cast(bias, x.dtype)
 
 
 class Stem(SavesArguments, keras.layers.Layer):

@@ -4,10 +4,9 @@ import keras
 from keras import ops
 
 from keras_transformer.config import TransformerConfig
-from keras_transformer.kernels.products import by_rows, onednn_matmul_scope
 from keras_transformer.layers.arguments import kernel_initializer
 from keras_transformer.layers.resampling import cubic_resampling, linear_resampling
-from keras_transformer.layers.stems.stem import Embedded, Input, PositionedStem
+from keras_transformer.layers.stems.stem import Embedded, Input, PositionedStem, patch_product
 
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
@@ -85,12 +84,7 @@ class TubeStem(PositionedStem):
         x = ops.reshape(x, (-1, deep, rows, side, columns, side * channels))
         x = ops.transpose(x, (0, 2, 4, 1, 3, 5))
         x = ops.reshape(x, (-1, times * rows * columns, deep * side * side * channels))
-        kernel = ops.cast(self.patches.kernel, x.dtype)
-        kernel = ops.reshape(kernel, (-1, kernel.shape[-1]))
-        with onednn_matmul_scope(x):
-            x = by_rows(lambda rows: ops.matmul(rows, kernel), x)
-        bias = self.patches.bias
-        return x if bias is None else x + ops.cast(bias, x.dtype)
+        return patch_product(x, self.patches)
 
     def _on_grid(self, x, grid):
         """Add positions to states, the tubes of which form this grid."""

@@ -3,14 +3,9 @@
 from collections.abc import Sequence
 
 import keras
-import numpy as np
 
-from keras_transformer.models.backbone import Backbone
-from keras_transformer.models.runtime.read_write_lock import reads
-from keras_transformer.processors import ImageProcessor
 from keras_transformer.tasks.media.input_embedder import InputEmbedder
 from keras_transformer.tasks.media.sources import PairProcessor
-from keras_transformer.tokenizers import Tokenizer
 
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
@@ -90,83 +85,7 @@ class ImageEmbedder(InputEmbedder):
     stem_example = "{'kind': 'patches', 'image_size': [224, 224], 'patch_size': 16}"
     text_presets = "the presets clip_vit_base_patch32 and siglip_base_patch16_224"
     classifier = "ImageClassifier"
-
-    def __init__(
-        self,
-        backbone: Backbone,
-        processor: ImageProcessor | None = None,
-        tokenizer: Tokenizer | None = None,
-        pooling: str | None = None,
-        normalize: bool = True,
-        name: str | None = None,
-    ):
-        super().__init__(backbone, processor, tokenizer, pooling, normalize, name)
+    label_template = "a photo of a {}."
 
     def arrays_of(self, given: Sequence, places: Sequence[int] | None = None) -> dict:
         return self._require_processor().source.arrays(given, places=places)
-
-    @reads
-    def encode(self, images, batch_size: int | None = None) -> np.ndarray:
-        """Return the vectors of images.
-
-        Args:
-            images: a list of images that `ImageProcessor` can read, or one image.
-            batch_size: int, as for `predict`.
-
-        Returns:
-            Float32 `(images, width)`; `(width,)` for one image.
-        """
-        return super().encode(images, batch_size)
-
-    @reads
-    def similarity(self, image_vectors, text_vectors) -> np.ndarray:
-        """Return the similarity of each image vector to each text vector.
-
-        Args:
-            image_vectors: float `(images, width)`, as `encode` returns them.
-            text_vectors: float `(texts, width)`, as `encode_texts` returns them; for a model of
-                images only, the vectors of other images.
-
-        Returns:
-            Float32 `(images, texts)`: the cosine similarities. A model of images and texts
-            multiplies them by its trained scale, and adds its bias if it has one. `classify` turns
-            them into probabilities.
-        """
-        return super().similarity(image_vectors, text_vectors)
-
-    @reads
-    def classify(
-        self,
-        images,
-        labels: Sequence[str],
-        template: str | Sequence[str] = "a photo of a {}.",
-        batch_size: int | None = None,
-        top_k: int | None = None,
-        threshold: float | None = None,
-    ) -> list:
-        """Classify images by any labels without training (zero-shot).
-
-        With CLIP's loss the probabilities of the labels sum to 1; a model with `similarity_bias`
-        (SigLIP) gives each label an independent probability.
-
-        Args:
-            images: a list of images that `ImageProcessor` can read, or one image.
-            labels: strings, such as `["cat", "dog"]`.
-            template: str, the text for a label, with `{}` in the place of the label; `"{}"` is the
-                label alone. With a list of templates, the vectors of their texts are averaged.
-            batch_size: int, as for `predict`.
-            top_k: int, the number of most likely labels to return for each image; the number of
-                labels or more returns all.
-            threshold: float, drop labels with a lower probability.
-
-        Returns:
-            A `(label, probability)` for each image, or, with `top_k` or `threshold`, a list of
-            them, the most likely first. For a single image, only its result.
-
-        Raises:
-            ValueError: if the model embeds images only, labels are missing or repeated, or a
-                template has no place for the label.
-
-        Source: Radford et al. 2021, sections 3.1.2 and 3.1.4.
-        """
-        return super().classify(images, labels, template, batch_size, top_k, threshold)

@@ -99,7 +99,8 @@ class InputEmbedder(Task):
 
     Its inputs are images, videos or recordings.
 
-    A subclass names its processor, and says which classifier and presets its errors recommend.
+    A subclass names its processor and the text of a label, and says which classifier and presets
+    its errors recommend.
     """
 
     backbone_kinds = ("dual", "encoder")
@@ -109,6 +110,7 @@ class InputEmbedder(Task):
     stem_example: ClassVar[str]  # a stem config, for the error if the backbone has no stem
     text_presets: ClassVar[str]  # presets that read texts too
     classifier: ClassVar[str]  # the task that learns classes
+    label_template: ClassVar[str]  # the text for a label, by default
 
     pooling: str | None  # values of the head
     normalize: bool
@@ -158,10 +160,11 @@ class InputEmbedder(Task):
     # Batches of inputs and texts.
 
     def make_dataset(self, x, y=None, sample_weight=None, **options) -> BucketedDataset:
-        """Batch images or recordings, or a tuple of them and their texts. See `Task.make_dataset`.
+        """Batch inputs, or a tuple of them and their texts. See `Task.make_dataset`.
 
         Args:
-            x: images or recordings; or a tuple of them and of texts that belong together pairwise.
+            x: images, videos or recordings; or a tuple of them and of texts that belong together
+                pairwise.
             y: must be None: the targets are the texts.
             sample_weight: one number for each pair.
             **options: as in `Task.make_dataset`; `max_length` applies to texts.
@@ -263,11 +266,11 @@ class InputEmbedder(Task):
 
     @reads
     def predict(self, x, batch_size: int | None = None, *args, **kwargs) -> np.ndarray:
-        """Return the vectors of images or recordings in order, as `keras.Model.predict` does.
+        """Return the vectors of inputs in order, as `keras.Model.predict` does.
 
         Args:
-            x: images or recordings, a dict of their arrays or of `token_ids`, or a dataset of such
-                dicts.
+            x: images, videos or recordings, a dict of their arrays or of `token_ids`, or a dataset
+                of such dicts.
             batch_size: int, the number of rows computed together. Defaults to 32 on a CPU, and on a
                 GPU to a number that suits it.
             *args: as in `keras.Model.predict`.
@@ -288,14 +291,14 @@ class InputEmbedder(Task):
 
     @reads
     def encode(self, x, batch_size: int | None = None) -> np.ndarray:
-        """Return the vectors of images or recordings.
+        """Return the vectors of images, videos or recordings.
 
         Args:
-            x: a list of what the processor can read, or one image or recording.
+            x: a list of what the processor can read, or one image, video or recording.
             batch_size: int, as for `predict`.
 
         Returns:
-            Float32 `(rows, width)`; `(width,)` for one image or recording.
+            Float32 `(rows, width)`; `(width,)` for a single one.
         """
         alone = self._require_processor().source.is_one(x)
         vectors = self.predict([x] if alone else x, batch_size, verbose=0)
@@ -346,21 +349,23 @@ class InputEmbedder(Task):
         self,
         x,
         labels: Sequence[str],
-        template: str | Sequence[str],
+        template: str | Sequence[str] | None = None,
         batch_size: int | None = None,
         top_k: int | None = None,
         threshold: float | None = None,
     ) -> list:
-        """Classify inputs by any labels without training (zero-shot).
+        """Classify images, videos or recordings by any labels without training (zero-shot).
 
-        With the loss `"contrastive"` the probabilities of the labels sum to 1; a model with
-        `similarity_bias` gives each label an independent probability.
+        With the loss `"contrastive"` (CLIP) the probabilities of the labels sum to 1; a model with
+        `similarity_bias` (SigLIP) gives each label an independent probability.
 
         Args:
-            x: a list of what the processor can read, or one such input.
+            x: a list of images, videos or recordings that the processor can read, or one of them.
             labels: strings, such as `["cat", "dog"]`.
             template: str, the text for a label, with `{}` in the place of the label; `"{}"` is the
                 label alone. With a list of templates, the vectors of their texts are averaged.
+                Defaults to `"a photo of a {}."` for images, `"a video of a {}."` for videos, and
+                `"This is a sound of {}."` for recordings.
             batch_size: int, as for `predict`.
             top_k: int, the number of most likely labels to return for each row; the number of
                 labels or more returns all.
@@ -373,9 +378,15 @@ class InputEmbedder(Task):
         Raises:
             ValueError: if the model reads no texts, labels are missing or repeated, or a template
                 has no place for the label.
+
+        Source: Radford et al. 2021, "Learning Transferable Visual Models From Natural Language
+        Supervision", sections 3.1.2 and 3.1.4; of sounds: Wu et al. 2022, "Large-scale Contrastive
+        Language-Audio Pretraining with Feature Fusion and Keyword-to-Caption Augmentation", section
+        4.3.
         """
         self._needs_texts()
         labels = checked_labels(labels)
+        template = self.label_template if template is None else template
         vectors = self.encode_texts(label_texts(labels, template), batch_size)
         vectors = mean_over_templates(vectors, len(labels))
         alone = self._require_processor().source.is_one(x)

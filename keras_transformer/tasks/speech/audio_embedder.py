@@ -4,13 +4,9 @@ from collections.abc import Sequence
 
 import keras
 
-from keras_transformer.models.backbone import Backbone
-from keras_transformer.models.runtime.read_write_lock import reads
-from keras_transformer.processors import AudioProcessor
 from keras_transformer.tasks.media.input_embedder import InputEmbedder
 from keras_transformer.tasks.media.sources import RecordingPairProcessor
 from keras_transformer.tasks.speech.audio_classifier import arrays_of_sound
-from keras_transformer.tokenizers import Tokenizer
 
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
@@ -96,54 +92,7 @@ class AudioEmbedder(InputEmbedder):
     stem_example = "{'kind': 'folded_frames', 'num_bins': 64, 'image_size': [256, 256]}"
     text_presets = "the preset clap_htsat_unfused"
     classifier = "AudioClassifier"
-
-    def __init__(
-        self,
-        backbone: Backbone,
-        processor: AudioProcessor | None = None,
-        tokenizer: Tokenizer | None = None,
-        pooling: str | None = None,
-        normalize: bool = True,
-        name: str | None = None,
-    ):
-        super().__init__(backbone, processor, tokenizer, pooling, normalize, name)
+    label_template = "This is a sound of {}."
 
     def arrays_of(self, given: Sequence, places: Sequence[int] | None = None) -> dict:
         return arrays_of_sound(self.backbone, self._require_processor().source, given, places)
-
-    @reads
-    def classify(
-        self,
-        recordings,
-        labels: Sequence[str],
-        template: str | Sequence[str] = "This is a sound of {}.",
-        batch_size: int | None = None,
-        top_k: int | None = None,
-        threshold: float | None = None,
-    ) -> list:
-        """Classify recordings by any labels without training (zero-shot).
-
-        With the loss `"contrastive"` the probabilities of the labels sum to 1; a model with
-        `similarity_bias` gives each label an independent probability.
-
-        Args:
-            recordings: a list of recordings that `AudioProcessor` can read, or one recording.
-            labels: strings, such as `["a dog", "rain"]`.
-            template: str, the text for a label, with `{}` in the place of the label; `"{}"` is the
-                label alone. With a list of templates, the vectors of their texts are averaged.
-            batch_size: int, as for `predict`.
-            top_k: int, the number of most likely labels to return for each recording; the number
-                of labels or more returns all.
-            threshold: float, drop labels with a lower probability.
-
-        Returns:
-            A `(label, probability)` for each recording, or, with `top_k` or `threshold`, a list of
-            them, the most likely first. For a single recording, only its result.
-
-        Raises:
-            ValueError: if the model embeds recordings only, labels are missing or repeated, or a
-                template has no place for the label.
-
-        Source: Wu et al. 2022, section 4.3.
-        """
-        return super().classify(recordings, labels, template, batch_size, top_k, threshold)

@@ -4,13 +4,9 @@ from collections.abc import Sequence
 
 import keras
 
-from keras_transformer.models.backbone import Backbone
-from keras_transformer.models.runtime.read_write_lock import reads
-from keras_transformer.processors import VideoProcessor
 from keras_transformer.tasks.media.input_embedder import InputEmbedder
 from keras_transformer.tasks.media.sources import VideoPairProcessor
 from keras_transformer.tasks.videos.video_classifier import arrays_of_videos
-from keras_transformer.tokenizers import Tokenizer
 
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
@@ -91,55 +87,7 @@ class VideoEmbedder(InputEmbedder):
     stem_example = "{'kind': 'tubes', 'num_frames': 16, 'frame_size': [224, 224], 'patch_size': 16}"
     text_presets = "the preset videoprism_lvt_base_f16r288"
     classifier = "VideoClassifier"
-
-    def __init__(
-        self,
-        backbone: Backbone,
-        processor: VideoProcessor | None = None,
-        tokenizer: Tokenizer | None = None,
-        pooling: str | None = None,
-        normalize: bool = True,
-        name: str | None = None,
-    ):
-        super().__init__(backbone, processor, tokenizer, pooling, normalize, name)
+    label_template = "a video of a {}."
 
     def arrays_of(self, given: Sequence, places: Sequence[int] | None = None) -> dict:
         return arrays_of_videos(self.backbone, self._require_processor().source, given, places)
-
-    @reads
-    def classify(
-        self,
-        videos,
-        labels: Sequence[str],
-        template: str | Sequence[str] = "a video of a {}.",
-        batch_size: int | None = None,
-        top_k: int | None = None,
-        threshold: float | None = None,
-    ) -> list:
-        """Classify videos by any labels without training (zero-shot).
-
-        With the loss `"contrastive"` the probabilities of the labels sum to 1; a model with
-        `similarity_bias` gives each label an independent probability.
-
-        Args:
-            videos: a list of videos that `VideoProcessor` can read, or one video.
-            labels: strings, such as `["dog", "cat"]`.
-            template: str, the text for a label, with `{}` in the place of the label; `"{}"` is the
-                label alone. With a list of templates, the vectors of their texts are averaged.
-            batch_size: int, as for `predict`.
-            top_k: int, the number of most likely labels to return for each video; the number of
-                labels or more returns all.
-            threshold: float, drop labels with a lower probability.
-
-        Returns:
-            A `(label, probability)` for each video, or, with `top_k` or `threshold`, a list of
-            them, the most likely first. For a single video, only its result.
-
-        Raises:
-            ValueError: if the model embeds videos only, labels are missing or repeated, or a
-                template has no place for the label.
-
-        Source: Radford et al. 2021, "Learning Transferable Visual Models From Natural Language
-        Supervision", sections 3.1.2 and 3.1.4.
-        """
-        return super().classify(videos, labels, template, batch_size, top_k, threshold)

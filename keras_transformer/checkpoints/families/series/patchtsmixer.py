@@ -18,6 +18,7 @@ from keras_transformer.checkpoints.families.base.family import (
     Values,
 )
 from keras_transformer.checkpoints.families.base.shared import flag, number
+from keras_transformer.checkpoints.families.series.patchtst import read_pieces, refuse_classes
 from keras_transformer.checkpoints.weights.tables import Names, WeightLine, attention, layers
 from keras_transformer.config import (
     MOST_LAYERS,
@@ -31,19 +32,11 @@ from keras_transformer.config import (
 )
 
 _NORMS = {"LayerNorm": "layer_norm", "BatchNorm": "batch_norm"}
-_REFUSED = tuple(
-    f"PatchTSMixerFor{end}" for end in ("Pretraining", "Regression", "TimeSeriesClassification")
-)
+_REFUSED = ("Pretraining", "Regression", "TimeSeriesClassification")
 
 
 def _read(values: Values) -> dict[str, Any]:
-    named = values.get("architectures")
-    other = [name for name in _REFUSED if isinstance(named, list) and name in named]
-    if other:
-        raise ValueError(
-            f"architectures={named!r} is not supported, only 'PatchTSMixerForPrediction' or "
-            "'PatchTSMixerModel'. No task of this package has the head of another class."
-        )
+    refuse_classes(values, "PatchTSMixer", _REFUSED)
     mode, norm = values.get("mode", "common_channel"), values.get("norm_mlp", "LayerNorm")
     if mode not in ("common_channel", "mix_channel"):
         raise ValueError(f"mode={mode!r} is not supported, only 'common_channel' or 'mix_channel'.")
@@ -52,15 +45,7 @@ def _read(values: Values) -> dict[str, Any]:
     scaling = values.get("scaling", "std")
     if scaling is not True and scaling != "std":  # in Transformers, null disables scaling
         raise ValueError(f"scaling={scaling!r} is not supported, only 'std'.")
-    kind = values.get("positional_encoding_type", "sincos")
-    if kind not in ("sincos", "random"):
-        raise ValueError(
-            f"positional_encoding_type={kind!r} is not supported, only 'sincos' or 'random'."
-        )
-    sizes = {"context_length": 32, "patch_length": 8, "patch_stride": 8}
-    context, patch, stride = (number(values, name, usual) for name, usual in sizes.items())
-    if context <= patch:
-        raise ValueError(f"context_length={context} must be more than patch_length={patch}.")
+    context, patch, stride = read_pieces(values, 8)
     stem = SeriesStemConfig(
         context_length=context,
         patch_length=patch,

@@ -5,6 +5,7 @@ positions as a table, so they are learned positions here. A missing value is rep
 its window here; in Transformers the caller has to replace it.
 """
 
+from collections.abc import Iterable
 from typing import Any
 
 from keras_transformer.checkpoints.families.base.family import (
@@ -20,31 +21,49 @@ from keras_transformer.config import TransformerConfig
 
 _NORMS = {"layernorm": "layer_norm", "batchnorm": "batch_norm"}
 _POOLINGS = ("mean", "max", None)
-_REFUSED = tuple(f"PatchTSTFor{end}" for end in ("Pretraining", "Regression", "Classification"))
+_REFUSED = ("Pretraining", "Regression", "Classification")
 
 
-def _read_stem(values: Values) -> dict[str, Any]:
+def refuse_classes(values: Values, name: str, ends: Iterable[str]) -> None:
+    """Raise ValueError if a checkpoint is of a class `{name}For{end}`, none of which has a task."""
     named = values.get("architectures")
-    other = [name for name in _REFUSED if isinstance(named, list) and name in named]
-    if other:
+    if isinstance(named, list) and any(f"{name}For{end}" in named for end in ends):
         raise ValueError(
-            f"architectures={named!r} is not supported, only 'PatchTSTForPrediction' or "
-            "'PatchTSTModel'. No task of this package has the head of another class."
+            f"architectures={named!r} is not supported, only '{name}ForPrediction' or "
+            f"'{name}Model'. No task of this package has the head of another class."
         )
-    norm, scaling = values.get("norm_type", "batchnorm"), values.get("scaling", "std")
-    if norm not in _NORMS:
-        raise ValueError(f"norm_type={norm!r} is not supported, only 'batchnorm' or 'layernorm'.")
-    if scaling != "std":  # in Transformers, null disables scaling
-        raise ValueError(f"scaling={scaling!r} is not supported, only 'std'.")
+
+
+def read_pieces(values: Values, usual: int) -> tuple[int, int, int]:
+    """Return the lengths of a window and of a piece, and the steps from one piece to the next.
+
+    Args:
+        values: the published values.
+        usual: int, the published default of the last two.
+
+    Raises:
+        ValueError: if a length or the kind of the positions is not supported.
+    """
     kind = values.get("positional_encoding_type", "sincos")
     if kind not in ("sincos", "random"):
         raise ValueError(
             f"positional_encoding_type={kind!r} is not supported, only 'sincos' or 'random'."
         )
-    sizes = {"context_length": 32, "patch_length": 1, "patch_stride": 1}
-    context, patch, stride = (number(values, name, usual) for name, usual in sizes.items())
+    context = number(values, "context_length", 32)
+    patch, stride = (number(values, name, usual) for name in ("patch_length", "patch_stride"))
     if context <= patch:
         raise ValueError(f"context_length={context} must be more than patch_length={patch}.")
+    return context, patch, stride
+
+
+def _read_stem(values: Values) -> dict[str, Any]:
+    refuse_classes(values, "PatchTST", _REFUSED)
+    norm, scaling = values.get("norm_type", "batchnorm"), values.get("scaling", "std")
+    if norm not in _NORMS:
+        raise ValueError(f"norm_type={norm!r} is not supported, only 'batchnorm' or 'layernorm'.")
+    if scaling != "std":  # in Transformers, null disables scaling
+        raise ValueError(f"scaling={scaling!r} is not supported, only 'std'.")
+    context, patch, stride = read_pieces(values, 1)
     stem = {
         "kind": "series",
         "context_length": context,

@@ -64,7 +64,9 @@ _TEXT = {
     "sinusoidal_interleaved": False,
     "vector_pooling": "last",
 }
-# The factor of the cosines: one over the temperature of the published demonstration.
+# The factor of the cosines: one over the temperature, 0.01, in videoprism_video_text_demo.ipynb of
+# https://github.com/google-deepmind/videoprism. Checkpoints have none: Transformers divides by the
+# `temperature` of a call, by default by nothing, and KerasHub's model returns vectors alone.
 _SCALE = 100.0
 # The class of a model with a head for classes, which has a pooling of its own.
 _CLASSIFIER = "VideoPrismForVideoClassification"
