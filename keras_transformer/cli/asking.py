@@ -54,7 +54,7 @@ examples:
         metavar="LABELS",
     ),
     option(
-        "--template", 'the text of a label (default "a photo of a {}." for images, "a video of a '
+        "--template", 'the text of a label (default "a photo of a {}." for images, "a video of '
         '{}." for videos, "This is a sound of {}." for recordings)', metavar="TEXT",
     ),
     found="classes",

@@ -24,8 +24,6 @@ _M_ARENA_MAX = -8
 _TUNED = {_M_MMAP_MAX: 0, _M_TRIM_THRESHOLD: -1}
 # Blocks from a mebibyte on are taken from the system and returned to it one by one.
 _SAVING = {_M_MMAP_THRESHOLD: 2**20, _M_MMAP_MAX: 2**16, _M_TRIM_THRESHOLD: 2**20}
-# More weights than these take long to make and to load, and much memory meanwhile.
-MANY_WEIGHTS = 2**24
 # Environment variables with which a user makes the same settings. They take precedence.
 _SETTINGS = (
     "GLIBC_TUNABLES",
@@ -96,9 +94,8 @@ def tune_once() -> bool:
 def release_memory() -> None:
     """Return freed memory to the system, if the C library is glibc.
 
-    Call it after rare operations that temporarily need much memory: making and loading weights,
-    compiling, moving a cache. Memory that a step frees should stay in the process for the next
-    step.
+    Call it after rare operations that temporarily need much memory: loading weights, compiling,
+    moving a cache. Memory that a step frees should stay in the process for the next step.
     """
     if _has_glibc():
         ctypes.CDLL(None).malloc_trim(0)

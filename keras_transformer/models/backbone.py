@@ -2,7 +2,6 @@
 
 import contextlib
 import functools
-import math
 import os
 from collections.abc import Mapping
 from typing import Any, Self
@@ -14,7 +13,7 @@ from keras import ops
 from keras_transformer.config import Learned, Side, TransformerConfig
 from keras_transformer.distribution.layout import check_config, spread_batch
 from keras_transformer.distribution.spread import MESHES
-from keras_transformer.kernels.process import MANY_WEIGHTS, release_memory, tune_once
+from keras_transformer.kernels.process import tune_once
 from keras_transformer.kernels.products import onednn_matmul_scope
 from keras_transformer.kernels.values import is_right_padded
 from keras_transformer.layers.arguments import (
@@ -415,10 +414,6 @@ class Backbone(Runtime):
             if not stem.built:  # a saved model's stem is built already
                 stem.build((None, None))
             stack.build((None, None, stack.side.width(0)))
-        # Random initial values need several times the memory of a weight, which a tuned process
-        # keeps: 0.4 to 0.9 GiB on PyTorch for VideoPrism's base model, whose weights are 0.4 GiB.
-        if sum(math.prod(variable.shape) for variable in self.weights) > MANY_WEIGHTS:
-            release_memory()
 
     def __call__(self, inputs=None, *args, **kwargs):
         if "part" in kwargs:

@@ -21,7 +21,7 @@ from keras_transformer.checkpoints.weights.computed import check_computed, is_co
 from keras_transformer.checkpoints.weights.tables import Names, WeightLine, match
 from keras_transformer.config import TransformerConfig
 from keras_transformer.config.structure import variable_shapes
-from keras_transformer.kernels.process import MANY_WEIGHTS, release_memory
+from keras_transformer.kernels.process import release_memory
 from keras_transformer.kernels.programs import to_tensor, without_copy
 from keras_transformer.models.runtime.quantized import LayerByLayer, float_kernels, quickly
 from keras_transformer.support.progress import progress
@@ -32,6 +32,8 @@ HEAD_PREFIX = "head/"
 Shapes = Mapping[str, tuple[int, ...]]
 Places = dict[str, list[tuple[keras.Variable, WeightLine]]]  # the lines of each tensor
 Plan = dict[str, tuple[str, WeightLine]]  # {variable path: (tensor name, table line)}
+# Weights that take long enough for a progress bar, and much memory meanwhile.
+_MANY = 2**24
 
 
 @dataclasses.dataclass(frozen=True)
@@ -199,7 +201,7 @@ def fill(
     del variables, found  # layers that are quantized replace their variables
     if quantized == "kept" and preset.weights.scheme is not None:
         _keep(preset, backbone, places)
-    names, many = list(places), sum(map(math.prod, shapes.values())) > MANY_WEIGHTS
+    names, many = list(places), sum(map(math.prod, shapes.values())) > _MANY
     if many:
         names = progress(names, f"Loading {preset.name}", "tensor")
     for name in names:

@@ -364,7 +364,7 @@ class InputEmbedder(Task):
             labels: strings, such as `["cat", "dog"]`.
             template: str, the text for a label, with `{}` in the place of the label; `"{}"` is the
                 label alone. With a list of templates, the vectors of their texts are averaged.
-                Defaults to `"a photo of a {}."` for images, `"a video of a {}."` for videos, and
+                Defaults to `"a photo of a {}."` for images, `"a video of {}."` for videos, and
                 `"This is a sound of {}."` for recordings.
             batch_size: int, as for `predict`.
             top_k: int, the number of most likely labels to return for each row; the number of

@@ -15,7 +15,7 @@ class VideoEmbedder(InputEmbedder):
 
     `predict` and `encode` return the vectors of videos, `encode_texts` the vectors of texts, and
     `similarity` compares them. `classify` chooses among any labels without training (zero-shot):
-    each label is written as a text, such as "a video of a dog.".
+    each label is written as a text, such as "a video of surfing.".
 
     Videos are paths, bytes, arrays `(frames, height, width, channels)` from 0 to 255, or anything
     else that `processors.VideoProcessor` takes, of any length and size. They are read when a batch
@@ -87,7 +87,7 @@ class VideoEmbedder(InputEmbedder):
     stem_example = "{'kind': 'tubes', 'num_frames': 16, 'frame_size': [224, 224], 'patch_size': 16}"
     text_presets = "the preset videoprism_lvt_base_f16r288"
     classifier = "VideoClassifier"
-    label_template = "a video of a {}."
+    label_template = "a video of {}."  # that of VideoPrism's published demonstration
 
     def arrays_of(self, given: Sequence, places: Sequence[int] | None = None) -> dict:
         return arrays_of_videos(self.backbone, self._require_processor().source, given, places)
