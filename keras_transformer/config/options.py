@@ -279,6 +279,13 @@ def _check_type(name: str, value: Any, known: Any) -> None:
         raise ValueError(f"`{name}` must be of type {kind_name}, received {describe(value)}.{hint}")
 
 
+def _ungated(value: Any) -> str:
+    """Return the sentence that translates the name of a gated activation, or an empty string."""
+    gated = {"swiglu": "silu", "geglu": "gelu", "reglu": "relu"}
+    plain = gated.get(value.lower()) if isinstance(value, str) else None
+    return f" It is {plain!r} here, with `gated=True`." if plain else ""
+
+
 def _check_range(name: str, value: Any, known: Any) -> None:
     if known["choices"] and value in known["choices"]:
         return
@@ -295,5 +302,5 @@ def _check_range(name: str, value: Any, known: Any) -> None:
     if known["choices"] and not known["positive"]:
         raise ValueError(
             f"`{name}` must be one of {', '.join(map(repr, known['choices']))}, received "
-            f"{shorten(value)}."
+            f"{shorten(value)}.{_ungated(value)}"
         )
