@@ -279,11 +279,16 @@ def _check_type(name: str, value: Any, known: Any) -> None:
         raise ValueError(f"`{name}` must be of type {kind_name}, received {describe(value)}.{hint}")
 
 
-def _ungated(value: Any) -> str:
-    """Return the sentence that translates the name of a gated activation, or an empty string."""
-    gated = {"swiglu": "silu", "geglu": "gelu", "reglu": "relu"}
-    plain = gated.get(value.lower()) if isinstance(value, str) else None
-    return f" It is {plain!r} here, with `gated=True`." if plain else ""
+def _ours(value: Any) -> str:
+    """Return the sentence that translates another name of an activation, or an empty string."""
+    names = {
+        "swish": "'silu'",
+        "swiglu": "'silu' with `gated=True`",
+        "geglu": "'gelu' with `gated=True`",
+        "reglu": "'relu' with `gated=True`",
+    }
+    ours = names.get(value.lower()) if isinstance(value, str) else None
+    return f" It is {ours} here." if ours else ""
 
 
 def _check_range(name: str, value: Any, known: Any) -> None:
@@ -302,5 +307,5 @@ def _check_range(name: str, value: Any, known: Any) -> None:
     if known["choices"] and not known["positive"]:
         raise ValueError(
             f"`{name}` must be one of {', '.join(map(repr, known['choices']))}, received "
-            f"{shorten(value)}.{_ungated(value)}"
+            f"{shorten(value)}.{_ours(value)}"
         )
