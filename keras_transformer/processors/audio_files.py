@@ -22,8 +22,8 @@ from keras_transformer.support.checking import describe, is_int, is_number
 MOST_BYTES = 2**30  # in a file
 MOST_SAMPLES = 2**28  # in a recording, all channels: 4.6 hours at 16 kHz, 1 GB of float32
 _MOST_CHANNELS = 64
-# Floats above this are integers of 16 bits or more that were converted without a division. Those of
-# a recording are from -1 to 1, and a little above if it was resampled or made louder.
+# Floats above this are integers of 16 bits or more that were converted without a division. The
+# samples of a recording are from -1 to 1, and a little above if it was resampled or made louder.
 _LOUDEST = 100.0
 _RATES = (100, 1_000_000)
 # Largest factor by which resampling may increase the rate, such as from 1 kHz to 16 kHz.

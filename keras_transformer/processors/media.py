@@ -154,7 +154,7 @@ def is_tensor(x: Any) -> bool:
 
 
 def advice(given: Any) -> str:
-    """Return what to give instead of something that is no input, or an empty string."""
+    """Return a sentence with what to give instead of an open file, or an empty string."""
     if isinstance(given, io.IOBase):
         return " Give the path of the file, or its bytes: `file.read()`."
     return ""
