@@ -293,6 +293,18 @@ def _check_type(name: str, value: Any, known: Any) -> None:
         raise ValueError(f"`{name}` must be of type {kind_name}, received {describe(value)}.{hint}")
 
 
+def _ours(value: Any) -> str:
+    """Return the sentence that translates another name of an activation, or an empty string."""
+    names = {
+        "swish": "'silu'",
+        "swiglu": "'silu' with `gated=True`",
+        "geglu": "'gelu' with `gated=True`",
+        "reglu": "'relu' with `gated=True`",
+    }
+    ours = names.get(value.lower()) if isinstance(value, str) else None
+    return f" It is {ours} here." if ours else ""
+
+
 def _check_range(name: str, value: Any, known: Any) -> None:
     if known["choices"] and value in known["choices"]:
         return
@@ -309,5 +321,5 @@ def _check_range(name: str, value: Any, known: Any) -> None:
     if known["choices"] and not known["positive"]:
         raise ValueError(
             f"`{name}` must be one of {', '.join(map(repr, known['choices']))}, received "
-            f"{shorten(value)}."
+            f"{shorten(value)}.{_ours(value)}"
         )

@@ -55,18 +55,25 @@ class Format:
         Args:
             quantizes: bool, whether packages for quantization are needed too.
         """
+        missing, extras = self._missing(quantizes)
+        if missing:
+            able = [name for name, each in FORMATS.items() if not each._missing(False)[0]]
+            raise ImportError(
+                f"The format {self.name!r} needs {' and '.join(dict.fromkeys(missing))}, not "
+                f'installed here. Run `pip install "keras_transformer'
+                f'[{",".join(dict.fromkeys(extras))}]"`. Formats for which all is installed: '
+                f"{', '.join(map(repr, able))}."
+            )
+
+    def _missing(self, quantizes: bool) -> tuple[list[str], list[str | None]]:
+        """Return what the format needs and is not installed, and the extras that bring it."""
         needed = (*self.packages, *(self.quantizers if quantizes else ()))
         missing = [name for name in needed if importlib.util.find_spec(name) is None]
         extras = [self.extra or self.backend] if missing else []
         if self.backend and importlib.util.find_spec(self.backend) is None:
             missing.append(f"the backend {self.backend!r}")
             extras.append(self.backend)
-        if missing:
-            raise ImportError(
-                f"The format {self.name!r} needs {' and '.join(dict.fromkeys(missing))}, not "
-                f'installed here. Run `pip install "keras_transformer'
-                f'[{",".join(dict.fromkeys(extras))}]"`.'
-            )
+        return missing, extras
 
 
 _ALL = ("encoder", "decoder", "seq2seq")

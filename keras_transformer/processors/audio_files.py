@@ -8,13 +8,23 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from keras_transformer.processors.media import array_of, files_by_class, is_tensor, read_path, told
+from keras_transformer.processors.media import (
+    advice,
+    array_of,
+    files_by_class,
+    is_tensor,
+    read_path,
+    told,
+)
 from keras_transformer.processors.packages import soundfile, soxr
-from keras_transformer.support.checking import describe, is_int
+from keras_transformer.support.checking import describe, is_int, is_number
 
 MOST_BYTES = 2**30  # in a file
 MOST_SAMPLES = 2**28  # in a recording, all channels: 4.6 hours at 16 kHz, 1 GB of float32
 _MOST_CHANNELS = 64
+# Floats above this are integers of 16 bits or more that were converted without a division. The
+# samples of a recording are from -1 to 1, and a little above if it was resampled or made louder.
+_LOUDEST = 100.0
 _RATES = (100, 1_000_000)
 # Largest factor by which resampling may increase the rate, such as from 1 kHz to 16 kHz.
 _MOST_GROWTH = 16
@@ -53,11 +63,16 @@ def is_one_recording(x: Any) -> bool:
     """
     if isinstance(x, (str, bytes, bytearray, memoryview, os.PathLike, Mapping)) or _is_decoder(x):
         return True
-    if isinstance(x, tuple) and len(x) == 2 and (is_int(x[1]) or isinstance(x[1], float)):
+    if isinstance(x, tuple) and len(x) == 2 and (is_number(x[1]) or _is_rate_first(x)):
         return True
     if not is_tensor(x) and not (isinstance(x, np.ndarray) and x.dtype.kind in "uif"):
         return False
     return x.ndim <= 1 or (x.ndim == 2 and 1 <= x.shape[1] <= _MOST_CHANNELS)
+
+
+def _is_rate_first(x: tuple) -> bool:
+    """Return whether a pair is a rate and samples, as `scipy.io.wavfile.read` returns them."""
+    return is_number(x[0]) and hasattr(x[1], "__array__")
 
 
 def read_audio(given: Any, sampling_rate: int, place: str = "x") -> np.ndarray:
@@ -86,6 +101,11 @@ def read_audio(given: Any, sampling_rate: int, place: str = "x") -> np.ndarray:
         raise ValueError(f"`{shown}` has no samples: it is empty.")
     if not np.isfinite(samples).all():
         raise ValueError(f"`{shown}` has samples that are NaN or infinite.")
+    if (loudest := max(float(samples.max()), -float(samples.min()))) > _LOUDEST:
+        raise ValueError(
+            f"`{shown}` has floats up to {loudest:g}, but samples must be from -1 to 1. Give "
+            "integers of 16 or 32 bits as they are, or divide them: by 2**15 if they had 16 bits."
+        )
     if rate != sampling_rate:
         samples = soxr().resample(samples, rate, sampling_rate)
         if not samples.size:
@@ -177,6 +197,8 @@ def _opened(given: Any, usual_rate: int, place: str) -> tuple[np.ndarray, int, s
         given = (np.moveaxis(np.asarray(decoded.data), 0, -1), decoded.sample_rate)
     rate = usual_rate
     if isinstance(given, tuple) and len(given) == 2:
+        if _is_rate_first(given):
+            raise ValueError(f"`{place}` has its rate first: give `(samples, rate)`.")
         given, rate = given
     if isinstance(given, (str, os.PathLike)):
         given, place = read_path(given, place, MOST_BYTES)
@@ -191,7 +213,7 @@ def _opened(given: Any, usual_rate: int, place: str) -> tuple[np.ndarray, int, s
         return _of_array(array, place), rate, place
     raise ValueError(
         f"`{place}` must be a recording: a path, bytes, an array (samples,), or an array and its "
-        f"rate, received {describe(given)}."
+        f"rate, received {describe(given)}.{advice(given)}"
     )
 
 

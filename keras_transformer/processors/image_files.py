@@ -9,7 +9,14 @@ from typing import Any
 
 import numpy as np
 
-from keras_transformer.processors.media import array_of, files_by_class, is_tensor, read_path, told
+from keras_transformer.processors.media import (
+    advice,
+    array_of,
+    files_by_class,
+    is_tensor,
+    read_path,
+    told,
+)
 from keras_transformer.processors.packages import pillow
 from keras_transformer.support.checking import describe
 
@@ -96,7 +103,7 @@ def open_image(given: Any, place: str = "x") -> Any:
         return _of_array(array_of(given), place)
     raise ValueError(
         f"`{place}` must be an image: a path, bytes, a Pillow image, or an array (height, "
-        f"width, channels), received {describe(given)}."
+        f"width, channels), received {describe(given)}.{advice(given)}"
     )
 
 
@@ -178,7 +185,7 @@ def _unread(given: Any, place: str) -> Any:
         return array
     raise ValueError(
         f"`{place}` must be a path, bytes, a Pillow image or an array of two or three axes, "
-        f"received {describe(given)}."
+        f"received {describe(given)}.{advice(given)}"
     )
 
 

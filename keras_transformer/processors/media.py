@@ -9,7 +9,7 @@ import json
 import os
 import re
 import urllib.parse
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, ClassVar, Self
 
@@ -68,6 +68,8 @@ class MediaProcessor(Processor):
             raise ValueError(
                 f"Give a list of {self.unit}s: [{self.unit}], not one {self.unit} alone."
             )
+        if not isinstance(x, Iterable) or isinstance(x, io.IOBase):
+            raise ValueError(f"Give a list of {self.unit}s, received {describe(x)}.{advice(x)}")
         if hasattr(x, "column_name") and is_table(getattr(x, "source", None)):  # of `datasets`
             x = TableColumn(x.source, x.column_name)
         x = array_of(x) if is_tensor(x) else x
@@ -151,6 +153,13 @@ def is_tensor(x: Any) -> bool:
     return not known and all(hasattr(x, name) for name in parts) and x.ndim > 0
 
 
+def advice(given: Any) -> str:
+    """Return a sentence with what to give instead of an open file, or an empty string."""
+    if isinstance(given, io.IOBase):
+        return " Give the path of the file, or its bytes: `file.read()`."
+    return ""
+
+
 def array_of(x: Any) -> np.ndarray:
     """Return an array or a tensor as a NumPy array."""
     for method in ("detach", "cpu"):  # PyTorch's methods
@@ -201,11 +210,18 @@ def _local_path(given: str | os.PathLike, place: str) -> Path:
             f"`{place}` is a URL, {shorten(given)}, but nothing is fetched from the network. Give "
             "a path, the bytes of the file, or a data URL."
         )
-    return Path(check_path(place, given)).expanduser()
+    path = Path(check_path(place, given)).expanduser()
+    if path.is_dir():
+        raise ValueError(
+            f"`{place}` is a folder, {shorten(str(path))}: give the paths of files in it, as "
+            "`image_folder`, `audio_folder` and `video_folder` of `kt.processors` list them."
+        )
+    return path
 
 
 def _missing_file(path: Path, place: str) -> FileNotFoundError:
-    return FileNotFoundError(f"`{place}`: there is no file {path}.")
+    where = "" if path.is_absolute() else f" in {Path.cwd()}"
+    return FileNotFoundError(f"`{place}`: there is no file {path}{where}.")
 
 
 def _of_data_url(url: str, place: str, most_bytes: int) -> bytes:
@@ -250,7 +266,9 @@ def files_by_class(
     place = Path(check_path("folder", folder)).expanduser()
     if not place.is_dir():
         raise FileNotFoundError(f"There is no folder {place}.")
-    found = sorted(p for p in place.glob("*/*") if p.suffix.lower() in suffixes and p.is_file())
+    # Hidden files and folders are those of programs, such as `.ipynb_checkpoints`.
+    shown = (p for p in place.glob("*/*") if not (p.name[0] == "." or p.parent.name[0] == "."))
+    found = sorted(p for p in shown if p.suffix.lower() in suffixes and p.is_file())
     if not found:
         raise ValueError(
             f"{place} has no {unit}s: it must have a subfolder for each class, such as "

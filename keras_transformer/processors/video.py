@@ -114,6 +114,14 @@ class VideoProcessor(MediaProcessor):
         """Return whether `x` is a single video."""
         return is_one_video(x)
 
+    def rows(self, x):
+        if isinstance(x, (list, tuple)) and is_one_video(x):
+            raise ValueError(
+                "Give a list of videos, each (frames, height, width, channels), received a list of "
+                "frames, which is one video. Of grey frames give `video[..., None]`."
+            )
+        return super().rows(x)
+
     def __call__(
         self, videos: Any, places: Sequence[int] | None = None, num_frames: int | None = None
     ) -> np.ndarray:

@@ -12,7 +12,13 @@ from typing import Any, BinaryIO, NamedTuple
 import numpy as np
 
 from keras_transformer.processors.image_files import image_size, to_bytes
-from keras_transformer.processors.media import array_of, files_by_class, is_tensor, opened_path
+from keras_transformer.processors.media import (
+    advice,
+    array_of,
+    files_by_class,
+    is_tensor,
+    opened_path,
+)
 from keras_transformer.processors.packages import pyav
 from keras_transformer.support.checking import describe
 
@@ -199,17 +205,20 @@ def _content(given: Any) -> Any:
 def _check_array(given: Any, place: str) -> None:
     """Raise ValueError unless an array or a tensor holds frames."""
     image = given.ndim == 3 and given.shape[2] <= 4  # (height, width, channels)
-    if given.ndim not in (3, 4) or 0 in given.shape or image:
+    first = given.ndim == 4 and given.shape[3] > 4 and min(given.shape[:2]) <= 4
+    if given.ndim not in (3, 4) or 0 in given.shape or image or first:
+        axis = 0 if given.shape[0] in (1, 3) else 1
+        hint = f" Its channels come first: give `np.moveaxis(video, {axis}, -1)`." if first else ""
         raise ValueError(
             f"`{place}` must be of shape (frames, height, width, channels), received "
-            f"{tuple(given.shape)}."
+            f"{tuple(given.shape)}.{hint}"
         )
 
 
 def _no_video(given: Any, place: str) -> ValueError:
     return ValueError(
         f"`{place}` must be a video: a path, bytes, an array (frames, height, width, channels), or "
-        f"a list of frames, received {describe(given)}."
+        f"a list of frames, received {describe(given)}.{advice(given)}"
     )
 
 

@@ -87,7 +87,10 @@ def check_messages(
     """
     if not isinstance(messages, (list, tuple)) or not messages:
         what = "empty" if isinstance(messages, (list, tuple)) else type(messages).__name__
-        raise ValueError(f"`messages` must be a list of at least one message, but is {what}.")
+        raise ValueError(
+            f"`messages` must be a list of at least one message, but is {what}. Give dicts, as in "
+            "[{'role': 'user', 'content': 'Hello'}]."
+        )
     for place, message in enumerate(messages):
         if not isinstance(message, Mapping):
             raise ValueError(

@@ -81,6 +81,26 @@ def test_the_wrong_task(tmp_path, tokenizer):
     assert kt.TextEmbedder.from_preset(tmp_path).predict(TEXTS, verbose=0).shape == (3, 8)
 
 
+def test_a_task_of_another_input(tmp_path):
+    for task, preset, message in (
+        (kt.TextClassifier, "cct_tiny_cifar10", "ImageClassifier, which reads images, but Text"),
+        (kt.TextEmbedder, "spoken_digits", "AudioClassifier, which reads recordings, but Text"),
+        (kt.ImageClassifier, "spoken_digits", "AudioClassifier, which reads recordings, but Im"),
+        (kt.VideoClassifier, "splice_sites", "TextClassifier, which reads strings, but Video"),
+        (kt.QuestionAnswerer, "patchtst_etth1_96", "Forecaster, which reads series, but Quest"),
+        (kt.Seq2SeqLM, "vqa_shapes", "reads 'encoder_images', but Seq2SeqLM reads strings"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            task.from_preset(preset)
+    stem = {"kind": "patches", "image_size": (8, 8), "patch_size": 4}
+    sizes = {"hidden_dim": 8, "num_layers": 1, "num_heads": 2, "intermediate_dim": 8}
+    config = kt.TransformerConfig(kind="encoder", vocabulary_size=0, stem=stem, **sizes)
+    kt.models.Encoder(config).save_to_preset(tmp_path)
+    with pytest.raises(ValueError, match="reads 'images', but TextClassifier reads strings"):
+        kt.TextClassifier.from_preset(tmp_path, num_classes=2)
+    assert kt.ImageClassifier.from_preset(tmp_path, num_classes=2).num_classes == 2
+
+
 def test_without_tokenizer_files(tmp_path, tokenizer):
     classifier(tokenizer, num_classes=2).save_to_preset(tmp_path)
     for name in ("tokenizer.json", "tokenizer_config.json"):

@@ -221,8 +221,12 @@ def test_lengths():
         (np.zeros(5, "uint8"), "integers of 16 or 32 bits, received uint8"),
         ((np.zeros(5), 3), "must have a rate of 100 to 1,000,000"),
         ((np.zeros(5), "fast"), "must have a rate"),
+        ((8000, np.zeros(900)), r"`x.1.` has its rate first: give `\(samples, rate\)`"),
+        (32768.0 * sound(0.1), "has floats up to [0-9.]+, but samples must be from -1 to 1"),
+        (-200.0 * np.ones(900), "has floats up to 200, but samples must be from -1 to 1"),
         (None, "`x.1.` must be a recording: a path"),
-        ("missing.wav", "there is no file missing.wav"),
+        (io.BytesIO(encoded(sound())), r"received <_io.BytesIO.*its bytes: `file.read\(\)`"),
+        ("missing.wav", "there is no file missing.wav in /"),
     ],
 )
 def test_no_recording(recording, message):

@@ -444,7 +444,8 @@ def test_a_file_of_an_image_processor_and_a_tokenizer(tmp_path):
 
 
 def test_a_folder_by_class(tmp_path):
-    for place in ("cat/2.jpg", "cat/1.PNG", "dog/1.webp", "dog/notes.txt", "loose.png"):
+    hidden = (".ipynb_checkpoints/1.png", "cat/._1.PNG")
+    for place in ("cat/2.jpg", "cat/1.PNG", "dog/1.webp", "dog/notes.txt", "loose.png", *hidden):
         (tmp_path / place).parent.mkdir(exist_ok=True)
         (tmp_path / place).write_bytes(encoded(picture()))
     images, labels = kt.processors.image_folder(tmp_path)

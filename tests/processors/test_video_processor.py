@@ -185,6 +185,11 @@ def test_files_that_are_no_videos(tmp_path):
         levels(np.zeros((4, 4), "uint8"))
     with pytest.raises(ValueError, match="must be of shape"):
         levels(np.zeros((20, 30, 3), "uint8"))  # one image
+    for shape, axis in (((3, 20, 8, 8), 0), ((20, 3, 8, 8), 1)):
+        with pytest.raises(ValueError, match=rf"first: give `np.moveaxis\(video, {axis}, -1\)`"):
+            levels(np.zeros(shape, "uint8"))
+    with pytest.raises(ValueError, match="a list of frames, which is one video. Of grey frames"):
+        kt.VideoProcessor().rows([np.zeros((20, 30, 40), "uint8")])
 
 
 def test_a_codec_that_is_missing():

@@ -10,6 +10,7 @@ from PIL import Image
 import keras_transformer as kt
 from keras_transformer.kernels.assignment import assign
 from keras_transformer.tasks.heads.detection_head import found_objects
+from keras_transformer.tasks.images.objects import read_objects
 from keras_transformer.training import DetectionLoss
 from tests.tasks.images import patches
 
@@ -316,6 +317,20 @@ def test_crops_cut_boxes():
 
 
 @pytest.mark.one_backend
+def test_small_boxes_are_no_shares():
+    (boxes, _) = read_objects({"boxes": [[0, 0, 1, 1]], "labels": [0]}, (24, 32), 2, None)
+    assert boxes.tolist() == [[0, 0, 1, 1]]
+    given = {"boxes": [[0.25, 0, 0.75, 1], [5, 6, 9, 9]], "labels": [0, 1]}
+    assert read_objects(given, (24, 32), 2, None)[0][0].tolist() == [0.25, 0, 0.75, 1]
+
+
+@pytest.mark.one_backend
+def test_metrics_of_batches_are_refused():
+    with pytest.raises(ValueError, match="cannot compute the metric 'accuracy'.*evaluate_detector"):
+        detector().compile(metrics=["accuracy"])
+
+
+@pytest.mark.one_backend
 def test_wrong_data_is_refused_before_work():
     task = detector()
     images, objects = scenes(2)
@@ -325,13 +340,17 @@ def test_wrong_data_is_refused_before_work():
         return {"boxes": list(boxes), "labels": [0] * len(boxes) if labels is None else labels}
 
     for wrong, message in (
-        ([objects[0]], "one for each of 2 images"),
+        ([objects[0]], "one for each of 2 images, received 1"),
         (objects[0], "must be a list of objects"),
         ([objects[0], 7], r"`y\[1\]` must be a dict with 'boxes' and 'labels'"),
         ([objects[0], {"boxes": [box]}], r"`y\[1\]` must have the key 'boxes'"),
         ([objects[0], with_boxes([1, 1, 40, 5])], r"not within its image of 32 x 24 pixels"),
         ([objects[0], with_boxes([-3, 1, 4, 5])], "not within its image"),
         ([objects[0], with_boxes([5, 1, 5, 5])], "has no area"),
+        ([objects[0], with_boxes([9, 9, 5, 5])], "has no area.*width, height.*name them 'bbox'"),
+        ([objects[0], {"bbox": [[20, 9, 28, 15]], "labels": [0]}], r"20.*28.*name them 'boxes'"),
+        ([objects[0], with_boxes([0.1, 0.2, 0.5, 1.0])], "Multiply x and widths by 32, y and"),
+        ([objects[0], {"bbox": [[0.1, 0.2, 0.5, 0.7]], "labels": [0]}], "they seem to be shares"),
         ([objects[0], with_boxes([1, 1, float("nan"), 5])], "four finite numbers"),
         ([objects[0], with_boxes([1, 1, 5])], "four finite numbers"),
         ([objects[0], with_boxes(box, labels=["grey"])], r"`y\[1\]`, object 0: the label 'grey'"),

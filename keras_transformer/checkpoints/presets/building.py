@@ -167,6 +167,8 @@ def _load_task(
     preset = preset.for_kinds(task_class.backbone_kinds, name)
     side = _side(preset, task_class, task_class.backbone_kinds)
     config, saved, metadata = preset.describe(load_weights)
+    if config.kind == "encoder":
+        _check_saved_task(preset, task_class, saved)
     config = config if side is None else config.tower(side)
     taken = {"self", "backbone", "tokenizer", "processor"}
     # Not of the class: before Python 3.11.4 that is the signature of Keras's `__new__`.
@@ -187,6 +189,7 @@ def _load_task(
         check(preset, config, shapes, name, head.fresh)
     processor = _processor(preset, task_class.processor_class, load_weights)
     backbone, quantized = _build(config, metadata, dtype, load_weights)
+    _check_reads(preset, task_class, backbone)
     with head.naming_values():
         try:
             task = task_class(backbone, processor, **head.options_of(config))
@@ -203,6 +206,39 @@ def _load_task(
         of_task = (task.generator.continues_prompts, task.generator.takes_guidance)
         _tell_not_done(preset, unsupported_generation_values(backbone.generation_config, *of_task))
     return task
+
+
+def _check_saved_task(preset: Preset, task_class: type, saved: Mapping[str, Any] | None) -> None:
+    """Raise ValueError if an encoder was saved as a task of inputs that the class does not read."""
+    of_preset = TASKS.get(saved["name"]) if saved else None
+    if of_preset is None or issubclass(of_preset, task_class):
+        return
+    saved_reads, reads = of_preset.processor_class, task_class.processor_class
+    arrays = {*saved_reads.reads_arrays}, {*reads.reads_arrays}
+    texts = "token_ids" in arrays[0] | arrays[1]
+    # Spectrograms of some models of sound are arrays like those of images.
+    if arrays[0].isdisjoint(arrays[1]) or (not texts and saved_reads.raw != reads.raw):
+        raise ValueError(
+            f"The preset {preset.name!r} is of the task {of_preset.__name__}, which reads "
+            f"{saved_reads.raw}, but {task_class.__name__} reads {reads.raw}. Call "
+            f"{of_preset.__name__}.from_preset."
+        )
+
+
+def _check_reads(preset: Preset, task_class: type, backbone: keras.Model) -> None:
+    """Raise ValueError if a task of texts is given a model of images, videos, sound or series.
+
+    An input of one's own, with a class outside of this package, is arrays for any task.
+    """
+    stem = backbone.config.sides[0].stem
+    if stem is None or type(stem).__module__.split(".")[0] != "keras_transformer":
+        return
+    processor = task_class.processor_class
+    if "token_ids" in processor.reads_arrays and not task_class.takes_backbone(backbone):
+        raise ValueError(
+            f"The model of the preset {preset.name!r} reads {backbone.id_inputs[0]!r}, but "
+            f"{task_class.__name__} reads {processor.raw}."
+        )
 
 
 def _tell_not_done(preset: Preset, values: Mapping[str, Any]) -> None:

@@ -45,6 +45,7 @@ from keras_transformer.tasks.data.arguments import (
     naming,
     parts_of,
     refuse_folder,
+    refuse_open_file,
     split_rows,
 )
 from keras_transformer.tasks.data.class_weights import ClassWeights, check_class_weight, weighted
@@ -535,6 +536,7 @@ class Task(Runtime):
         weigh = self.class_weights(class_weight)
         sizes = check_batch(batch_size, batch_tokens)
         drawn = {"shuffle": shuffle, "seed": check_seed("seed", seed, none=True)}
+        refuse_open_file(self, x)
         x = self.processor_class.stream(self, x, batch_size, steps_per_epoch, **drawn, **processing)
         if self._takes(x):
             share = options.pop("validation_split")
@@ -590,6 +592,7 @@ class Task(Runtime):
         options = {"verbose": verbose, "steps": steps, "callbacks": callbacks}
         options = checked_options({**options, "return_dict": return_dict, **kwargs})
         sizes = check_batch(batch_size)
+        refuse_open_file(self, x)
         x = self.processor_class.stream(self, x, sizes["batch_size"], steps, **processing)
         x, y, sample_weight = self._batches(x, y, sample_weight, processing, **sizes)
         batch_size = None if isinstance(x, BucketedDataset) else sizes["batch_size"]
@@ -619,6 +622,7 @@ class Task(Runtime):
         options = checked_options({"verbose": verbose, "steps": steps, "callbacks": callbacks})
         sizes = check_batch(batch_size)
         served = is_served(self, options)
+        refuse_open_file(self, x)
         x = self.processor_class.load_dataset(self, x, options)
         if self._takes(x):
             if isinstance(x, str):

@@ -1,6 +1,7 @@
 """Checks of the arguments of `fit`, `evaluate` and `predict`: arrays, weights, options."""
 
 import contextlib
+import io
 import itertools
 import os
 import sys
@@ -13,6 +14,7 @@ import numpy as np
 
 from keras_transformer.data import Records
 from keras_transformer.generation.scoring import pad_rows
+from keras_transformer.processors.media import advice
 from keras_transformer.support.checking import (
     check_choice,
     check_flag,
@@ -193,6 +195,18 @@ def refuse_folder(task, x) -> None:
             f"{shorten(os.fspath(x))} is a folder. If it has a subfolder of {raw} for each class, "
             f"write `{raw}, labels = {function}({shorten(os.fspath(x))})`, and give both; "
             f"otherwise give a list of the paths of {raw}."
+        )
+
+
+def refuse_open_file(task, x) -> None:
+    """Raise ValueError if `x` is an open file, which Keras would read as a data set."""
+    if isinstance(x, io.IOBase):
+        instead = advice(x)
+        if isinstance(x, io.TextIOBase):
+            instead = " Give its lines as a list, `file.read().splitlines()`."
+        raise ValueError(
+            f"{type(task).__name__} takes {task.processor_class.raw}, received {describe(x)}."
+            f"{instead}"
         )
 
 

@@ -162,6 +162,15 @@ class DetectionHead(ClassHead):
             objects = inputs[BOXES], inputs[CLASSES]
         return self.decoder_layer(maps, objects=objects, training=training)
 
+    def metric_of(self, given):
+        if isinstance(given, str):
+            raise ValueError(
+                f"An ObjectDetector cannot compute the metric {given!r} of a batch: its outputs "
+                "are boxes and classes, paired with objects in the loss. Leave it out, and score "
+                "with kt.evaluating.evaluate_detector(detector, images, objects)."
+            )
+        return given
+
     def usual(self) -> dict[str, Any]:
         loss = VarifocalDetectionLoss() if self.reads_maps else DetectionLoss()
         loss = EdgeDetectionLoss() if self.has_edges else loss

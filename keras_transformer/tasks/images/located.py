@@ -160,10 +160,12 @@ class LocatedTask(Task):
 
     def _check_count(self, images: Sequence, given: Any) -> None:
         counted = isinstance(given, (list, tuple)) or hasattr(given, "__len__")
-        if isinstance(given, (str, bytes, dict)) or not counted or len(given) != len(images):
+        counted = counted and not isinstance(given, (str, bytes, dict))
+        if not counted or len(given) != len(images):
+            received = f"{len(given)}" if counted else describe(given)
             raise ValueError(
                 f"`y` must be a list of {self.targets.name}, one for each of {len(images)} images, "
-                f"received {describe(given)}."
+                f"received {received}."
             )
 
     def to_predict(self, batch_size: int | None = None) -> dict[str, Any]:

@@ -56,8 +56,6 @@ def read_objects(
             f"{shorten(list(given))}."
         )
     boxes = _boxes(sizes if corners is None else corners, place)
-    if corners is None:
-        boxes = np.concatenate([boxes[:, :2], boxes[:, :2] + boxes[:, 2:]], axis=1)
     classes = _as_list(classes, f"the classes of `{place}`")
     if len(classes) != len(boxes):
         raise ValueError(
@@ -69,24 +67,41 @@ def read_objects(
             numbers[i] = class_number(each, num_classes, labels)
         except ValueError as error:
             raise ValueError(f"`{place}`, object {i}: {error}") from None
-    return _within(boxes, size, place), numbers
+    return _within(boxes, size, place, corners is None), numbers
 
 
-def _within(boxes: np.ndarray, size: tuple[int, int], place: str) -> np.ndarray:
-    """Return the boxes, cut by what rounding may exceed. Raises ValueError if one is outside."""
+def _within(given: np.ndarray, size: tuple[int, int], place: str, has_lengths: bool) -> np.ndarray:
+    """Return boxes as corners, cut by what rounding may exceed.
+
+    Raises ValueError if one is outside of the image, has no area, or is in shares of the image.
+    `has_lengths` says that width and height are given in place of the second corner.
+    """
     height, width = size
     limits = np.array([width, height] * 2, "float64")
-    for i, box in enumerate(boxes):
-        told = f"`{place}`, object {i}: the box {[round(float(n), 2) for n in box]}"
+    boxes = given
+    if len(given) and min(size) > 1 and given.max() <= 1 and (given % 1 > 0).any():
+        raise ValueError(
+            f"`{place}` has boxes within the first pixel, such as "
+            f"{[round(float(n), 2) for n in given[0]]}: they seem to be shares of the image, but "
+            f"boxes are in pixels. Multiply x and widths by {width}, y and heights by {height}."
+        )
+    if has_lengths:
+        boxes = np.concatenate([given[:, :2], given[:, :2] + given[:, 2:]], axis=1)
+    names = "(x_min, y_min, width, height)" if has_lengths else "(x_min, y_min, x_max, y_max)"
+    other = (
+        "If these are corners (x_min, y_min, x_max, y_max), name them 'boxes'."
+        if has_lengths
+        else "If these are (x_min, y_min, width, height), name them 'bbox'."
+    )
+    for i, (box, numbers) in enumerate(zip(boxes, given, strict=True)):
+        told = f"`{place}`, object {i}: the box {[round(float(n), 2) for n in numbers]}"
         if (box < -_ROUNDING).any() or (box > limits + _ROUNDING).any():
             raise ValueError(
-                f"{told} is not within its image of {width} x {height} pixels (width x height). "
-                "Boxes are (x_min, y_min, x_max, y_max) in pixels."
+                f"{told} is not within its image of {width} x {height} pixels (width x height): it "
+                f"is taken to be {names} in pixels. {other}"
             )
         if not (np.clip(box, 0, limits)[2:] > np.clip(box, 0, limits)[:2]).all():
-            raise ValueError(
-                f"{told} has no area: x_max must be above x_min, and y_max above y_min."
-            )
+            raise ValueError(f"{told} has no area: it is taken to be {names} in pixels. {other}")
     return np.clip(boxes, 0, limits).astype("float32")
 
 

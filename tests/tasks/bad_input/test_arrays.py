@@ -19,6 +19,16 @@ from tests.tasks.common import classifier
 pytestmark = pytest.mark.one_backend
 
 
+def test_open_files(task, tmp_path):
+    (tmp_path / "texts.txt").write_text("good\nbad\n")
+    for mode, instead in (("r", r"`file.read\(\).splitlines\(\)`"), ("rb", "path of the file")):
+        with open(tmp_path / "texts.txt", mode) as file:
+            for call in (task.predict, task.evaluate, task.fit):
+                with pytest.raises(ValueError, match=f"takes strings, received .*{instead}"):
+                    call(file, verbose=0)
+            assert file.tell() == 0
+
+
 def test_the_names_of_transformers(task):
     theirs = {
         "input_ids": IDS,
