@@ -115,6 +115,18 @@ def test_it_learns_which_texts_belong_together():
     assert (np.argmax(anchors @ positives.T, axis=1) == np.arange(3)).all()
 
 
+def test_texts_that_must_repeat_in_a_batch_are_told(caplog):
+    task = embedder()
+    texts = (ENGLISH[:2] * 4, GERMAN[:2] * 4)
+    task.compile(loss=kt.training.TripletLoss())
+    task.make_dataset((*texts, ENGLISH[2:] * 4))  # of its own row alone
+    task.compile(loss=MultipleNegativesRankingLoss())
+    task.make_dataset(texts, batch_size=2)
+    assert not caplog.text
+    task.make_dataset(texts, batch_size=4)
+    assert "Only 2 of 8 texts differ, fewer than the 4 rows of a batch." in caplog.text
+
+
 def test_data_sets_frames_adapters_and_parts_for_validation():
     datasets = pytest.importorskip("datasets")
     task = embedder()

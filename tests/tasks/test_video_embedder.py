@@ -124,8 +124,12 @@ def test_videos_alone():
 
 
 @pytest.mark.one_backend
-def test_wrong_input(learned):
+def test_wrong_input(learned, caplog):
     x, texts = pairs(4)
+    learned.make_dataset((x, texts), batch_size=2)
+    assert not caplog.text
+    learned.make_dataset((x, texts))
+    assert "Only 2 of 4 texts differ, fewer than the 4 rows of a batch." in caplog.text
     for given, message in (
         (x, r"VideoEmbedder learns from videos and their texts, fit\(\(videos, texts\)\)"),
         ((x, texts[:2]), "Received 4 videos and 2 texts"),

@@ -3,6 +3,7 @@
 import contextlib
 import io
 import itertools
+import logging
 import os
 import sys
 import warnings
@@ -13,6 +14,7 @@ import keras
 import numpy as np
 
 from keras_transformer.data import Records
+from keras_transformer.data.dataset import check_batch
 from keras_transformer.generation.scoring import pad_rows
 from keras_transformer.processors.media import advice
 from keras_transformer.support.checking import (
@@ -27,6 +29,7 @@ from keras_transformer.support.checking import (
 from keras_transformer.support.columns import is_column, plain
 from keras_transformer.support.foreign_names import check_options
 from keras_transformer.support.sizes import round_rows
+from keras_transformer.support.warned import warn_once
 from keras_transformer.tasks.data.labels import check_probabilities, check_weights, on_host
 
 # The smallest allowed values of integer options of Keras's methods.
@@ -207,6 +210,25 @@ def refuse_open_file(task, x) -> None:
         raise ValueError(
             f"{type(task).__name__} takes {task.processor_class.raw}, received {describe(x)}."
             f"{instead}"
+        )
+
+
+def warn_of_repeats(texts: list[str], batch_size: int | None) -> None:
+    """Log a warning, once, if each batch of pairs must have a text twice.
+
+    Losses of pairs take all texts of a batch but its own to be wrong for a row, equal ones too.
+    """
+    rows = min(len(texts), check_batch(batch_size)["batch_size"] or 32)
+    different = len(set(texts))
+    if different < rows:
+        warn_once(
+            logging.getLogger("keras_transformer"),
+            "Only %d of %d texts differ, fewer than the %d rows of a batch. A text that a batch "
+            "has twice also counts as wrong for its own row, so little is learned: let the texts "
+            "of a batch differ (a smaller `batch_size`, or more texts), or train a classifier.",
+            different,
+            len(texts),
+            rows,
         )
 
 

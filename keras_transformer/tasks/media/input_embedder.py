@@ -22,6 +22,7 @@ from keras_transformer.support.checking import (
 from keras_transformer.tasks.base.head import Head, sigmoid, softmax
 from keras_transformer.tasks.base.pooling import pool_stem
 from keras_transformer.tasks.base.task import Task
+from keras_transformer.tasks.data.arguments import warn_of_repeats
 from keras_transformer.tasks.data.labels import check_weights, top_classes
 from keras_transformer.tasks.data.text import (
     check_ends,
@@ -190,6 +191,7 @@ class InputEmbedder(Task):
             )
         texts = text_rows(texts, "texts")
         check_equal(given, texts, (raw, "texts"))
+        warn_of_repeats(texts, options.get("batch_size"))
         weights = check_weights("sample_weight", sample_weight, len(given), unit="pair")
         values = {} if weights is None else {"sample_weight": weights}
 

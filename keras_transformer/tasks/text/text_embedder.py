@@ -27,6 +27,7 @@ from keras_transformer.support.columns import text_alone
 from keras_transformer.tasks.base.head import Head
 from keras_transformer.tasks.base.pooling import POOLINGS, check_pooler, pool, pool_by, pooled_width
 from keras_transformer.tasks.base.task import Task
+from keras_transformer.tasks.data.arguments import warn_of_repeats
 from keras_transformer.tasks.data.labels import (
     check_weights,
     label_codes,
@@ -358,6 +359,8 @@ class TextEmbedder(Task):
         prompt = self.default_prompt if prompt is None else prompt
         several = is_tuple(x)
         parts = tuple_rows(x) if several else [text_rows(x)]
+        if several and isinstance(self.loss, MultipleNegativesRankingLoss):
+            warn_of_repeats(parts[1], options.get("batch_size"))
         if self._reading is not None:
             values = (self._scores_and_weights if several else self._labels_and_weights)(
                 y, sample_weight, len(parts[0])
