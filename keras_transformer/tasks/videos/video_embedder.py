@@ -87,7 +87,7 @@ class VideoEmbedder(InputEmbedder):
     stem_example = "{'kind': 'tubes', 'num_frames': 16, 'frame_size': [224, 224], 'patch_size': 16}"
     text_presets = "the preset videoprism_lvt_base_f16r288"
     classifier = "VideoClassifier"
-    label_template = "a video of {}."  # that of VideoPrism's published demonstration
+    label_template = "a video of {}."  # as in the published demonstration of VideoPrism
 
     def arrays_of(self, given: Sequence, places: Sequence[int] | None = None) -> dict:
         return arrays_of_videos(self.backbone, self._require_processor().source, given, places)
