@@ -109,7 +109,7 @@ def on(backend: str) -> bool:
 
 
 def with_backend(name: str) -> str:
-    """Return the name of a model or of a program with that of the backend that runs it."""
+    """Return a name followed by the backend in use, such as `"minilm_l6_en on jax"`."""
     return f"{name} on {keras.backend.backend()}"
 
 

@@ -266,7 +266,7 @@ def files_by_class(
     place = Path(check_path("folder", folder)).expanduser()
     if not place.is_dir():
         raise FileNotFoundError(f"There is no folder {place}.")
-    # Hidden files and folders are those of programs, such as `.ipynb_checkpoints`.
+    # Programs leave hidden files and folders, such as `.ipynb_checkpoints`, which are not data.
     shown = (p for p in place.glob("*/*") if not (p.name[0] == "." or p.parent.name[0] == "."))
     found = sorted(p for p in shown if p.suffix.lower() in suffixes and p.is_file())
     if not found:

@@ -216,7 +216,7 @@ def _check_saved_task(preset: Preset, task_class: type, saved: Mapping[str, Any]
     saved_reads, reads = of_preset.processor_class, task_class.processor_class
     arrays = {*saved_reads.reads_arrays}, {*reads.reads_arrays}
     texts = "token_ids" in arrays[0] | arrays[1]
-    # Spectrograms of some models of sound are arrays like those of images.
+    # Spectrograms and images may be arrays of one name, so what is read decides too.
     if arrays[0].isdisjoint(arrays[1]) or (not texts and saved_reads.raw != reads.raw):
         raise ValueError(
             f"The preset {preset.name!r} is of the task {of_preset.__name__}, which reads "
