@@ -133,7 +133,7 @@ def assert_same_gradients(task, computed, reference, folder, bounds=None):
     """
     import torch
 
-    variables = {**backbone_variables(task.backbone), **task.head}
+    variables = {**backbone_variables(task.backbone), **dict(task.head.items())}
     trained = {id(v) for v in task.trainable_variables}
     found = gradients_of({p: v for p, v in variables.items() if id(v) in trained}, computed)
     # Their gradients are read as the weights of a checkpoint.
@@ -142,7 +142,7 @@ def assert_same_gradients(task, computed, reference, folder, bounds=None):
             parameter.copy_(parameter.grad)
     reference.save_pretrained(folder / "gradients")
     gradients = kt.Task.from_preset(folder / "gradients")
-    gradients = {**backbone_variables(gradients.backbone), **gradients.head}
+    gradients = {**backbone_variables(gradients.backbone), **dict(gradients.head.items())}
     for path, value in found.items():
         wanted = to_numpy(gradients[path])
         bound = next((b for part, b in (bounds or {}).items() if part in path), 1e-4)

@@ -166,6 +166,7 @@ def test_rules_of_a_checkpoint_are_told_of(tmp_path):
 def test_labels_of_an_image(tmp_path):
     task = made("image")
     with warnings.catch_warnings(action="error"):
+        warnings.filterwarnings("ignore", "__array__ implementation", DeprecationWarning)  # Keras's
         kt.export(task, tmp_path / "image", format="saved_model")
     images = np.random.default_rng(0).random((3, 12, 16, 3), "float32")
     found = served(tmp_path / "image", images)

@@ -141,7 +141,10 @@ def test_a_row_is_what_it_is_alone(both):
     together = to_numpy(task(arrays))
     for i, conversation in enumerate(conversations()):
         alone, own = arrays_of(task, [conversation])
-        assert np.abs(to_numpy(task(alone))[own] - together[i][mask[i]]).max() <= 1e-5
+        expected = together[i][mask[i]]
+        # Convolutions of other numbers of images round otherwise, and more so without AVX-512.
+        bound = 2e-5 * np.abs(expected).max()
+        assert np.abs(to_numpy(task(alone))[own] - expected).max() <= bound
 
 
 @pytest.mark.each_backend

@@ -387,6 +387,7 @@ def export(
 ) -> dict[str, np.ndarray]:
     """Convert variables, by our path, to the checkpoint's tensors."""
     tensors: dict[str, np.ndarray] = {}
+    variables = dict(variables.items())  # a head collects its variables anew for each path
     for name, parts in grouped(lines, variables).items():
         array = parts[0].join([to_numpy(variables[line.ours]) for line in parts])
         if parts[0].norm_axes:

@@ -108,6 +108,14 @@ class Head(Mapping):
     def __len__(self) -> int:
         return len(self._variables())
 
+    # Those of `Mapping` look up each path by itself, and each time Keras collects all variables.
+
+    def items(self):
+        return self._variables().items()
+
+    def values(self):
+        return self._variables().values()
+
     # Layers.
 
     def keep(self, **layers: Any) -> None:
