@@ -11,7 +11,8 @@ from keras_transformer.checkpoints import load_config
 from keras_transformer.checkpoints.families import FAMILIES
 from keras_transformer.checkpoints.presets.assignment import backbone_variables
 from keras_transformer.checkpoints.weights.safetensors_io import to_numpy
-from tests.checkpoints.test_families import gradients_of
+from tests.checkpoints.test_families import value_and_gradients_of
+from tests.compiled import outputs_of
 
 
 def shaken(reference, scale=0.3):
@@ -51,7 +52,7 @@ def assert_same_outputs(reference, folder, sizes):
         ours, theirs = pixels(*size)
         with torch.no_grad():
             expected = reference(theirs)
-        found = to_numpy(task({"images": ours}))
+        found = outputs_of(task, {"images": ours})
         assert expected.logits.std() > 0.1 and expected.pred_boxes.std() > 0.01
         # The chosen places have scores of their own, or they are alike.
         assert expected.enc_topk_logits.max(-1).values.unique().numel() > 2
@@ -129,13 +130,14 @@ def assert_same_gradients(task, computed, reference, folder, bounds=None):
         bounds: by a part of their paths, the largest differences of other variables than 1e-4.
 
     Returns:
-        The paths of the variables.
+        The loss, and the paths of the variables.
     """
     import torch
 
     variables = {**backbone_variables(task.backbone), **dict(task.head.items())}
     trained = {id(v) for v in task.trainable_variables}
-    found = gradients_of({p: v for p, v in variables.items() if id(v) in trained}, computed)
+    variables = {path: v for path, v in variables.items() if id(v) in trained}
+    loss, found = value_and_gradients_of(variables, computed)
     # Their gradients are read as the weights of a checkpoint.
     with torch.no_grad():
         for parameter in reference.parameters():
@@ -147,7 +149,7 @@ def assert_same_gradients(task, computed, reference, folder, bounds=None):
         wanted = to_numpy(gradients[path])
         bound = next((b for part, b in (bounds or {}).items() if part in path), 1e-4)
         assert np.abs(value - wanted).max() <= bound * max(np.abs(wanted).max(), 1), path
-    return list(found)
+    return loss, list(found)
 
 
 def checked_parameters(preset):

@@ -8,7 +8,6 @@ import pytest
 import keras_transformer as kt
 from keras_transformer.checkpoints import load_config
 from keras_transformer.checkpoints.families import FAMILIES
-from keras_transformer.checkpoints.weights.safetensors_io import to_numpy
 from keras_transformer.training import EdgeDetectionLoss
 from tests.checkpoints.family_d_fine import NETWORK, VALUES, d_fine
 from tests.checkpoints.on_maps import (
@@ -21,6 +20,7 @@ from tests.checkpoints.on_maps import (
     shaken,
     share_noise,
 )
+from tests.compiled import outputs_of
 
 torch = pytest.importorskip("torch")
 safetensors = pytest.importorskip("safetensors.numpy")
@@ -75,12 +75,12 @@ def test_same_outputs(tmp_path, name):
     for path, tensor in again.state_dict().items():
         assert torch.equal(tensor, tensors[path]), path
     ours, _ = pixels(64, 96)
-    both = to_numpy(task({"images": ours}))
-    assert np.abs(to_numpy(task({"images": ours[1:]})) - both[1:]).max() <= 1e-4
+    both = outputs_of(task, {"images": ours})
+    assert np.abs(outputs_of(task, {"images": ours[1:]}) - both[1:]).max() <= 1e-4
     task.save_to_preset(tmp_path / "saved")
     saved = kt.Task.from_preset(tmp_path / "saved")
     assert saved.task_values() == task.task_values()
-    assert np.array_equal(to_numpy(saved({"images": ours})), both)
+    assert np.array_equal(outputs_of(saved, {"images": ours}), both)
     if name == "three maps":
         config = task.backbone.config
         plan = kt.planning.make_plan(config, batch_size=2, length=config.stem.num_states)
@@ -118,7 +118,7 @@ def test_distances_are_those_of_the_checkpoint(tmp_path):
     task = kt.Task.from_preset(tmp_path)
     with torch.no_grad():
         expected = reference(theirs)
-    found = to_numpy(task({"images": ours}))
+    found = outputs_of(task, {"images": ours})
     assert np.abs(found[..., :4] - expected.pred_boxes.numpy()).max() <= 1e-4
     arrays = safetensors.load_file(tmp_path / "model.safetensors")
     shares = "model.decoder.layers.0.encoder_attn.num_points_scale"
@@ -207,11 +207,10 @@ def test_same_losses_and_gradients(tmp_path, monkeypatch, name):
     assert told == {"loss_vfl", "loss_bbox", "loss_giou", "loss_fgl", "loss_ddf"}
 
     computed = loss_of_a_step(task, ours, targets)
-    value = float(to_numpy(computed()))
-    assert abs(value - float(expected.detach())) <= 1e-4 * value
     # Sums over all features and places, most of which cancel each other.
     bounds = {"_affine/": 5e-4}
-    found = assert_same_gradients(task, computed, reference, tmp_path, bounds)
+    value, found = assert_same_gradients(task, computed, reference, tmp_path, bounds)
+    assert abs(value - float(expected.detach())) <= 1e-4 * value
     assert len(found) > 200 and "encoder/input_convolution_1_affine/scale" in found
     assert not any(path.endswith(("edges/reach", "edges/scale")) for path in found)
     # Evaluation has the loss of the last layer's boxes and classes alone.

@@ -5,8 +5,8 @@ import pytest
 
 import keras_transformer as kt
 from keras_transformer.checkpoints.families import FAMILIES
-from keras_transformer.checkpoints.weights.safetensors_io import to_numpy
 from tests.checkpoints.family_dense import DPT, depth_anything, dpt
+from tests.compiled import outputs_of
 from tests.tasks.images import patches
 
 torch = pytest.importorskip("torch")
@@ -65,7 +65,7 @@ def test_same_maps(tmp_path, case):
     theirs = torch.tensor(np.moveaxis(pixels, -1, 1).copy())
     with torch.no_grad():
         expected = reference(theirs)[0].numpy()
-    found = to_numpy(task({"images": pixels}))
+    found = outputs_of(task, {"images": pixels})
     found = np.moveaxis(found, -1, 1) if kind is kt.ImageSegmenter else found
     assert found.shape == expected.shape and expected.std() > 0.01
     assert np.abs(found - expected).max() <= 1e-4
@@ -96,7 +96,7 @@ def test_a_backbone_alone_is_a_dinov2(tmp_path):
     pixels = np.random.default_rng(0).normal(size=(1, 20, 16, 3)).astype("float32")
     with torch.no_grad():
         expected = again(torch.tensor(np.moveaxis(pixels, -1, 1).copy())).last_hidden_state.numpy()
-    assert np.abs(to_numpy(backbone({"images": pixels})) - expected).max() <= 2e-5
+    assert np.abs(outputs_of(backbone, {"images": pixels}) - expected).max() <= 2e-5
     with pytest.raises(
         ValueError, match="depth_anything checkpoint cannot express a model without"
     ):

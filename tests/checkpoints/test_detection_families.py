@@ -15,7 +15,8 @@ from keras_transformer.checkpoints.weights.safetensors_io import to_numpy
 from keras_transformer.training import DetectionLoss
 from tests.checkpoints.family_detr import VALUES as DETR
 from tests.checkpoints.family_detr import detr, table_transformer
-from tests.checkpoints.test_families import _gradients, assert_gradients, gradients_of
+from tests.checkpoints.test_families import _gradients, assert_gradients, value_and_gradients_of
+from tests.compiled import outputs_of
 
 torch = pytest.importorskip("torch")
 safetensors = pytest.importorskip("safetensors.numpy")
@@ -73,7 +74,7 @@ def test_same_outputs(both):
         ours, theirs = pixels(*size)
         with torch.no_grad():
             expected = reference(theirs)
-        found = to_numpy(task({"images": ours}))
+        found = outputs_of(task, {"images": ours})
         assert expected.logits.std() > 0.1 and expected.pred_boxes.std() > 0.01
         assert np.abs(found[..., 4:] - expected.logits.numpy()).max() <= 1e-4
         assert np.abs(found[..., :4] - expected.pred_boxes.numpy()).max() <= 1e-4
@@ -93,10 +94,10 @@ def test_same_outputs_of_padded_images(tmp_path, make):
     theirs = torch.tensor(np.moveaxis(ours, -1, 1).copy())
     with torch.no_grad():
         expected = reference(theirs, pixel_mask=torch.tensor(mask).long())
-    found = to_numpy(task({"images": ours, "padding_mask": mask}))
+    found = outputs_of(task, {"images": ours, "padding_mask": mask})
     assert np.abs(found[..., 4:] - expected.logits.numpy()).max() <= 1e-4
     assert np.abs(found[..., :4] - expected.pred_boxes.numpy()).max() <= 1e-4
-    alone = to_numpy(task({"images": ours}))
+    alone = outputs_of(task, {"images": ours})
     assert np.abs(alone - found).max() > 1e-3
     with pytest.raises(ValueError, match="`padding_mask` must be of shape"):
         task({"images": ours, "padding_mask": mask[:, 1:]})
@@ -230,10 +231,11 @@ def test_same_gradients_of_the_losses_of_all_layers(tmp_path):
     task = kt.ObjectDetector.from_preset(tmp_path / "theirs", auxiliary_loss=True)
     expected = theirs_of()
     expected.backward()
-    assert abs(float(computed()) - float(expected.detach())) <= 1e-4
-    variables = {**backbone_variables(task.backbone), **task.head}
+    variables = {**backbone_variables(task.backbone), **dict(task.head.items())}
     trained = {id(v) for v in task.trainable_variables}
-    found = gradients_of({p: v for p, v in variables.items() if id(v) in trained}, computed)
+    variables = {path: v for path, v in variables.items() if id(v) in trained}
+    value, found = value_and_gradients_of(variables, computed)
+    assert abs(value - float(expected.detach())) <= 1e-4
     with torch.no_grad():
         for parameter in reference.parameters():
             parameter.copy_(parameter.grad)
@@ -249,7 +251,7 @@ def test_same_gradients_of_the_losses_of_all_layers(tmp_path):
     assert not back.config.auxiliary_loss  # with which it would compute something else
     with torch.no_grad():
         logits = back(theirs).logits.numpy()
-    assert np.abs(to_numpy(task({"images": ours}))[..., 4:] - logits).max() <= 1e-4
+    assert np.abs(outputs_of(task, {"images": ours})[..., 4:] - logits).max() <= 1e-4
 
 
 @pytest.mark.one_backend

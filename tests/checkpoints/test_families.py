@@ -330,6 +330,11 @@ def _gradients(backbone, loss):
 
 def gradients_of(variables, loss):
     """The gradient of a loss by each of the variables, by path."""
+    return value_and_gradients_of(variables, loss)[1]
+
+
+def value_and_gradients_of(variables, loss):
+    """The value of a loss, and its gradient by each of the variables, by path."""
     variables = {path: v for path, v in variables.items() if "seed_generator" not in path}
     if keras.backend.backend() == "tensorflow":
         import tensorflow as tf
@@ -338,19 +343,21 @@ def gradients_of(variables, loss):
             value = loss()
         values = [v.value for v in variables.values()]
         found = tape.gradient(value, values, unconnected_gradients="zero")
-        return {path: to_numpy(g) for path, g in zip(variables, found, strict=True)}
+        return float(value), {path: to_numpy(g) for path, g in zip(variables, found, strict=True)}
     if keras.backend.backend() == "torch":
-        loss().backward()
+        value = loss()
+        value.backward()
         grads = {path: v.value.grad for path, v in variables.items()}
-        return {path: np.zeros(1) if g is None else to_numpy(g) for path, g in grads.items()}
+        found = {path: np.zeros(1) if g is None else to_numpy(g) for path, g in grads.items()}
+        return float(value.detach()), found
     import jax
 
     def of_values(values):
         with keras.StatelessScope(list(zip(variables.values(), values, strict=True))):
             return loss()
 
-    found = jax.jit(jax.grad(of_values))([v.value for v in variables.values()])
-    return {path: np.asarray(g) for path, g in zip(variables, found, strict=True)}
+    value, found = jax.jit(jax.value_and_grad(of_values))([v.value for v in variables.values()])
+    return float(value), {path: np.asarray(g) for path, g in zip(variables, found, strict=True)}
 
 
 def assert_gradients(found, reference, folder):

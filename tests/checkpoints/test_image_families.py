@@ -12,6 +12,7 @@ from tests.checkpoints import families
 from tests.checkpoints.conftest import assert_reads_back
 from tests.checkpoints.family_images import CONFIGS
 from tests.checkpoints.test_families import _gradients, assert_gradients, saved
+from tests.compiled import outputs_of
 
 torch = pytest.importorskip("torch")
 
@@ -67,7 +68,7 @@ def test_positions_of_other_sizes(both, size):
     options = {} if any_size else {"interpolate_pos_encoding": True}
     with torch.no_grad():
         expected = reference(theirs, **options)[0].numpy()
-    assert np.abs(to_numpy(backbone(ours)) - expected).max() <= 2e-5
+    assert np.abs(outputs_of(backbone, ours) - expected).max() <= 2e-5
 
 
 @pytest.mark.one_backend

@@ -13,6 +13,7 @@ from keras_transformer.checkpoints.keras_hub import read_images, read_tokenizer
 from keras_transformer.checkpoints.keras_hub.writing import make_tokenizer
 from keras_transformer.checkpoints.weights.safetensors_io import to_numpy
 from tests.checkpoints.test_keras_hub import hub  # noqa: F401
+from tests.compiled import outputs_of
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning"),
@@ -75,7 +76,7 @@ def test_states_and_logits(both):
     expected = theirs.backbone(
         {"images": images, "token_ids": ids, "padding_mask": mask.astype("int32")}
     )
-    logits = to_numpy(ours(inputs))
+    logits = outputs_of(ours, inputs)
     assert np.abs(logits[..., :START] - to_numpy(expected))[mask].max() <= 1e-4
     assert (logits[..., START:] < -1e4).all()  # the start and the padding are never written
     states = theirs.backbone.image_encoder(images)
@@ -120,7 +121,7 @@ def test_permuted_orders(both):
     texts = ["abcdefgh", "x1z", "Q"]
     made = ours.make_dataset(list(IMAGES), texts, num_orders=6, seed=1)
     inputs, targets, weights = made[0]
-    logits = to_numpy(ours(inputs))
+    logits = outputs_of(ours, inputs)
     packs, positions = (inputs[f"decoder_{name}"] for name in ("pack_ids", "position_ids"))
     orders = {}
     for row, place in enumerate(made.order):

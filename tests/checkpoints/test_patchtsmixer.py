@@ -12,6 +12,7 @@ from tests.checkpoints import families
 from tests.checkpoints.family_series import CONFIGS
 from tests.checkpoints.test_families import _gradients, saved
 from tests.checkpoints.test_series_families import as_rows, assert_the_way_back, rows, scaled
+from tests.compiled import outputs_of
 
 torch = pytest.importorskip("torch")
 
@@ -36,7 +37,7 @@ def test_same_states_and_forecasts(both):
     with torch.no_grad():
         expected = reference(torch.tensor(series)).prediction_outputs.numpy()
         states = reference.model(torch.tensor(series)).last_hidden_state
-    found = to_numpy(task.backbone(rows_of(task.backbone, scaled(series))))
+    found = outputs_of(task.backbone, rows_of(task.backbone, scaled(series)))
     assert np.abs(found - states.numpy().reshape(found.shape)).max() <= 2e-5
     found = task.forecast([*series])
     assert np.abs(np.stack(found) - expected).max() <= 1e-4

@@ -6,7 +6,6 @@ import pytest
 
 import keras_transformer as kt
 from keras_transformer.checkpoints.families import FAMILIES
-from keras_transformer.checkpoints.weights.safetensors_io import to_numpy
 from keras_transformer.config.outputs import OF_SQUARES
 from keras_transformer.generation import BeamSearch, Rules
 from keras_transformer.tasks.text.generating import GenerationCall
@@ -14,6 +13,7 @@ from tests.checkpoints import families
 from tests.checkpoints.conftest import assert_same_values
 from tests.checkpoints.family_placed import CONFIGS
 from tests.checkpoints.test_families import _gradients, assert_gradients, saved
+from tests.compiled import outputs_of
 
 torch = pytest.importorskip("torch")
 
@@ -108,7 +108,7 @@ def test_same_logits(both):
     images, rows = rows_of(task)
     behind = [[7, 8, 9], [10]]
     ours, mask = ours_of(task, images, rows, behind)
-    found = to_numpy(task(ours))
+    found = outputs_of(task, ours)
     for i, expected in enumerate(logits_of(reference, images, rows, behind)):
         assert np.abs(found[i][mask[i]] - expected).max() <= 1e-4
 
@@ -182,7 +182,7 @@ def test_presets_and_keras_files(both, tmp_path):
     _, task = both
     images, rows = rows_of(task)
     ours, mask = ours_of(task, images, rows)
-    expected = to_numpy(task(ours))
+    expected = outputs_of(task, ours)
     task.save_to_preset(tmp_path / "preset")
     task.save(tmp_path / "model.keras")
     for again in (
@@ -190,7 +190,7 @@ def test_presets_and_keras_files(both, tmp_path):
         keras.models.load_model(tmp_path / "model.keras"),
     ):
         assert again.task_values() == task.task_values()
-        assert np.abs(to_numpy(again(ours)) - expected)[mask].max() <= 1e-6
+        assert np.abs(outputs_of(again, ours) - expected)[mask].max() <= 1e-6
 
 
 @pytest.mark.backend_independent

@@ -14,6 +14,7 @@ from keras_transformer.tasks.text.generating import GenerationCall
 from tests.checkpoints import families
 from tests.checkpoints.conftest import assert_same_values
 from tests.checkpoints.test_families import _gradients, assert_gradients, saved
+from tests.compiled import outputs_of
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
@@ -87,7 +88,7 @@ def states_of(reference, given):
 def test_same_states_and_logits(both):
     reference, task = both
     ours, theirs = inputs(task.backbone.config)
-    found = to_numpy(task(ours))
+    found = outputs_of(task, ours)
     collected = task.backbone(ours, collect=("states",))[-1]["encoder_states"][-1]
     mask = ours["encoder_padding_mask"]
     for i, given in enumerate(theirs):
@@ -97,7 +98,7 @@ def test_same_states_and_logits(both):
         assert np.abs(to_numpy(collected)[i][mask[i]] - states).max() <= 2e-5
     # Which token is padding changes nothing, not even a placeholder.
     other = np.where(mask, ours["encoder_token_ids"], task.backbone.config.placeholder_id)
-    assert np.abs(to_numpy(task({**ours, "encoder_token_ids": other})) - found).max() <= 1e-4
+    assert np.abs(outputs_of(task, {**ours, "encoder_token_ids": other}) - found).max() <= 1e-4
 
 
 def test_rows_without_images(both):
@@ -120,10 +121,10 @@ def test_rows_without_images(both):
     writer = reference.language_model if config.queries is not None else reference
     with torch.no_grad():
         without, expected = writer(**alone).logits[0], reference(**theirs[0]).logits[0]
-    found = to_numpy(task(given))
+    found = outputs_of(task, given)
     assert np.abs(found - np.stack([without, expected])).max() <= 1e-4
     neither = {name: array[:1] for name, array in given.items() if name != "source_images"}
-    assert np.abs(to_numpy(task(neither))[0] - without.numpy()).max() <= 1e-4
+    assert np.abs(outputs_of(task, neither)[0] - without.numpy()).max() <= 1e-4
 
 
 @pytest.mark.one_backend

@@ -15,6 +15,7 @@ from tests.checkpoints import families
 from tests.checkpoints.conftest import assert_reads_back
 from tests.checkpoints.family_sound import CONFIGS
 from tests.checkpoints.test_families import _gradients, saved
+from tests.compiled import outputs_of
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
@@ -48,7 +49,7 @@ def test_same_states(both):
     mask = np.arange(max(LENGTHS)) < np.array(LENGTHS)[:, None]
     samples = np.zeros(mask.shape, "float32")
     samples[mask] = np.concatenate(recordings())
-    states = to_numpy(backbone({"samples": samples, "padding_mask": mask}))
+    states = outputs_of(backbone, {"samples": samples, "padding_mask": mask})
     for found, row in zip(states, recordings(), strict=True):
         expected = alone(reference, row)
         assert np.abs(found[: len(expected)] - expected).max() <= 2e-5

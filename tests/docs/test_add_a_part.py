@@ -58,7 +58,7 @@ def test_the_page_checks_itself(changed, backend, tmp_path):
 
 
 @pytest.mark.one_backend
-def test_in_a_module_of_ones_own(backend, tmp_path):
+def test_in_a_module_of_ones_own(forks, tmp_path):
     """The part and the layer of the page in one file beside the program, and the page's check."""
     ((_, hunks),), ((_, layer),) = CHANGES, FILES
     _, part = hunks.split("@@\n")
@@ -66,16 +66,8 @@ def test_in_a_module_of_ones_own(backend, tmp_path):
     layer = layer.replace("from keras_transformer.config.mixers import TokenShift\n", "")
     (tmp_path / "my_mixers.py").write_text("\n".join([*IMPORTS, layer, part]), encoding="utf-8")
     code = "import my_mixers\n" + CHECK.replace("parts.TokenShift", "my_mixers.TokenShift")
-    path = os.pathsep.join([str(tmp_path), str(ROOT), os.environ.get("PYTHONPATH", "")])
-    environment = {**os.environ, "PYTHONPATH": path, "KERAS_BACKEND": backend}
-
-    def run(code):
-        return subprocess.run(
-            [sys.executable, "-c", code], cwd=tmp_path, env=environment,
-            capture_output=True, text=True,
-        )  # fmt: skip
-
-    done = run(code)
+    done = forks.run("-c", code, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    forgotten = run("import keras_transformer as kt\nkt.CausalLM.from_preset('shifted')")
+    code = "import keras_transformer as kt\nkt.CausalLM.from_preset('shifted')"
+    forgotten = forks.run("-c", code, cwd=tmp_path)
     assert "received 'token_shift'. Import the module of a part of your own" in forgotten.stderr

@@ -67,7 +67,8 @@ def test_states_are_those_of_timm(both):
     assert states.shape == (2, 4, 2048)
     assert np.abs(mobilenet_v5.sample(states) - expected).max() <= 2e-5
     alone = states_of(backbone, IMAGES[[1, 1]])  # of the same size, a compiled program
-    assert np.abs(alone[0] - states[1]).max() <= 1e-6
+    # Its place in a batch may decide how it is rounded.
+    assert np.abs(alone[0] - states[1]).max() <= 2e-5
 
 
 @pytest.mark.one_backend

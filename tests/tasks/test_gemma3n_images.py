@@ -14,6 +14,7 @@ from keras_transformer.checkpoints.weights.safetensors_io import to_numpy
 from keras_transformer.generation import BeamSearch, Rules
 from tests.checkpoints import mobilenet_v5
 from tests.checkpoints.test_families import _gradients, assert_gradients
+from tests.compiled import outputs_of
 from tests.tasks import vision_chats
 from tests.tasks.test_gemma4_sound import (
     assert_back,
@@ -126,7 +127,7 @@ def test_same_logits_in_one_batch(both):
     seen = np.unique(arrays["encoder_images"], axis=0)
     heard = np.unique(arrays["sound_frames"], axis=0)
     assert len(seen) <= 4 and len(heard) <= 4  # three of each, and a blank one
-    found = to_numpy(task(arrays))
+    found = outputs_of(task, arrays)
     for i, conversation in enumerate(conversations()):
         assert ids_of(model, processor, conversation) == row_of(arrays, mask, i)
         expected = expected_logits(model, processor, conversation)
@@ -138,13 +139,13 @@ def test_same_logits_in_one_batch(both):
 def test_a_row_is_what_it_is_alone(both):
     *_, task = both
     arrays, mask = arrays_of(task, conversations())
-    together = to_numpy(task(arrays))
+    together = outputs_of(task, arrays)
     for i, conversation in enumerate(conversations()):
         alone, own = arrays_of(task, [conversation])
         expected = together[i][mask[i]]
         # Convolutions of other numbers of images round otherwise, and more so without AVX-512.
         bound = 2e-5 * np.abs(expected).max()
-        assert np.abs(to_numpy(task(alone))[own] - expected).max() <= bound
+        assert np.abs(outputs_of(task, alone)[own] - expected).max() <= bound
 
 
 @pytest.mark.each_backend
@@ -176,7 +177,7 @@ def test_tokens_of_images_and_sound(both):
         expected = model(input_ids=torch.tensor([ids])).logits[0].numpy()
     given = np.array([ids], "int32")
     placed = {"decoder_placed_states": np.full((1, 4), -1, "int32")}
-    found = to_numpy(task({"decoder_token_ids": given, **placed}))
+    found = outputs_of(task, {"decoder_token_ids": given, **placed})
     assert np.abs(found[0] - expected).max() <= 1e-4
 
 
@@ -322,7 +323,7 @@ def test_adapters(tmp_path):
     losses = task.fit(rows, epochs=3, verbose=0).history["loss"]
     assert losses[-1] < losses[0]
     arrays, mask = arrays_of(task, conversations())
-    adapted = to_numpy(task(arrays))
+    adapted = outputs_of(task, arrays)
     task.merge_lora()
     kt.export_to_huggingface(task, tmp_path / "merged")
     merged = type(model).from_pretrained(tmp_path / "merged").eval()
@@ -381,8 +382,8 @@ def test_what_does_not_fit_is_refused(both):
     with pytest.raises(ValueError, match="has .* placeholders, tokens of the id"):
         task.backbone({**arrays, "decoder_token_ids": fewer})
     alone = {n: x for n, x in arrays.items() if n != "decoder_placed_states"}
-    found = to_numpy(task.backbone(alone))  # an image for each row needs no numbers
-    assert np.abs(found - to_numpy(task.backbone(arrays))).max() <= 1e-6
+    found = outputs_of(task.backbone, alone)  # an image for each row needs no numbers
+    assert np.abs(found - outputs_of(task.backbone, arrays)).max() <= 1e-6
     with pytest.raises(ValueError, match="and the encoder makes 4 states of an input"):
         task.backbone({**alone, "decoder_token_ids": fewer})
     heard, _ = arrays_of(task, conversations()[3:4])

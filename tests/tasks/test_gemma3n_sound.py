@@ -9,6 +9,7 @@ import keras_transformer as kt
 from keras_transformer.checkpoints.families import FAMILIES
 from keras_transformer.checkpoints.weights.safetensors_io import to_numpy
 from keras_transformer.processors import Sound
+from tests.compiled import outputs_of
 from tests.tasks import vision_chats
 from tests.tasks.test_gemma3n_images import ids_of, inputs_of, row_of
 from tests.tasks.test_gemma4_sound import (
@@ -50,7 +51,7 @@ def test_same_logits_in_one_batch(both):
     arrays, mask = arrays_of(task, conversations())
     assert len(np.unique(arrays["sound_frames"], axis=0)) <= 5  # four, and a blank one
     assert "encoder_images" not in arrays
-    found = to_numpy(task(arrays))
+    found = outputs_of(task, arrays)
     for i, conversation in enumerate(conversations()):
         assert ids_of(model, processor, conversation) == row_of(arrays, mask, i)
         with torch.no_grad():
@@ -67,7 +68,7 @@ def test_same_logits_by_their_own_inputs(both):
     with torch.no_grad():
         expected = model(**theirs_of(processor, conversation), **given).logits[0].numpy()
     arrays, mask = arrays_of(task, [conversation])
-    assert np.abs(to_numpy(task(arrays))[mask] - expected).max() <= 1e-4
+    assert np.abs(outputs_of(task, arrays)[mask] - expected).max() <= 1e-4
 
 
 @pytest.mark.each_backend
@@ -127,7 +128,7 @@ def test_a_model_without_images(both):
     arrays, mask = arrays_of(task, conversations())
     assert {"encoder_frames", "encoder_padding_mask"} <= arrays.keys()
     expected, _ = arrays_of(whole, conversations())
-    assert np.abs(to_numpy(task(arrays)) - to_numpy(whole(expected)))[mask].max() <= 1e-5
+    assert np.abs(outputs_of(task, arrays) - to_numpy(whole(expected)))[mask].max() <= 1e-5
     image = np.zeros((8, 8, 3), "uint8")
     with pytest.raises(ValueError, match="`messages`: This model sees no images"):
         task.chat([user(image, "which ?")])

@@ -13,6 +13,7 @@ from keras_transformer.config.structure import is_frozen
 from keras_transformer.generation import BeamSearch, Rules
 from tests.checkpoints.conftest import assert_same_values
 from tests.checkpoints.test_families import _gradients, assert_gradients
+from tests.compiled import outputs_of
 from tests.tasks import vision_chats
 from tests.tasks.test_qwen_vl import said
 from tests.tasks.test_video_chats import frames_of, video
@@ -43,7 +44,7 @@ def test_same_logits_in_one_batch(both):
     model, processor, task = both
     arrays, mask = arrays_of(task, conversations())
     assert "decoder_placed_offsets" not in arrays
-    found = to_numpy(task(arrays))
+    found = outputs_of(task, arrays)
     for i, conversation in enumerate(conversations()):
         theirs = theirs_of(processor, conversation)
         assert theirs["input_ids"][0].tolist() == arrays["decoder_token_ids"][i][mask[i]].tolist()
@@ -72,7 +73,7 @@ def test_same_logits_of_videos(both):
     model, processor, task = both
     some = [*with_videos(), *conversations()[:2]]
     arrays, mask = arrays_of(task, some)
-    found = to_numpy(task(arrays))
+    found = outputs_of(task, arrays)
     image = task.backbone.config.placeholder_id
     for i, conversation in enumerate(some):
         theirs = theirs_of(processor, conversation)
@@ -173,7 +174,7 @@ def test_export_is_the_way_back(both, tmp_path):
 def test_presets_and_keras_files(both, tmp_path):
     *_, task = both
     arrays, mask = arrays_of(task, conversations())
-    expected = to_numpy(task(arrays))
+    expected = outputs_of(task, arrays)
     task.save_to_preset(tmp_path / "preset")
     task.save(tmp_path / "model.keras")
     for again in (
@@ -182,7 +183,7 @@ def test_presets_and_keras_files(both, tmp_path):
     ):
         assert again.task_values() == task.task_values()
         mine, _ = arrays_of(again, conversations())
-        assert np.abs(to_numpy(again(mine)) - expected)[mask].max() <= 1e-6
+        assert np.abs(outputs_of(again, mine) - expected)[mask].max() <= 1e-6
 
 
 @pytest.mark.one_backend
@@ -208,7 +209,7 @@ def test_states_of_an_image_see_each_other(both):
     states[1, len(ids[ids == token]) - 1] += 1
     given = {name: array for name, array in rows[0].items() if name.startswith("decoder")}
     # Each by itself: in a batch the place of a row may change how it is rounded.
-    found = [to_numpy(task.backbone({"encoder_states": x[None], **given}))[0] for x in states]
+    found = [outputs_of(task.backbone, {"encoder_states": x[None], **given})[0] for x in states]
     found = np.stack(found)
     change = np.abs(found[0, : first + 1] - found[1, : first + 1]).max(axis=-1)
     assert change[:first].max() == 0
@@ -260,9 +261,9 @@ def test_adapters(both, tmp_path):
     losses = task.fit(rows, epochs=3, verbose=0).history["loss"]
     assert losses[-1] < losses[0]
     arrays, mask = arrays_of(task, conversations())
-    adapted = to_numpy(task(arrays))
+    adapted = outputs_of(task, arrays)
     task.merge_lora()
-    assert np.abs(to_numpy(task(arrays)) - adapted)[mask].max() <= 1e-4
+    assert np.abs(outputs_of(task, arrays) - adapted)[mask].max() <= 1e-4
     kt.export_to_huggingface(task, tmp_path / "merged")
     merged = type(model).from_pretrained(tmp_path / "merged").eval()
     with torch.no_grad():
@@ -291,7 +292,7 @@ def test_folders_with_sound(tmp_path):
     arrays, _ = arrays_of(task, conversations()[2:3])
     with torch.no_grad():
         expected = model(**theirs).logits[0].numpy()
-    assert np.abs(to_numpy(task(arrays))[0] - expected).max() <= 1e-4
+    assert np.abs(outputs_of(task, arrays)[0] - expected).max() <= 1e-4
     texts = kt.CausalLM.from_preset(tmp_path)
     assert texts.backbone.family == "gemma4_text"
 

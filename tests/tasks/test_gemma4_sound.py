@@ -17,6 +17,7 @@ from keras_transformer.processors import Sound
 from keras_transformer.tasks.images import row_images
 from tests.checkpoints.conftest import assert_same_values
 from tests.checkpoints.test_families import _gradients, assert_gradients
+from tests.compiled import outputs_of
 from tests.tasks import vision_chats
 from tests.tasks.test_qwen_vl import said
 from tests.tasks.test_video_chats import frames_of, video
@@ -82,7 +83,7 @@ def test_same_logits_in_one_batch(both):
     model, processor, task = both
     arrays, mask = arrays_of(task, conversations())
     assert len(np.unique(arrays["sound_frames"], axis=0)) <= 4  # three, and a blank one
-    found = to_numpy(task(arrays))
+    found = outputs_of(task, arrays)
     token = task.backbone.config.placeholder_id
     for i, conversation in enumerate(conversations()):
         theirs = theirs_of(processor, conversation)
@@ -174,7 +175,7 @@ def test_same_gradients(both, tmp_path):
 def assert_saved(task, some, folder):
     """A preset and a file of Keras give the logits of conversations as they are."""
     arrays, mask = arrays_of(task, some)
-    expected = to_numpy(task(arrays))
+    expected = outputs_of(task, arrays)
     task.save_to_preset(folder / "preset")
     task.save(folder / "model.keras")
     for again in (
@@ -182,7 +183,7 @@ def assert_saved(task, some, folder):
         keras.models.load_model(folder / "model.keras"),
     ):
         mine, _ = arrays_of(again, some)
-        assert np.abs(to_numpy(again(mine)) - expected)[mask].max() <= 1e-6
+        assert np.abs(outputs_of(again, mine) - expected)[mask].max() <= 1e-6
 
 
 def assert_back(task, some, folder):
@@ -288,7 +289,7 @@ def test_adapters(tmp_path):
     losses = task.fit(rows, epochs=3, verbose=0).history["loss"]
     assert losses[-1] < losses[0]
     arrays, mask = arrays_of(task, conversations())
-    adapted = to_numpy(task(arrays))
+    adapted = outputs_of(task, arrays)
     task.merge_lora()
     kt.export_to_huggingface(task, tmp_path / "merged")
     merged = type(model).from_pretrained(tmp_path / "merged").eval()

@@ -173,8 +173,8 @@ def test_a_decoder_of_queries_learns_boxes(tmp_path):
     assert y[0, 0, 0] == pytest.approx((left + right) / 2 / 32)  # a share without the padding
     before = {w.path: keras.ops.convert_to_numpy(w) for w in task.backbone.encoder_stem.weights}
     task.compile(keras.optimizers.Adam(1e-2))
-    history = task.fit(images, objects, epochs=60, batch_size=4, verbose=0).history
-    assert history["loss"][-1] < history["loss"][0] / 2
+    losses = task.fit(images, objects, epochs=80, batch_size=4, verbose=0).history["loss"]
+    assert np.mean(losses[-10:]) < losses[0] / 2  # a single step may leap
     assert np.isfinite(task.evaluate(images, objects, verbose=0))
     for weight in task.backbone.encoder_stem.weights:
         same = np.array_equal(before[weight.path], keras.ops.convert_to_numpy(weight))

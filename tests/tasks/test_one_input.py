@@ -9,6 +9,7 @@ from keras_transformer import export_to_huggingface
 from keras_transformer.checkpoints.weights.safetensors_io import to_numpy
 from tests.checkpoints import families
 from tests.checkpoints.conftest import assert_same_values
+from tests.compiled import outputs_of
 from tests.tasks.common import ENGLISH, config, randomized, tokenizer
 
 CLASSES = {
@@ -96,7 +97,7 @@ def test_logits_and_a_step_are_those_of_transformers(tmp_path, model_type, task,
     model, inputs, targets = made(model_type, task, number, tmp_path / "before")
     ours = getattr(kt, task).from_preset(tmp_path / "before")
     logits, loss = expected_of(model, task, inputs, targets)
-    found = to_numpy(ours(inputs))
+    found = outputs_of(ours, inputs)
     real = logits > -1e5
     real &= inputs["padding_mask"][..., None] if found.ndim == 3 else True
     assert np.abs(found - logits)[real].max() <= 1e-4
@@ -139,12 +140,12 @@ def test_padding_on_either_side_changes_nothing(task, start_id):
     end = words.end_id
     rows = [[7, 8, end, 9, 10], [11, 12], [13, end, 14, end, 15, 16]]
     for row in rows:
-        alone = to_numpy(model({"token_ids": np.array([row], "int32")}))
+        alone = outputs_of(model, {"token_ids": np.array([row], "int32")})
         for before, after in ((3, 0), (0, 3), (2, 1)):
             ids = np.array([[5] * before + row + [5] * after], "int32")
             places = np.arange(ids.shape[1])
             mask = ((places >= before) & (places < before + len(row)))[None]
-            found = to_numpy(model({"token_ids": ids, "padding_mask": mask}))
+            found = outputs_of(model, {"token_ids": ids, "padding_mask": mask})
             found = found if found.ndim == 2 else found[:, mask[0]]
             np.testing.assert_allclose(found, alone, atol=1e-5)
 

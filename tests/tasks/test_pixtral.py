@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 import keras_transformer as kt
-from keras_transformer.checkpoints.weights.safetensors_io import to_numpy
 from keras_transformer.generation import Rules
 from tests.checkpoints.test_families import _gradients, assert_gradients
+from tests.compiled import outputs_of
 from tests.tasks import vision_chats
 from tests.tasks.test_qwen_vl import said
 from tests.tasks.test_vision_chats import arrays_of, theirs_of
@@ -37,7 +37,7 @@ def test_same_logits_in_one_batch(both):
     model, processor, task = both
     arrays, mask = arrays_of(task, conversations())
     assert "decoder_placed_offsets" not in arrays
-    found = to_numpy(task(arrays))
+    found = outputs_of(task, arrays)
     for i, conversation in enumerate(conversations()):
         theirs = theirs_of(processor, conversation)
         assert theirs["input_ids"][0].tolist() == arrays["decoder_token_ids"][i][mask[i]].tolist()
@@ -107,7 +107,7 @@ def test_export_is_the_way_back(both, tmp_path):
 def test_presets_and_keras_files(both, tmp_path):
     *_, task = both
     arrays, mask = arrays_of(task, conversations())
-    expected = to_numpy(task(arrays))
+    expected = outputs_of(task, arrays)
     task.save_to_preset(tmp_path / "preset")
     task.save(tmp_path / "model.keras")
     for again in (
@@ -116,7 +116,7 @@ def test_presets_and_keras_files(both, tmp_path):
     ):
         assert again.task_values() == task.task_values()
         mine, _ = arrays_of(again, conversations())
-        assert np.abs(to_numpy(again(mine)) - expected)[mask].max() <= 1e-6
+        assert np.abs(outputs_of(again, mine) - expected)[mask].max() <= 1e-6
 
 
 @pytest.mark.parametrize("both", MODELS[::2], indirect=True, ids=str)

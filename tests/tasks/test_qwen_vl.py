@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 
 import keras_transformer as kt
-from keras_transformer.checkpoints.weights.safetensors_io import to_numpy
 from keras_transformer.generation import BeamSearch, Rules
 from tests.checkpoints.family_placed import OF_ANY_SIZE
 from tests.checkpoints.test_families import _gradients, assert_gradients
+from tests.compiled import outputs_of
 from tests.tasks import vision_chats
 from tests.tasks.test_vision_chats import arrays_of, theirs_of
 from tests.tasks.vision_chats import conversations, user
@@ -33,7 +33,7 @@ def test_same_logits_in_one_batch(both):
     """Rows with none, one, two and five images of three sizes, each row with theirs alone."""
     model, processor, task = both
     arrays, mask = arrays_of(task, conversations())
-    found = to_numpy(task(arrays))
+    found = outputs_of(task, arrays)
     for i, conversation in enumerate(conversations()):
         theirs = theirs_of(processor, conversation)
         assert theirs["input_ids"][0].tolist() == arrays["decoder_token_ids"][i][mask[i]].tolist()
@@ -112,14 +112,14 @@ def test_experts_in_either_layout_of_their_matrices(tmp_path, transposed):
     arrays, mask = arrays_of(task, conversations()[3:4])
     with torch.no_grad():
         expected = model(**theirs_of(processor, conversations()[3])).logits[0].numpy()
-    assert np.abs(to_numpy(task(arrays))[0][mask[0]] - expected).max() <= 1e-4
+    assert np.abs(outputs_of(task, arrays)[0][mask[0]] - expected).max() <= 1e-4
 
 
 @pytest.mark.one_backend
 def test_presets_and_keras_files(both, tmp_path):
     *_, task = both
     arrays, mask = arrays_of(task, conversations())
-    expected = to_numpy(task(arrays))
+    expected = outputs_of(task, arrays)
     task.save_to_preset(tmp_path / "preset")
     task.save(tmp_path / "model.keras")
     for again in (
@@ -128,7 +128,7 @@ def test_presets_and_keras_files(both, tmp_path):
     ):
         assert again.task_values() == task.task_values()
         mine, _ = arrays_of(again, conversations())
-        assert np.abs(to_numpy(again(mine)) - expected)[mask].max() <= 1e-6
+        assert np.abs(outputs_of(again, mine) - expected)[mask].max() <= 1e-6
 
 
 @pytest.mark.one_backend

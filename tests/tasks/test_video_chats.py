@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 
 import keras_transformer as kt
-from keras_transformer.checkpoints.weights.safetensors_io import to_numpy
 from keras_transformer.generation import Rules
+from tests.compiled import outputs_of
 from tests.tasks import vision_chats
 from tests.tasks.test_vision_chats import arrays_of
 from tests.tasks.vision_chats import user
@@ -129,7 +129,7 @@ def options_of(model, theirs):
 def test_same_logits_in_one_batch(both):
     model, published, task = both
     arrays, mask = arrays_of(task, conversations())
-    found = to_numpy(task(arrays))
+    found = outputs_of(task, arrays)
     image = task.backbone.config.placeholder_id
     for i, conversation in enumerate(conversations()):
         theirs = published(conversation)
@@ -197,7 +197,7 @@ def test_texts_follow_a_long_video(both):
         expected = model(
             **options_of(model, theirs), position_ids=positions_of(theirs, steps)
         ).logits[0].numpy()  # fmt: skip
-    assert np.abs(to_numpy(task(arrays))[0] - expected).max() <= 1e-4
+    assert np.abs(outputs_of(task, arrays)[0] - expected).max() <= 1e-4
 
 
 def test_fit_and_shown(both, capsys):

@@ -12,6 +12,7 @@ from keras_transformer.data import as_conversations
 from keras_transformer.generation import Rules
 from keras_transformer.processors.image_files import image_size
 from keras_transformer.tasks.images import image_conversations
+from tests.compiled import outputs_of
 from tests.tasks import vision_chats
 from tests.tasks.vision_chats import conversations, user
 
@@ -49,7 +50,7 @@ def test_same_logits_in_one_batch(both):
     arrays, mask = arrays_of(task, conversations())
     # Three pictures, one of them given as two equal arrays, in eight places.
     assert len({image.tobytes() for image in arrays["encoder_images"]} - {b""}) <= 4
-    found = to_numpy(task(arrays))
+    found = outputs_of(task, arrays)
     for i, conversation in enumerate(conversations()):
         theirs = theirs_of(processor, conversation)
         assert theirs["input_ids"][0].tolist() == arrays["decoder_token_ids"][i][mask[i]].tolist()
@@ -64,7 +65,7 @@ def test_gemma3(tmp_path):
     model, processor = vision_chats.gemma3(tmp_path / "theirs")
     task = kt.ImageToText.from_preset(tmp_path / "theirs")
     arrays, mask = arrays_of(task, conversations())
-    found = to_numpy(task(arrays))
+    found = outputs_of(task, arrays)
     for i, conversation in enumerate(conversations()):
         theirs = theirs_of(processor, conversation)
         assert theirs["input_ids"][0].tolist() == arrays["decoder_token_ids"][i][mask[i]].tolist()
@@ -302,7 +303,7 @@ def test_rows_that_are_cut(both):
     with pytest.warns(UserWarning, match="longer than max_length=48 and were cut"):
         dataset = task.make_dataset(answered(), max_length=48, batch_size=4)
     for inputs, targets, weights in (dataset[i] for i in range(len(dataset))):
-        assert np.isfinite(to_numpy(task(inputs))).all()
+        assert np.isfinite(outputs_of(task, inputs)).all()
         assert (weights[targets == 4] == 0).all()
 
 

@@ -123,7 +123,8 @@ def resolve_preset(preset: str | os.PathLike) -> Preset:
     if isinstance(preset, Preset):
         return preset
     found = _find(preset)
-    for name in _FILES:  # check links here, since not every reader of these files does
+    # Links are checked here, since not every reader of these files does; the package has none.
+    for name in () if found.bundled else _FILES:
         found.file(name)
     return found
 
