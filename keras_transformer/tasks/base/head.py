@@ -108,7 +108,7 @@ class Head(Mapping):
     def __len__(self) -> int:
         return len(self._variables())
 
-    # Those of `Mapping` look up each path by itself, and each time Keras collects all variables.
+    # `Mapping` would look up each path by itself, for which Keras collects all variables anew.
 
     def items(self):
         return self._variables().items()
