@@ -181,7 +181,6 @@ def test_tokens_of_images_and_sound(both):
     assert np.abs(found[0] - expected).max() <= 1e-4
 
 
-@pytest.mark.each_backend
 def test_answers_are_theirs(both):
     """8 tokens of a batch, through the cache; a conversation alone; beams; an image by itself."""
     model, processor, task = both

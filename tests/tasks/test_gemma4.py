@@ -105,7 +105,6 @@ def test_same_states_of_images(both):
 
 
 @TWO_MODELS
-@pytest.mark.each_backend
 def test_answers_are_theirs(both):
     """12 tokens of a batch, through the cache; a conversation alone; beams."""
     model, processor, task = both

@@ -137,7 +137,6 @@ def test_same_features():
         assert len(processor.layout(given).states) == real[::4].sum()
 
 
-@pytest.mark.each_backend
 def test_answers_are_theirs(both):
     """8 tokens of a batch, through the cache; a conversation alone; beams."""
     model, processor, task = both

@@ -58,7 +58,6 @@ def detector(labels=LABELS, size=SIZE, stem=None, **decoder):
     )
 
 
-@pytest.mark.each_backend
 def test_a_detector_learns_boxes(tmp_path):
     images, objects = scenes(6)
     images[5], objects[5] = np.full((24, 32, 3), 120, "uint8"), {"boxes": [], "labels": []}
