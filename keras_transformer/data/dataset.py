@@ -219,6 +219,11 @@ class BucketedDataset(keras.utils.PyDataset):
         return len(self._lengths if self._packs is None else self._packs.row_lengths)
 
     @property
+    def most_rows(self) -> int:
+        """Largest number of rows that a batch may have."""
+        return max(self._batch_rows)
+
+    @property
     def tokens_per_epoch(self) -> int:
         """Number of positions in an epoch that are not padding, over both sides."""
         return int(self._lengths.sum())

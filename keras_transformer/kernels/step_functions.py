@@ -37,8 +37,7 @@ def make_train_function(model: keras.Model, make: Callable, force: bool) -> None
         return
     model.train_function = _step_as_graph(model, "train")
     if model.train_function is None:
-        with _as_keras_has_it(model):
-            make(force=True)
+        _make_as_keras(model, "train_function", make)
         if on("torch"):
             # The optimizer changes one weight after the other.
             model.train_function = _until_done(model.train_function)
@@ -50,8 +49,7 @@ def make_test_function(model: keras.Model, make: Callable, force: bool) -> None:
         return
     model.test_function = _step_as_graph(model, "test")
     if model.test_function is None and not on("jax"):
-        with _as_keras_has_it(model):
-            make(force=True)
+        _make_as_keras(model, "test_function", make)
     elif model.test_function is None:
         step = jax_steps.atomic_step(model, model.test_step, changed=(), groups=(0, 1, 3))
         model.test_function = model._make_function(step)
@@ -64,8 +62,7 @@ def make_predict_function(model: keras.Model, make: Callable, force: bool) -> No
         return
     model.predict_function = _step_as_graph(model, "predict")
     if model.predict_function is None and not on("jax"):
-        with _as_keras_has_it(model):
-            make(force=True)
+        _make_as_keras(model, "predict_function", make)
     elif model.predict_function is None:
 
         def predict_step(state, data):
@@ -153,6 +150,16 @@ class SlowSteps:
 
 
 SLOW_STEPS = SlowSteps()
+
+
+def _make_as_keras(model: keras.Model, name: str, make: Callable) -> None:
+    """Make a function by Keras's own method; on TensorFlow one for each size that must be known."""
+    rank = getattr(model, "known_sizes_from", None)
+    if on("tensorflow") and rank is not None and not model.run_eagerly:
+        setattr(model, name, tensorflow_steps.StepsOfSizes(model, name, make, rank))
+        return
+    with _as_keras_has_it(model):
+        make(force=True)
 
 
 @contextlib.contextmanager

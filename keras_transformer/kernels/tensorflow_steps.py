@@ -60,6 +60,56 @@ def behind_its_data(step: Callable) -> Callable:
     return whole
 
 
+class StepsOfSizes:
+    """Function of steps that Keras makes anew for each size of the images, videos or series.
+
+    The one that Keras makes is traced again with an open height once it meets a second one, and
+    stems compute grids and positions from sizes that are known.
+
+    Args:
+        model: the model.
+        name: attribute of the model that Keras sets to the function it makes.
+        make: Keras's method that makes it.
+        rank: inputs of at least this number of dimensions have known sizes, but for the rows.
+    """
+
+    def __init__(self, model: keras.Model, name: str, make: Callable, rank: int):
+        self._model, self._name, self._make, self._rank = model, name, make, rank
+        self._compiles = model.jit_compile
+        self._functions: dict[tuple, Callable] = {}
+
+    def __call__(self, data):
+        """Run the next steps of an iterator, or `predict` a list of batches."""
+        import tensorflow as tf
+
+        if isinstance(data, (list, tuple)):
+            return self._of(data)(data)
+        if isinstance(data, tf.distribute.DistributedIterator):
+            return self._of(())(data)
+        outputs = None
+        for _ in range(self._model.steps_per_execution):
+            batch = next(data, None)
+            if batch is None and outputs is None:
+                raise StopIteration
+            if batch is not None:
+                outputs = self._of(batch)(iter([batch]))
+        return outputs
+
+    def _of(self, data) -> Callable:
+        shapes = [array.shape for array in keras.tree.flatten(data) if hasattr(array, "shape")]
+        key = tuple(tuple(shape[1:]) for shape in shapes if len(shape) >= self._rank)
+        if key not in self._functions:
+            model = self._model
+            compiles, model.jit_compile = model.jit_compile, self._compiles
+            try:
+                self._make(force=True)
+                self._functions[key] = getattr(model, self._name)
+            finally:
+                model.jit_compile = compiles
+                setattr(model, self._name, self)
+        return self._functions[key]
+
+
 def reserve(model: keras.Model, name: str, data, is_batch: bool) -> None:
     """Reserve programs for the coming shapes, or switch off XLA if the limit is reached."""
     if name not in model._functions_without_xla:

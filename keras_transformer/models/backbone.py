@@ -478,6 +478,15 @@ class Backbone(Runtime):
         return {}
 
     @property
+    def known_sizes_from(self) -> int | None:
+        """Number of dimensions from which a trace must know the sizes of inputs, if there is one.
+
+        They are then those of images, videos or series; the number of rows may stay open.
+        """
+        found = [stem.known_sizes_from for stem, _ in self.sides.values()]
+        return min((rank for rank in found if rank is not None), default=None)
+
+    @property
     def stacks(self) -> list[Stack]:
         """The stacks of blocks, in the order of the forward pass."""
         return [stack for _, stack in self.sides.values()]

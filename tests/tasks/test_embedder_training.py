@@ -1,5 +1,7 @@
 """TextEmbedder learns from pairs, triplets and scores, a step as sentence-transformers makes it."""
 
+import sys
+
 import keras
 import numpy as np
 import pytest
@@ -74,6 +76,32 @@ def test_a_step_is_that_of_sentence_transformers(tmp_path, loss):
         for other in (before, values_of(after))
     )
     assert step > 2e-5 and error <= 0.02 * step
+
+
+@pytest.mark.each_backend
+def test_rows_of_more_texts_and_larger_batches_in_parts(monkeypatch):
+    """One model for each in turn, though TensorFlow leaves both open once they differ."""
+    parts, module = [], "keras_transformer.tasks.text.text_embedder"
+    counted = sys.modules[module].recomputed
+    monkeypatch.setattr(
+        f"{module}.recomputed", lambda *given: parts.append(given) or counted(*given)
+    )
+    task = embedder()
+    texts = [list(ENGLISH), [f"{text} nie" for text in ENGLISH], ENGLISH[1:] + ENGLISH[:1]]
+    losses = []
+    for mini_batch_size in (None, 2):
+        task.set_weights(embedder().get_weights())
+        loss = CachedMultipleNegativesRankingLoss(mini_batch_size=mini_batch_size or 9)
+        task.compile(keras.optimizers.SGD(0.5), loss)
+        losses.append([])
+        for count, rows in ((2, 3), (3, 3), (3, 4)):
+            given = tuple(part[:rows] for part in texts[:count])
+            history = task.fit(given, batch_size=rows, epochs=2, seed=0, verbose=0).history
+            losses[-1] += [*history["loss"], task.evaluate(given, verbose=0)]
+            assert task.predict(given, verbose=0).shape == (rows, count, 16)
+        assert bool(parts) == bool(mini_batch_size)
+    np.testing.assert_allclose(*losses, rtol=1e-3)
+    assert all(given[2][0]["token_ids"].shape[1] in (2, 3) for given in parts)
 
 
 @pytest.mark.each_backend

@@ -8,6 +8,7 @@ import pytest
 from PIL import Image
 
 import keras_transformer as kt
+from keras_transformer.checkpoints.weights.safetensors_io import to_numpy
 from keras_transformer.support.warned import forget_warnings
 from tests.tasks import images
 from tests.tasks.images import LABELS, classifier, pictures
@@ -121,6 +122,22 @@ def test_keras_augmentation():
     layers = [keras.layers.RandomFlip("horizontal"), keras.layers.RandomTranslation(0.1, 0.1)]
     task.compile(keras.optimizers.Adam(1e-3), augmentation=layers)
     task.fit(*pictures(), verbose=0)
+
+
+@pytest.mark.each_backend
+def test_arrays_of_other_sizes_in_turn():
+    """Each is seen whole: TensorFlow's traces would leave heights and widths open."""
+    task, random = classifier(), np.random.default_rng(0)
+    for size in ((12, 16), (16, 16), (24, 32), (12, 16)):
+        images = random.random((3, *size, 3), "float32")
+        expected = to_numpy(task({"images": images}))
+        found = task.predict({"images": images}, batch_size=2, verbose=0)
+        np.testing.assert_allclose(found, expected, atol=1e-5)
+        labels = np.array([0, 1, 1])
+        loss = task.evaluate({"images": images}, labels, verbose=0, return_dict=True)["loss"]
+        assert loss == pytest.approx(float(task.loss(labels, expected)), rel=1e-4)
+        assert np.isfinite(task.train_on_batch({"images": images}, labels)).all()
+        assert np.isfinite(task.fit({"images": images}, labels, verbose=0).history["loss"][0])
 
 
 @pytest.mark.each_backend

@@ -189,6 +189,29 @@ def test_a_decoder_of_queries_learns_boxes(tmp_path):
 
 
 @pytest.mark.each_backend
+def test_images_of_other_sizes_in_turn():
+    """In one data set, and one call after the other."""
+    task = query_detector(size={"shortest_edge": 24})
+    images, objects = scenes(3)
+    images = [np.pad(x, ((0, 0), (0, 8 * i), (0, 0))) for i, x in enumerate(images)]
+    for image in images:
+        x = task.make_dataset([image])[0][0]
+        found = task.detect(image, threshold=0.0)
+        best = keras.ops.softmax(task(x)[0, :, 4:], axis=-1)[:, :-1]
+        assert sorted(found.scores) == pytest.approx(
+            sorted(keras.ops.convert_to_numpy(keras.ops.max(best, axis=-1))), abs=1e-4
+        )
+    alone = [
+        task.evaluate([image], [of], verbose=0) for image, of in zip(images, objects, strict=True)
+    ]
+    assert task.evaluate(images, objects, batch_size=1, verbose=0) == pytest.approx(
+        np.mean(alone), rel=1e-4
+    )
+    losses = task.fit(images, objects, batch_size=1, epochs=2, verbose=0).history["loss"]
+    assert np.isfinite(losses).all()
+
+
+@pytest.mark.each_backend
 def test_each_layer_of_a_decoder_learns(tmp_path):
     """`fit` sums the losses of all layers, `evaluate` has that of the last one."""
     keras.utils.set_random_seed(0)

@@ -137,6 +137,22 @@ def test_training_brings_queries_nearer_to_their_pages(both):
     assert to_numpy(task.predict(retrievers.pages(), verbose=0)).shape[-1] == 6
 
 
+@pytest.mark.each_backend
+def test_queries_of_other_lengths_in_turn(tmp_path):
+    """Their vectors stand beside those of the pages, of which there may be more or fewer."""
+    retrievers.MAKERS["colpali"](tmp_path)
+    task, pages = kt.PageEmbedder.from_preset(tmp_path), retrievers.pages()
+    losses = [task.evaluate((pages[:2], q), verbose=0) for q in (QUERIES[:2], QUERIES[1:])]
+    for queries, before in zip((QUERIES[:2], QUERIES[1:]), losses, strict=True):
+        pair = [task.encode(pages[:2]), task.encode_texts(queries)]
+        scores = torch.tensor(task.similarity(*pair[::-1]))
+        expected = torch.nn.functional.cross_entropy(scores, torch.arange(2))
+        assert abs(before - float(expected)) <= 1e-4
+    for queries in (QUERIES[:2], QUERIES[1:]):
+        history = task.fit((pages[:2], queries), batch_size=2, verbose=0).history
+        assert np.isfinite(history["loss"]).all()
+
+
 @pytest.mark.one_backend
 def test_what_is_wrong_is_said(both):
     task, pages = both[2], retrievers.pages()

@@ -23,6 +23,8 @@ class ImageStem(PositionedStem):
         **kwargs: as in `keras.layers.Layer`.
     """
 
+    known_sizes_from = 4
+
     @property
     def inputs(self):
         channels = self.config.stem.num_channels

@@ -60,6 +60,8 @@ class SeriesStem(PositionedStem):
                 self.patches = Dense(width, use_bias=config.stem.use_bias, **options)
         self.make_rest(initializer)
 
+    known_sizes_from = 2
+
     @property
     def inputs(self):
         stem = self.config.stem

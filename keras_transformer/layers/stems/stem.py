@@ -1,6 +1,6 @@
 """Stems turn named inputs into states: their base classes, and the stem of text."""
 
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import keras
 from keras import ops
@@ -108,6 +108,9 @@ class Stem(SavesArguments, keras.layers.Layer):
     Args:
         **kwargs: as in `keras.layers.Layer`.
     """
+
+    # Its inputs of this many dimensions or more have sizes that a trace must know: 4 for images.
+    known_sizes_from: ClassVar[int | None] = None
 
     @property
     def inputs(self) -> tuple[Input, ...]:

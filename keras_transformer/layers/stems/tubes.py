@@ -32,6 +32,8 @@ class TubeStem(PositionedStem):
     embedding"; without a token: Tong et al. 2022, "VideoMAE", section 3.
     """
 
+    known_sizes_from = 4
+
     def __init__(self, config: TransformerConfig, initializer=None, **kwargs):
         super().__init__(config, initializer, **kwargs)
         stem = config.stem

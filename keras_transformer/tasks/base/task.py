@@ -177,6 +177,11 @@ class Task(Runtime):
             )
 
     @property
+    def known_sizes_from(self) -> int | None:
+        """See `Backbone.known_sizes_from`."""
+        return getattr(self.backbone, "known_sizes_from", None)
+
+    @property
     def tokenizer(self) -> Tokenizer | None:
         """The tokenizer of the processor, or None."""
         return getattr(self.processor, "tokenizer", None)

@@ -231,11 +231,9 @@ class PageEmbedder(Task):
             return found
         pages, *collected = found if collect else (found,)
         queries = super().call(self._of_queries(inputs), training=training)
-        length = max(queries.shape[1], pages.shape[1])
-        both = [
-            ops.pad(each, [(0, 0), (0, length - each.shape[1]), (0, 0)])
-            for each in (queries, pages)
-        ]
+        # Each behind the other's zeros, as long as both: what is zero is no token.
+        zeros = [ops.zeros_like(each) for each in (pages, queries)]
+        both = [ops.concatenate(pair, axis=1) for pair in zip((queries, pages), zeros, strict=True)]
         vectors = ops.stack(both, axis=1)
         return (vectors, *collected) if collect else vectors
 

@@ -282,6 +282,8 @@ class TextEmbedder(Task):
         self.default_prompt_name = default_prompt_name
         self.default_prompt = self._prompt_named(default_prompt_name)
         self.include_prompt = check_bool("include_prompt", include_prompt)
+        # What each step was last made for: the texts of a row, and the most rows of a batch.
+        self._made_for: dict[str, tuple[int, int | None]] = {}
         self.set_head(
             pooling=pooling,
             normalize=normalize,
@@ -321,9 +323,11 @@ class TextEmbedder(Task):
         return {n: a for n, a in inputs.items() if a is not None} if _is_deep(inputs) else named
 
     def call(self, inputs, collect: tuple[str, ...] = (), training: bool = False):
-        size = getattr(self.loss, "mini_batch_size", None)
-        rows = inputs["token_ids"].shape[0] if _is_deep(inputs) else None
-        if training and size and not collect and (rows or 0) > size:
+        size, rows = self._mini_batch_size, None
+        if training and size and not collect and _is_deep(inputs):
+            # TensorFlow leaves the rows open in `fit`: parts beyond those of a batch are empty.
+            rows = inputs["token_ids"].shape[0] or self._made_for.get("train", (0, None))[1]
+        if (rows or 0) > (size or 0):
             parts = [
                 {name: array[start : start + size] for name, array in inputs.items()}
                 for start in range(0, rows, size)
@@ -332,6 +336,22 @@ class TextEmbedder(Task):
             vectors = [recomputed(self, self._embed, (part, (), training), {})() for part in parts]
             return ops.concatenate(vectors)
         return self._embed(inputs, collect, training)
+
+    @property
+    def _mini_batch_size(self) -> int | None:
+        return getattr(self.loss, "mini_batch_size", None)
+
+    def _expect(self, step: str, data, is_batch: bool = False) -> None:
+        """Make a step anew for another number of texts a row, or of rows in parts.
+
+        Steps need both as plain numbers, and TensorFlow would reuse a trace and leave them open.
+        """
+        if (found := _texts_and_rows(data, is_batch)) is not None:
+            found = found if self._mini_batch_size else (found[0], None)
+            if self._made_for.get(step, found) != found:
+                setattr(self, f"{step}_function", None)
+            self._made_for[step] = found
+        super()._expect(step, data, is_batch)
 
     def _embed(self, inputs, collect: tuple[str, ...], training: bool):
         found = super().call(flat(inputs), collect, training)
@@ -634,6 +654,17 @@ class TextEmbedder(Task):
                 row = row[len(start) : len(row) - len(end)] or row
             found.append([*start, *inner, *row[:room], *end])
         return found
+
+
+def _texts_and_rows(data, is_batch: bool) -> tuple[int, int | None] | None:
+    """Return the texts of a row and the most rows of a batch, None if there are no such rows."""
+    batch, most = data, None
+    if isinstance(data, BucketedDataset):
+        batch, most = next(data.examples_of_shapes())[0], data.most_rows
+    if not isinstance(batch, Mapping) or not _is_deep(batch):
+        return None
+    rows, texts, _ = batch["token_ids"].shape
+    return texts, rows if is_batch else most
 
 
 def _is_deep(inputs: Mapping[str, Any]) -> bool:

@@ -159,7 +159,7 @@ class MultipleNegativesRankingLoss(EmbeddingLoss):
         self.scale = check_number("scale", scale, above=0)
 
     def of_units(self, units, scores, weights):
-        texts, *shape = units.shape[1:]
+        texts, shape = units.shape[1], ops.shape(units)[2:]
         candidates = ops.reshape(ops.swapaxes(units[:, 1:], 0, 1), (-1, *shape))
         if len(shape) == 1:
             cosines = ops.matmul(units[:, 0], ops.transpose(candidates))
