@@ -40,6 +40,16 @@ def test_learns_predicts_and_is_saved(options, tmp_path):
         assert np.abs(again.predict(x, verbose=0) - logits).max() <= 1e-5
 
 
+@pytest.mark.each_backend
+def test_arrays_of_other_sizes_in_turn():
+    """Each is seen whole: TensorFlow's traces would leave heights and widths open."""
+    task, random = classifier(), np.random.default_rng(0)
+    for size in ((4, 8, 12), (4, 12, 12), (8, 12, 16)):
+        given = {"videos": random.random((2, *size, 3), "float32")}
+        expected = keras.ops.convert_to_numpy(task(given))
+        assert np.abs(task.predict(given, verbose=0) - expected).max() <= 1e-5
+
+
 @pytest.mark.one_backend
 def test_what_a_user_has(tmp_path):
     """Files, a folder by class, bytes, an array, a column of a data frame, other lengths."""
