@@ -14,6 +14,9 @@ from keras_transformer.kernels.programs import PROGRAMS
 
 # Assumed number of shapes if they are unknown: whole batches and the last one.
 _UNKNOWN_SHAPES = 2
+# A step has a function for each of so many sizes. Each keeps tens of megabytes, so that all further
+# sizes are computed operation by operation, which is slower.
+MOST_SIZES = 30
 
 
 def symbolic_build(model: keras.Model, build: Callable, iterator=None, data_batch=None) -> None:
@@ -76,7 +79,7 @@ class StepsOfSizes:
     def __init__(self, model: keras.Model, name: str, make: Callable, rank: int):
         self._model, self._name, self._make, self._rank = model, name, make, rank
         self._compiles = model.jit_compile
-        self._functions: dict[tuple, Callable] = {}
+        self._functions: dict[tuple | None, Callable] = {}
 
     def __call__(self, data):
         """Run the next steps of an iterator, or `predict` a list of batches."""
@@ -98,14 +101,17 @@ class StepsOfSizes:
     def _of(self, data) -> Callable:
         shapes = [array.shape for array in keras.tree.flatten(data) if hasattr(array, "shape")]
         key = tuple(tuple(shape[1:]) for shape in shapes if len(shape) >= self._rank)
+        if key not in self._functions and len(self._functions) >= MOST_SIZES:
+            key = None
         if key not in self._functions:
             model = self._model
-            compiles, model.jit_compile = model.jit_compile, self._compiles
+            before = model.jit_compile, model.run_eagerly
+            model.jit_compile, model.run_eagerly = self._compiles and key is not None, key is None
             try:
                 self._make(force=True)
                 self._functions[key] = getattr(model, self._name)
             finally:
-                model.jit_compile = compiles
+                model.jit_compile, model.run_eagerly = before
                 setattr(model, self._name, self)
         return self._functions[key]
 
