@@ -14,7 +14,7 @@ from keras_transformer.kernels.programs import PROGRAMS
 
 # Assumed number of shapes if they are unknown: whole batches and the last one.
 _UNKNOWN_SHAPES = 2
-# Largest number of functions that a step keeps, one for each size, of tens of megabytes each. Further
+# Largest number of functions that a step keeps, one for each size, tens of megabytes each. Further
 # sizes are computed operation by operation, which is slower.
 MOST_SIZES = 30
 
