@@ -481,7 +481,7 @@ class Backbone(Runtime):
     def known_sizes_from(self) -> int | None:
         """Number of dimensions from which a trace must know the sizes of inputs, if there is one.
 
-        They are then those of images, videos or series; the number of rows may stay open.
+        Such inputs are images, videos or series. The number of rows may stay open.
         """
         found = [stem.known_sizes_from for stem, _ in self.sides.values()]
         return min((rank for rank in found if rank is not None), default=None)

@@ -231,7 +231,7 @@ class PageEmbedder(Task):
             return found
         pages, *collected = found if collect else (found,)
         queries = super().call(self._of_queries(inputs), training=training)
-        # Each behind the other's zeros, as long as both: what is zero is no token.
+        # Pad both with zeros to the sum of their lengths: a vector of zeros is not a token.
         zeros = [ops.zeros_like(each) for each in (pages, queries)]
         both = [ops.concatenate(pair, axis=1) for pair in zip((queries, pages), zeros, strict=True)]
         vectors = ops.stack(both, axis=1)

@@ -325,7 +325,8 @@ class TextEmbedder(Task):
     def call(self, inputs, collect: tuple[str, ...] = (), training: bool = False):
         size, rows = self._mini_batch_size, None
         if training and size and not collect and _is_deep(inputs):
-            # TensorFlow leaves the rows open in `fit`: parts beyond those of a batch are empty.
+            # In `fit` TensorFlow does not know the number of rows. The largest possible number is
+            # taken, and the last parts of a smaller batch are empty.
             rows = inputs["token_ids"].shape[0] or self._made_for.get("train", (0, None))[1]
         if (rows or 0) > (size or 0):
             parts = [
